@@ -1,0 +1,1 @@
+//! Conformance cases, differential tests and drills for any Statehouse store.

@@ -1,0 +1,1 @@
+//! Statehouse on PostgreSQL.

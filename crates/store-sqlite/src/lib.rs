@@ -1,0 +1,1 @@
+//! Statehouse on an embedded SQLite file.

@@ -1,0 +1,146 @@
+//! The only place where a clock is read.
+//!
+//! Everything else takes a [`Clock`], so that a test or a simulation can own time.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+
+use crate::time::Time;
+
+/// A source of time.
+#[async_trait]
+pub trait Clock: Send + Sync + fmt::Debug {
+    /// What time it is.
+    fn now(&self) -> Time;
+
+    /// Returns when this much time has passed on this clock.
+    async fn sleep(&self, span: Duration);
+}
+
+/// The machine's clock.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+#[async_trait]
+impl Clock for SystemClock {
+    #[expect(clippy::disallowed_methods, reason = "this is the clock module")]
+    fn now(&self) -> Time {
+        let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Time::from_micros(0).plus(since_epoch.unwrap_or_default())
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "this is the clock module")]
+    async fn sleep(&self, span: Duration) {
+        tokio::time::sleep(span).await;
+    }
+}
+
+/// A clock that moves only when it is told to. Clones share one time.
+#[derive(Clone, Debug)]
+pub struct ManualClock {
+    time: watch::Sender<Time>,
+}
+
+impl ManualClock {
+    /// A clock that stands at this time.
+    pub fn at(time: Time) -> ManualClock {
+        ManualClock { time: watch::Sender::new(time) }
+    }
+
+    /// Moves the clock forward and wakes whoever slept until then.
+    pub fn advance(&self, span: Duration) {
+        self.time.send_modify(|time| *time = time.plus(span));
+    }
+
+    /// Sets the clock, backward too.
+    pub fn set(&self, time: Time) {
+        self.time.send_replace(time);
+    }
+}
+
+#[async_trait]
+impl Clock for ManualClock {
+    fn now(&self) -> Time {
+        *self.time.borrow()
+    }
+
+    async fn sleep(&self, span: Duration) {
+        let until = self.now().plus(span);
+        // The sender lives as long as `self`, so waiting cannot fail.
+        let _ = self.time.subscribe().wait_for(|time| *time >= until).await;
+    }
+}
+
+/// A span of monotonic time, for measurements that no decision rests on.
+#[derive(Clone, Copy, Debug)]
+pub struct Stopwatch(std::time::Instant);
+
+impl Stopwatch {
+    /// Starts measuring.
+    #[expect(clippy::disallowed_methods, reason = "this is the clock module")]
+    pub fn start() -> Stopwatch {
+        Stopwatch(std::time::Instant::now())
+    }
+
+    /// The time since the start.
+    pub fn elapsed(&self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
+/// Another clock moved by a fixed offset that can be changed: a machine whose time is wrong.
+#[derive(Debug, Clone)]
+pub struct SkewedClock {
+    inner: Arc<dyn Clock>,
+    offset_micros: Arc<Mutex<i64>>,
+}
+
+impl SkewedClock {
+    /// A clock that agrees with `inner` until it is skewed.
+    pub fn over(inner: Arc<dyn Clock>) -> SkewedClock {
+        SkewedClock { inner, offset_micros: Arc::default() }
+    }
+
+    /// Makes this clock differ from the inner one by so many microseconds.
+    pub fn skew(&self, micros: i64) {
+        *self.offset_micros.lock().unwrap_or_else(PoisonError::into_inner) = micros;
+    }
+}
+
+#[async_trait]
+impl Clock for SkewedClock {
+    fn now(&self) -> Time {
+        let offset = *self.offset_micros.lock().unwrap_or_else(PoisonError::into_inner);
+        crate::eval::now_moved(self.inner.now(), offset)
+    }
+
+    async fn sleep(&self, span: Duration) {
+        self.inner.sleep(span).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_manual_clock_wakes_sleepers_in_time_only() {
+        let clock = ManualClock::at(Time::from_micros(0));
+        let sleeper = tokio::spawn({
+            let clock = clock.clone();
+            async move { clock.sleep(Duration::from_secs(2)).await }
+        });
+        tokio::task::yield_now().await;
+        clock.advance(Duration::from_secs(1));
+        tokio::task::yield_now().await;
+        assert!(!sleeper.is_finished());
+        clock.advance(Duration::from_secs(1));
+        sleeper.await.unwrap();
+    }
+}

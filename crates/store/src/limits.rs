@@ -1,0 +1,135 @@
+//! The limits of a plan: the weakest engine's law, on all of them.
+//!
+//! What can be known when a plan is built is refused then, with names and numbers ([`PlanError::Limit`]). A row
+//! that grows by a write over what was stored before is known only at commit; that is
+//! [`StoreError::LimitExceeded`], and nothing is written.
+
+use crate::error::{PlanError, StoreError};
+use crate::log::Event;
+use crate::row::Row;
+use crate::table::{Index, Table};
+use crate::value::Value;
+
+/// Operations in one plan: its steps, and one more for the log entry. (DynamoDB: 100 actions.)
+pub const PLAN_OPERATIONS_MAX: usize = 100;
+/// Bytes in one plan: the rows that it writes and its log entry. (DynamoDB: 4 MB.)
+pub const PLAN_BYTES_MAX: usize = 4_000_000;
+/// Bytes in one row, or one log record, as the heaviest engine counts them. (DynamoDB: 400 KB.)
+pub const ROW_BYTES_MAX: usize = 400_000;
+/// Bytes in the partition part of a key or index, the tenant included. (DynamoDB: 2,048 when encoded.)
+pub const PARTITION_KEY_BYTES_MAX: usize = 1_000;
+/// Bytes in the sort part of a key; for an index its own sort columns and the row's key together. (DynamoDB: 1,024.)
+pub const SORT_KEY_BYTES_MAX: usize = 500;
+/// Bytes in a tenant's name.
+pub const TENANT_BYTES_MAX: usize = 64;
+/// Bytes in an operation id, a resource name, a subject's key or an event's name.
+pub const NAME_BYTES_MAX: usize = 256;
+/// Rows or records in one page.
+pub const PAGE_MAX: usize = 1_000;
+/// Values in one `in` list. (DynamoDB: 100 operands.)
+pub const IN_VALUES_MAX: usize = 100;
+/// Leaves in one guard. (DynamoDB: an expression of 4 KB and 300 operators.)
+pub const GUARD_LEAVES_MAX: usize = 50;
+
+/// What a value weighs as a part of a key. Octets may be written in hexadecimal there.
+fn key_weight(value: &Value) -> usize {
+    match value {
+        Value::Bytes(bytes) => bytes.len() * 2,
+        other => other.weight(),
+    }
+}
+
+fn parts_weight<'v>(values: impl Iterator<Item = &'v Value>) -> usize {
+    values.map(|value| key_weight(value) + 1).sum()
+}
+
+/// Checks the size of a row's key.
+pub(crate) fn check_key(table: &Table, tenant: &str, key: &[Value]) -> Result<(), PlanError> {
+    let (partition, sort) = key.split_at(table.partition_columns().len().min(key.len()));
+    let checks = [
+        ("partition key", tenant.len() + parts_weight(partition.iter()), PARTITION_KEY_BYTES_MAX),
+        ("sort key", parts_weight(sort.iter()), SORT_KEY_BYTES_MAX),
+    ];
+    for (part, actual, limit) in checks {
+        if actual > limit {
+            return Err(PlanError::Limit { what: format!("bytes in the {part} of {table}"), limit, actual });
+        }
+    }
+    Ok(())
+}
+
+/// The two weights of a row's entry in an index; `None` while the row does not stand in it.
+fn index_weights(row: &Row, index: &Index) -> Option<(usize, usize)> {
+    let set = |names: &[String]| {
+        names.iter().map(|name| row.get(name).filter(|value| !value.is_null())).collect::<Option<Vec<_>>>()
+    };
+    let (partition, sort) = (set(&index.partition)?, set(&index.sort)?);
+    let partition = row.tenant().as_str().len() + parts_weight(partition.into_iter());
+    let sort = parts_weight(sort.into_iter()) + parts_weight(row.key().iter());
+    Some((partition, sort))
+}
+
+/// What a row weighs on the heaviest engine: names and values, and the keys once more for the table and each index.
+pub fn row_weight(row: &Row) -> usize {
+    let named = row.table().columns().iter().zip(row.values());
+    let values: usize =
+        named.filter(|(_, v)| !v.is_null()).map(|(column, value)| column.name.len() + value.weight()).sum();
+    let key = row.tenant().as_str().len() + parts_weight(row.key().iter());
+    let entries: usize = row
+        .table()
+        .indexes()
+        .iter()
+        .filter_map(|index| {
+            index_weights(row, index).map(|(partition, sort)| partition + sort + 2 * index.name.len())
+        })
+        .sum();
+    // 100 covers the fixed part: tenant, version, the names of the key attributes.
+    values + key + entries + 100
+}
+
+/// Checks a row as it would be stored.
+pub fn check_row(row: &Row) -> Result<usize, StoreError> {
+    let exceeded = |what: String, limit, actual| Err(StoreError::LimitExceeded { what, limit, actual });
+    for index in row.table().indexes() {
+        if let Some((partition, sort)) = index_weights(row, index) {
+            if partition > PARTITION_KEY_BYTES_MAX {
+                let what = format!("the partition part of index {} for the row {row}", index.name);
+                return exceeded(what, PARTITION_KEY_BYTES_MAX, partition);
+            }
+            if sort > SORT_KEY_BYTES_MAX {
+                let what = format!("the sort part of index {} for the row {row}", index.name);
+                return exceeded(what, SORT_KEY_BYTES_MAX, sort);
+            }
+        }
+    }
+    let weight = row_weight(row);
+    if weight > ROW_BYTES_MAX {
+        return exceeded(format!("the row {row}"), ROW_BYTES_MAX, weight);
+    }
+    Ok(weight)
+}
+
+/// Checks a log record as it would be stored.
+pub fn check_record(operation: &str, events: &[Event]) -> Result<usize, StoreError> {
+    let weight = record_weight(events);
+    if weight > ROW_BYTES_MAX {
+        let what = format!("the log record of operation {operation}");
+        return Err(StoreError::LimitExceeded { what, limit: ROW_BYTES_MAX, actual: weight });
+    }
+    Ok(weight)
+}
+
+fn record_weight(events: &[Event]) -> usize {
+    // The fixed part of a record is bounded by the limits of its names.
+    let fixed = 4 * NAME_BYTES_MAX + TENANT_BYTES_MAX + 100;
+    fixed + events.iter().map(|e| e.name.len() + Value::Json(e.data.clone()).weight() + 20).sum::<usize>()
+}
+
+/// Checks what a whole plan writes.
+pub fn check_plan_bytes(operation: &str, bytes: usize) -> Result<(), StoreError> {
+    if bytes > PLAN_BYTES_MAX {
+        let what = format!("the plan of operation {operation}");
+        return Err(StoreError::LimitExceeded { what, limit: PLAN_BYTES_MAX, actual: bytes });
+    }
+    Ok(())
+}

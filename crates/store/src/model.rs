@@ -1,0 +1,444 @@
+//! The model store: the contract in its simplest form, in memory. The reference that every engine is held to.
+//!
+//! A lock around maps, and [`crate::eval::decide`]. Rows are kept in the order of their keys by comparing values, not
+//! by any encoding of them; the log is a list for each partition.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+
+use crate::clock::{Clock, SystemClock};
+use crate::error::StoreError;
+use crate::eval::{self, Decision};
+use crate::limits::PAGE_MAX;
+use crate::log::{LogPage, Position, Record, partition_of};
+use crate::migration::{Change, Difference, Migrate, differences, keep_surplus};
+use crate::outcome::{Applied, Commit, Resolution};
+use crate::plan::{Plan, Verb};
+use crate::read::{Consistency, Direction, Page, Query, Scan};
+use crate::row::{Address, Row, Tenant};
+use crate::store::{Explanation, Request, Store};
+use crate::table::{Schema, Table};
+use crate::value::Value;
+
+/// Partitions of a log, unless the store is told otherwise.
+pub const PARTITIONS: u32 = 16;
+
+/// A store in memory. Clones share one content; it is gone with the last of them.
+#[derive(Clone)]
+pub struct ModelStore {
+    clock: Arc<dyn Clock>,
+    content: Arc<Mutex<Content>>,
+    heads: watch::Sender<Vec<u64>>,
+}
+
+#[derive(Default)]
+struct Content {
+    schema: Schema,
+    /// By table, tenant and key.
+    rows: BTreeMap<String, BTreeMap<Place, Row>>,
+    partitions: Vec<Partition>,
+    /// By tenant and operation id: where the record stands.
+    operations: HashMap<(Tenant, String), Position>,
+    closed: bool,
+}
+
+#[derive(Default)]
+struct Partition {
+    records: Vec<Record>,
+    /// How many records were forgotten.
+    trimmed: u64,
+}
+
+/// Where a row stands in its table's order.
+#[derive(Clone, Debug, PartialEq)]
+struct Place {
+    tenant: Tenant,
+    key: Vec<Value>,
+}
+
+impl Eq for Place {}
+impl PartialOrd for Place {
+    fn partial_cmp(&self, other: &Place) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Place {
+    fn cmp(&self, other: &Place) -> Ordering {
+        self.tenant.cmp(&other.tenant).then_with(|| compare_values(&self.key, &other.key))
+    }
+}
+
+/// The order of two lists of values that are not null and have the same types.
+fn compare_values<'a>(
+    left: impl IntoIterator<Item = &'a Value>,
+    right: impl IntoIterator<Item = &'a Value>,
+) -> Ordering {
+    let pairs = left.into_iter().zip(right);
+    pairs.map(|(a, b)| a.compare(b).unwrap_or(Ordering::Equal)).find(|o| o.is_ne()).unwrap_or(Ordering::Equal)
+}
+
+impl ModelStore {
+    /// An empty store on the machine's clock.
+    pub fn new() -> ModelStore {
+        ModelStore::with(Arc::new(SystemClock), PARTITIONS)
+    }
+
+    /// An empty store on a clock, with a number of log partitions.
+    pub fn with(clock: Arc<dyn Clock>, partitions: u32) -> ModelStore {
+        let count = usize::try_from(partitions).unwrap_or(1).max(1);
+        let content = Content {
+            partitions: std::iter::repeat_with(Partition::default).take(count).collect(),
+            ..Content::default()
+        };
+        let heads = watch::Sender::new(vec![0; count]);
+        ModelStore { clock, content: Arc::new(Mutex::new(content)), heads }
+    }
+
+    /// The same content after its process has gone and come back: nothing that was acknowledged is missing.
+    pub fn reopened(&self) -> ModelStore {
+        self.lock().closed = false;
+        self.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Content> {
+        self.content.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open(&self) -> Result<MutexGuard<'_, Content>, StoreError> {
+        let content = self.lock();
+        if content.closed { Err(StoreError::unavailable("the store was closed")) } else { Ok(content) }
+    }
+
+    fn publish_heads(&self, content: &Content) {
+        let heads = content.partitions.iter().map(Partition::head).collect();
+        self.heads.send_replace(heads);
+    }
+}
+
+impl Default for ModelStore {
+    fn default() -> ModelStore {
+        ModelStore::new()
+    }
+}
+
+impl fmt::Debug for ModelStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ModelStore")
+    }
+}
+
+impl Partition {
+    fn head(&self) -> u64 {
+        self.trimmed + self.records.len() as u64
+    }
+}
+
+impl Content {
+    fn table(&self, table: &Table) -> Result<&BTreeMap<Place, Row>, StoreError> {
+        self.rows.get(table.name()).ok_or_else(|| StoreError::no_table(table.name()))
+    }
+
+    fn row(&self, address: &Address) -> Result<Option<Row>, StoreError> {
+        let place = Place { tenant: address.tenant().clone(), key: address.key().to_vec() };
+        Ok(self.table(address.table())?.get(&place).cloned())
+    }
+
+    fn recorded(&self, tenant: &Tenant, operation: &str) -> Option<Record> {
+        let position = self.operations.get(&(tenant.clone(), operation.to_owned()))?;
+        let partition = self.partitions.get(usize::try_from(position.partition).ok()?)?;
+        let place = usize::try_from(position.offset.checked_sub(partition.trimmed + 1)?).ok()?;
+        partition.records.get(place).cloned()
+    }
+
+    /// Appends a record and gives it its position.
+    fn append(&mut self, mut record: Record, number: u32) -> Record {
+        if let Some(partition) = self.partitions.get_mut(number as usize) {
+            let position = Position { partition: number, offset: partition.head() + 1 };
+            record.position = Some(position);
+            partition.records.push(record.clone());
+            self.operations.insert((record.tenant.clone(), record.operation.clone()), position);
+        }
+        record
+    }
+
+    fn write(&mut self, plan: &Plan, rows: &[Option<Row>]) {
+        for (step, result) in plan.steps().iter().zip(rows) {
+            let Some(table) = self.rows.get_mut(step.table.name()) else { continue };
+            let place = Place { tenant: plan.tenant().clone(), key: step.key.clone() };
+            match (step.verb, result) {
+                (Verb::Put, Some(row)) => drop(table.insert(place, row.clone())),
+                (Verb::Delete, _) => drop(table.remove(&place)),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Store for ModelStore {
+    fn engine(&self) -> &'static str {
+        "model"
+    }
+
+    fn partitions(&self) -> u32 {
+        u32::try_from(self.lock().partitions.len()).unwrap_or(1)
+    }
+
+    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
+        let mut content = self.open()?;
+        let mut changes: Vec<Change> = differences(&content.schema, schema)?
+            .into_iter()
+            .map(|(table, difference)| Change { table, difference, statements: Vec::new() })
+            .collect();
+        if how == Migrate::Show {
+            return Ok(changes);
+        }
+        let mut tables: BTreeMap<String, Arc<Table>> =
+            schema.tables().map(|table| (table.name().to_owned(), table.clone())).collect();
+        if how == Migrate::Apply {
+            changes.retain(|change| !change.removes());
+            for old in content.schema.tables() {
+                let kept = match schema.table(old.name()) {
+                    Some(new) => keep_surplus(old, new)?,
+                    None => old.clone(),
+                };
+                tables.insert(old.name().to_owned(), kept);
+            }
+        }
+        for change in &changes {
+            if change.difference == Difference::DropTable {
+                content.rows.remove(change.table.name());
+            }
+        }
+        for (name, table) in &tables {
+            let rows = content.rows.entry(name.clone()).or_default();
+            for row in rows.values_mut() {
+                let columns = table.columns().iter();
+                let values = columns.map(|column| match row.get(&column.name) {
+                    Some(value) => value.clone(),
+                    None => column.default.clone().unwrap_or(Value::Null),
+                });
+                *row = Row::new(table.clone(), row.tenant().clone(), values.collect(), row.version());
+            }
+        }
+        content.schema =
+            Schema::new(tables.into_values()).map_err(|error| StoreError::schema(error.table, error.why))?;
+        Ok(changes)
+    }
+
+    async fn commit(&self, plan: &Plan) -> Result<Commit, StoreError> {
+        let mut content = self.open()?;
+        if plan.entry().is_some()
+            && let Some(record) = content.recorded(plan.tenant(), plan.operation())
+        {
+            return Ok(Commit::of_record(record));
+        }
+        let now = self.clock.now();
+        let current: Vec<Option<Row>> = plan
+            .addresses()
+            .map(|address| Ok(content.row(&address)?.map(|row| seen_as(row, address.table()))))
+            .collect::<Result<_, StoreError>>()?;
+        let effect = match eval::decide(plan, now, &current)? {
+            Decision::Refuse(refused) => return Ok(Commit::Refused(refused)),
+            Decision::Apply(effect) => effect,
+        };
+        let stored: Vec<Option<Row>> = plan
+            .addresses()
+            .zip(&effect.rows)
+            .map(|(address, row)| {
+                let old = content.row(&address)?;
+                Ok(row.as_ref().map(|row| merged(row, old.as_ref(), &content.schema)))
+            })
+            .collect::<Result<_, StoreError>>()?;
+        content.write(plan, &stored);
+        let record = plan.entry().map(|entry| {
+            let number =
+                partition_of(plan.tenant(), &entry.resource, &entry.key, content.partitions.len() as u32);
+            content.append(Record::of(plan, now, effect.events), number)
+        });
+        self.publish_heads(&content);
+        let rows = if plan.returns_rows() { effect.rows } else { Vec::new() };
+        Ok(Commit::Applied(Applied { record, rows, repeated: false }))
+    }
+
+    async fn resolve(&self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError> {
+        let mut content = self.open()?;
+        if let Some(record) = content.recorded(tenant, operation) {
+            return Ok(Resolution::of_record(record));
+        }
+        let number = partition_of(tenant, "", operation, content.partitions.len() as u32);
+        content.append(Record::aborted(tenant, operation, self.clock.now()), number);
+        self.publish_heads(&content);
+        Ok(Resolution::Aborted)
+    }
+
+    async fn get(&self, addresses: &[Address], _: Consistency) -> Result<Vec<Option<Row>>, StoreError> {
+        let content = self.open()?;
+        addresses
+            .iter()
+            .map(|address| Ok(content.row(address)?.map(|row| seen_as(row, address.table()))))
+            .collect()
+    }
+
+    async fn query(&self, query: &Query) -> Result<Page, StoreError> {
+        let content = self.open()?;
+        let table = query.read_table();
+        let order = query.order_columns();
+        let content_of = |row: &Row, columns: &[&crate::table::Column]| -> Vec<Value> {
+            columns.iter().filter_map(|column| row.get(&column.name).cloned()).collect()
+        };
+        let set = |row: &Row| {
+            let mut columns = query.read_index().into_iter().flat_map(crate::table::Index::columns);
+            columns.all(|column| row.get(column).is_some_and(|value| !value.is_null()))
+        };
+        let mut rows: Vec<Row> = content
+            .table(table)?
+            .values()
+            .map(|row| seen_as(row.clone(), table))
+            .filter(|row| row.tenant() == query.tenant() && set(row))
+            .filter(|row| content_of(row, &query.partition_columns()) == query.partition_values())
+            .filter(|row| in_range(query, &content_of(row, &query.sort_columns())))
+            .collect();
+        rows.sort_by(|a, b| compare_values(&content_of(a, &order), &content_of(b, &order)));
+        if query.direction() == Direction::Backward {
+            rows.reverse();
+        }
+        if let Some(after) = query.cursor_values() {
+            rows.retain(|row| {
+                let order = compare_values(&content_of(row, &order), after);
+                if query.direction() == Direction::Forward { order.is_gt() } else { order.is_lt() }
+            });
+        }
+        Ok(page(rows, query.page_limit(), |row| query.cursor_at(row)))
+    }
+
+    async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {
+        let content = self.open()?;
+        let after = |row: &Row| {
+            let Some((Value::Text(tenant), key)) = scan.cursor_values().and_then(<[Value]>::split_first)
+            else {
+                return true;
+            };
+            let order = row.tenant().as_str().cmp(tenant);
+            order.then_with(|| compare_values(row.key(), key)).is_gt()
+        };
+        let rows = content
+            .table(scan.read_table())?
+            .values()
+            .filter(|row| scan.tenant().is_none_or(|tenant| tenant == row.tenant()) && after(row))
+            .map(|row| seen_as(row.clone(), scan.read_table()))
+            .collect();
+        Ok(page(rows, scan.page_limit(), |row| scan.cursor_at(row)))
+    }
+
+    async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
+        let content = self.open()?;
+        let Some(partition) = content.partitions.get(partition as usize) else {
+            return Err(StoreError::no_partition(partition, content.partitions.len()));
+        };
+        let skip = usize::try_from(after.saturating_sub(partition.trimmed)).unwrap_or(usize::MAX);
+        let records = partition.records.iter().skip(skip).take(limit.min(PAGE_MAX)).cloned().collect();
+        Ok(LogPage { records, oldest: partition.trimmed + 1, head: partition.head() })
+    }
+
+    async fn wait_log(&self, seen: &[u64], at_most: Duration) -> Result<Vec<u64>, StoreError> {
+        drop(self.open()?);
+        let mut heads = self.heads.subscribe();
+        let news = |heads: &Vec<u64>| {
+            heads.iter().enumerate().any(|(number, head)| *head > seen.get(number).copied().unwrap_or(0))
+        };
+        tokio::select! {
+            changed = heads.wait_for(news) => {
+                let heads = changed.map(|heads| heads.clone());
+                return heads.map_err(|_| StoreError::unavailable("the store was closed"));
+            }
+            () = self.clock.sleep(at_most) => {}
+        }
+        Ok(self.heads.borrow().clone())
+    }
+
+    async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError> {
+        let mut content = self.open()?;
+        let count = content.partitions.len();
+        let Some(list) = content.partitions.get_mut(partition as usize) else {
+            return Err(StoreError::no_partition(partition, count));
+        };
+        let keep_from = through.min(list.head().saturating_sub(1)).saturating_sub(list.trimmed);
+        let forgotten: Vec<Record> = list.records.drain(..usize::try_from(keep_from).unwrap_or(0)).collect();
+        list.trimmed += forgotten.len() as u64;
+        for record in forgotten {
+            content.operations.remove(&(record.tenant, record.operation));
+        }
+        Ok(())
+    }
+
+    fn explain(&self, plan: &Plan) -> Explanation {
+        let steps = plan.steps().iter().map(|step| Request {
+            purpose: "under the store's lock".into(),
+            text: step.to_string(),
+            parameters: Vec::new(),
+        });
+        let entry = plan.entry().map(|entry| Request {
+            purpose: "append to the log".into(),
+            text: format!("log {}/{} once as {}", entry.resource, entry.key, plan.operation()),
+            parameters: Vec::new(),
+        });
+        Explanation {
+            requests: steps.chain(entry).collect(),
+            cost: vec![("durability".into(), "none: gone with the process".into())],
+        }
+    }
+
+    async fn close(&self) {
+        self.lock().closed = true;
+    }
+}
+
+/// A page of the first rows of a list.
+fn page(mut rows: Vec<Row>, limit: usize, cursor_at: impl Fn(&Row) -> crate::read::Cursor) -> Page {
+    let more = rows.len() > limit;
+    rows.truncate(limit);
+    let next = rows.last().filter(|_| more).map(cursor_at);
+    Page { rows, next }
+}
+
+fn in_range(query: &Query, sort: &[Value]) -> bool {
+    let prefix = query.prefix_values();
+    if compare_values(sort.iter().take(prefix.len()), prefix).is_ne() {
+        return false;
+    }
+    let Some(value) = sort.get(prefix.len()) else { return true };
+    let (lower, upper) = query.bounds();
+    let accepts = |bound: &Bound<Value>, inside: Ordering| match bound {
+        Bound::Unbounded => true,
+        Bound::Included(limit) => value.compare(limit).is_some_and(|order| order == inside || order.is_eq()),
+        Bound::Excluded(limit) => value.compare(limit) == Some(inside),
+    };
+    accepts(lower, Ordering::Greater) && accepts(upper, Ordering::Less)
+}
+
+/// A stored row in the shape of the table that the caller knows, which may have fewer columns.
+fn seen_as(row: Row, table: &Arc<Table>) -> Row {
+    if **row.table() == **table {
+        return row;
+    }
+    let values = table.columns().iter().map(|column| row.get(&column.name).cloned().unwrap_or(Value::Null));
+    Row::new(table.clone(), row.tenant().clone(), values.collect(), row.version())
+}
+
+/// A written row in the shape of the live table: columns that the writer does not know keep their content.
+fn merged(row: &Row, old: Option<&Row>, schema: &Schema) -> Row {
+    let Some(live) = schema.table(row.table().name()) else { return row.clone() };
+    let values = live.columns().iter().map(|column| {
+        let written = row.get(&column.name).or_else(|| old.and_then(|old| old.get(&column.name)));
+        written.or(column.default.as_ref()).cloned().unwrap_or(Value::Null)
+    });
+    Row::new(live.clone(), row.tenant().clone(), values.collect(), row.version())
+}

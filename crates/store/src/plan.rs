@@ -1,0 +1,614 @@
+//! Plans: one atomic write of guarded steps, one log entry, one operation id.
+//!
+//! A [`Step`] names one row by its full key, says what must be there (`expect`), under what condition (`guard`)
+//! and what becomes of it (`verb`). The three are independent, which gives the familiar verbs:
+//!
+//! | constructor | verb | expects | when the row is there and the guard fails | when the row is missing |
+//! |---|---|---|---|---|
+//! | [`Step::insert`] | put | absent | refused (`Present`) | inserted |
+//! | [`Step::update`] | put | present | refused (`Guard`) | refused (`Absent`) |
+//! | [`Step::upsert`] | put | either | refused (`Guard`) | inserted |
+//! | [`Step::delete`] | delete | present | refused (`Guard`) | refused (`Absent`) |
+//! | [`Step::remove`] | delete | either | refused (`Guard`) | nothing to do |
+//! | [`Step::assert`] | assert | present | refused (`Guard`) | refused (`Absent`) |
+//! | [`Step::assert_absent`] | assert | absent | refused (`Present`) | holds |
+//!
+//! Everything that can be wrong with a plan without knowing what is stored is refused by [`Builder::build`].
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::PlanError;
+use crate::guard::{Expr, Guard, Operand};
+use crate::limits;
+use crate::log::{Draft, Entry, Event};
+use crate::row::{Address, Row, Tenant, admit_key, admit_required};
+use crate::table::{TENANT, Table, VERSION};
+use crate::value::{BadValue, Type, Value, canonical_json};
+
+/// What a step does to its row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Stores the row, with the assignments made on what was there.
+    Put,
+    /// Deletes the row.
+    Delete,
+    /// Changes nothing; the plan as a whole is refused if the condition fails.
+    Assert,
+}
+
+/// Whether the row must be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// It must not be.
+    Absent,
+    /// It must be.
+    Present,
+    /// It may be; if it is, the guard must hold.
+    Either,
+}
+
+/// One column's new content.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Assignment {
+    /// The column; not one of the key's, nor `version`.
+    pub column: String,
+    /// Computed from the row as it was before the step. Of a row that was absent, all columns are null.
+    pub expr: Expr,
+}
+
+/// One guarded write, or check, of one row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// The table.
+    pub table: Arc<Table>,
+    /// The key after the tenant.
+    pub key: Vec<Value>,
+    /// What is done.
+    pub verb: Verb,
+    /// Whether the row must be there.
+    pub expect: Expect,
+    /// What must hold for the row, if it is there.
+    pub guard: Guard,
+    /// What a put stores. Columns that are not named keep their content, or get their default in a new row.
+    pub assignments: Vec<Assignment>,
+}
+
+impl Step {
+    fn new(table: &Arc<Table>, key: impl IntoIterator<Item = Value>, verb: Verb, expect: Expect) -> Step {
+        let key = key.into_iter().collect();
+        Step { table: table.clone(), key, verb, expect, guard: Guard::always(), assignments: Vec::new() }
+    }
+
+    /// Inserts a row; refused if it is there.
+    pub fn insert(table: &Arc<Table>, key: impl IntoIterator<Item = Value>) -> Step {
+        Step::new(table, key, Verb::Put, Expect::Absent)
+    }
+
+    /// Updates a row; refused if it is missing or the guard fails.
+    pub fn update(table: &Arc<Table>, key: impl IntoIterator<Item = Value>) -> Step {
+        Step::new(table, key, Verb::Put, Expect::Present)
+    }
+
+    /// Inserts a row, or updates it if the guard holds.
+    pub fn upsert(table: &Arc<Table>, key: impl IntoIterator<Item = Value>) -> Step {
+        Step::new(table, key, Verb::Put, Expect::Either)
+    }
+
+    /// Deletes a row; refused if it is missing or the guard fails.
+    pub fn delete(table: &Arc<Table>, key: impl IntoIterator<Item = Value>) -> Step {
+        Step::new(table, key, Verb::Delete, Expect::Present)
+    }
+
+    /// Deletes a row if it is there and the guard holds.
+    pub fn remove(table: &Arc<Table>, key: impl IntoIterator<Item = Value>) -> Step {
+        Step::new(table, key, Verb::Delete, Expect::Either)
+    }
+
+    /// Demands that a row is there and the guard holds, without writing it.
+    pub fn assert(table: &Arc<Table>, key: impl IntoIterator<Item = Value>) -> Step {
+        Step::new(table, key, Verb::Assert, Expect::Present)
+    }
+
+    /// Demands that a row is not there.
+    pub fn assert_absent(table: &Arc<Table>, key: impl IntoIterator<Item = Value>) -> Step {
+        Step::new(table, key, Verb::Assert, Expect::Absent)
+    }
+
+    /// Adds a condition: all that were added must hold.
+    #[must_use]
+    pub fn guard(mut self, guard: Guard) -> Step {
+        self.guard = self.guard.and(guard);
+        self
+    }
+
+    /// Assigns a column.
+    #[must_use]
+    pub fn set(mut self, column: &str, expr: impl Into<Expr>) -> Step {
+        self.assignments.push(Assignment { column: column.to_owned(), expr: expr.into() });
+        self
+    }
+
+    /// Whether the step can change its row.
+    pub fn writes(&self) -> bool {
+        self.verb != Verb::Assert
+    }
+
+    /// Whether the engine's clock is part of the guard or the assignments.
+    pub fn reads_clock(&self) -> bool {
+        let is_now = |operand: &Operand| matches!(operand, Operand::Now { .. });
+        let mut found = self.assignments.iter().flat_map(|assignment| assignment.expr.operands()).any(is_now);
+        self.guard.leaves(&mut |leaf| {
+            if let Guard::Compare(left, _, right) = leaf {
+                found |= is_now(left) || is_now(right);
+            }
+        });
+        found
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = match (self.verb, self.expect) {
+            (Verb::Put, Expect::Absent) => "insert",
+            (Verb::Put, Expect::Present) => "update",
+            (Verb::Put, Expect::Either) => "upsert",
+            (Verb::Delete, Expect::Either) => "remove",
+            (Verb::Delete, _) => "delete",
+            (Verb::Assert, Expect::Absent) => "assert absent",
+            (Verb::Assert, _) => "assert",
+        };
+        write!(f, "{verb} {}(", self.table)?;
+        for (place, (column, value)) in self.table.key_columns().iter().zip(&self.key).enumerate() {
+            write!(f, "{}{}={value}", if place > 0 { ", " } else { "" }, column.name)?;
+        }
+        f.write_str(")")?;
+        for (place, assignment) in self.assignments.iter().enumerate() {
+            let lead = if place > 0 { ", " } else { " set " };
+            write!(f, "{lead}{} = {}", assignment.column, assignment.expr)?;
+        }
+        if self.guard.conjuncts().is_empty() { Ok(()) } else { write!(f, " where {}", self.guard) }
+    }
+}
+
+/// One atomic write, checked and ready to be committed. Cheap to clone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan(Arc<Content>);
+
+#[derive(Debug, PartialEq)]
+struct Content {
+    tenant: Tenant,
+    operation: String,
+    steps: Vec<Step>,
+    entry: Option<Entry>,
+    returns_rows: bool,
+}
+
+impl Plan {
+    /// Starts a plan of one tenant under an operation id.
+    ///
+    /// The id names this one intent: a commit under an id that was applied before is not applied again. Only
+    /// plans with a log entry are remembered. A plan without one must be safe to repeat by its guards.
+    pub fn of(tenant: &Tenant, operation: impl Into<String>) -> Builder {
+        Builder {
+            tenant: tenant.clone(),
+            operation: operation.into(),
+            steps: Vec::new(),
+            entry: None,
+            returns_rows: true,
+        }
+    }
+
+    /// Whose plan it is.
+    pub fn tenant(&self) -> &Tenant {
+        &self.0.tenant
+    }
+
+    /// The operation id.
+    pub fn operation(&self) -> &str {
+        &self.0.operation
+    }
+
+    /// The steps, in the order in which a refusal numbers them.
+    pub fn steps(&self) -> &[Step] {
+        &self.0.steps
+    }
+
+    /// What it leaves in the log.
+    pub fn entry(&self) -> Option<&Entry> {
+        self.0.entry.as_ref()
+    }
+
+    /// Whether the outcome has the rows as the plan left them.
+    pub fn returns_rows(&self) -> bool {
+        self.0.returns_rows
+    }
+
+    /// The rows it names, in the order of its steps.
+    pub fn addresses(&self) -> impl Iterator<Item = Address> {
+        self.0.steps.iter().map(|step| Address {
+            table: step.table.clone(),
+            tenant: self.0.tenant.clone(),
+            key: step.key.clone(),
+        })
+    }
+
+    /// The plan as it was before it was built, to be changed and built anew.
+    pub fn to_builder(&self) -> Builder {
+        Builder {
+            tenant: self.0.tenant.clone(),
+            operation: self.0.operation.clone(),
+            steps: self.0.steps.clone(),
+            entry: self.0.entry.clone(),
+            returns_rows: self.0.returns_rows,
+        }
+    }
+}
+
+/// A plan being put together.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    /// Whose plan it is.
+    pub tenant: Tenant,
+    /// The operation id.
+    pub operation: String,
+    /// The steps so far.
+    pub steps: Vec<Step>,
+    /// The log entry, if any.
+    pub entry: Option<Entry>,
+    /// Whether the outcome is to have the rows as the plan left them.
+    pub returns_rows: bool,
+}
+
+impl Builder {
+    /// Adds a step.
+    #[must_use]
+    pub fn step(mut self, step: Step) -> Builder {
+        self.steps.push(step);
+        self
+    }
+
+    /// Adds steps.
+    #[must_use]
+    pub fn steps(mut self, steps: impl IntoIterator<Item = Step>) -> Builder {
+        self.steps.extend(steps);
+        self
+    }
+
+    /// Sets the log entry.
+    #[must_use]
+    pub fn log(mut self, entry: Entry) -> Builder {
+        self.entry = Some(entry);
+        self
+    }
+
+    /// Does without the rows in the outcome. Where an engine would have to read them first, this saves a request.
+    #[must_use]
+    pub fn without_rows(mut self) -> Builder {
+        self.returns_rows = false;
+        self
+    }
+
+    /// Checks the plan: names, types, keys, limits.
+    pub fn build(self) -> Result<Plan, PlanError> {
+        let Builder { tenant, operation, steps, entry, returns_rows } = self;
+        check_text("operation", &operation, false)?;
+        let operations = steps.len() + usize::from(entry.is_some());
+        if operations == 0 {
+            return Err(PlanError::Empty);
+        }
+        check_limit("operations in a plan (steps and log entry)", operations, limits::PLAN_OPERATIONS_MAX)?;
+        let mut weight = 0;
+        let steps: Vec<Step> = steps
+            .into_iter()
+            .map(|step| {
+                let step = admit_step(step, &tenant)?;
+                weight += check_known_weight(&step, &tenant)?;
+                Ok(step)
+            })
+            .collect::<Result<_, PlanError>>()?;
+        check_rows_differ(&steps, &tenant)?;
+        let entry = entry.map(|entry| admit_entry(entry, &steps)).transpose()?;
+        if let Some(entry) = &entry {
+            weight += check_entry_weight(&operation, entry)?;
+        }
+        check_limit("bytes in a plan", weight, limits::PLAN_BYTES_MAX)?;
+        Ok(Plan(Arc::new(Content { tenant, operation, steps, entry, returns_rows })))
+    }
+}
+
+fn check_limit(what: &str, actual: usize, limit: usize) -> Result<(), PlanError> {
+    if actual > limit {
+        return Err(PlanError::Limit { what: what.to_owned(), limit, actual });
+    }
+    Ok(())
+}
+
+pub(crate) fn check_text(what: &'static str, text: &str, may_be_empty: bool) -> Result<(), PlanError> {
+    if text.contains('\0') || (text.is_empty() && !may_be_empty) {
+        let why = "it must not be empty or hold the character U+0000";
+        return Err(PlanError::BadName { what, given: text.to_owned(), why });
+    }
+    check_limit(&format!("bytes in the {what} {text:?}"), text.len(), limits::NAME_BYTES_MAX)
+}
+
+fn check_rows_differ(steps: &[Step], tenant: &Tenant) -> Result<(), PlanError> {
+    for (second, step) in steps.iter().enumerate() {
+        let same = |other: &Step| other.table.name() == step.table.name() && other.key == step.key;
+        if let Some(first) = steps.iter().take(second).position(same) {
+            let row = Address { table: step.table.clone(), tenant: tenant.clone(), key: step.key.clone() };
+            return Err(PlanError::RowTwice { row: row.to_string(), first, second });
+        }
+    }
+    Ok(())
+}
+
+/// Checks a step and puts its values into the form in which they are stored.
+fn admit_step(step: Step, tenant: &Tenant) -> Result<Step, PlanError> {
+    let Step { table, key, verb, expect, guard, assignments } = step;
+    let key = admit_key(&table, tenant, key)?;
+    if expect == Expect::Absent && !guard.conjuncts().is_empty() {
+        return Err(PlanError::Mistyped {
+            table: table.name().to_owned(),
+            expression: guard.to_string(),
+            why: "guards a row that must be absent; use an update or an upsert".into(),
+        });
+    }
+    let mut leaves = 0;
+    guard.leaves(&mut |_| leaves += 1);
+    check_limit(&format!("conditions in a guard on {table}"), leaves, limits::GUARD_LEAVES_MAX)?;
+    let guard = admit_guard(&table, guard)?;
+    if verb != Verb::Put
+        && let Some(first) = assignments.first()
+    {
+        let (table, column) = (table.name().to_owned(), first.column.clone());
+        return Err(PlanError::Unassignable { table, column, why: "only a put assigns columns" });
+    }
+    let mut admitted: Vec<Assignment> = Vec::with_capacity(assignments.len());
+    for assignment in assignments {
+        if admitted.iter().any(|other| other.column == assignment.column) {
+            let (table, column) = (table.name().to_owned(), assignment.column);
+            return Err(PlanError::Unassignable { table, column, why: "it is assigned twice in one step" });
+        }
+        admitted.push(admit_assignment(&table, assignment)?);
+    }
+    if verb == Verb::Put && expect != Expect::Present {
+        for column in table.other_columns() {
+            let given = admitted.iter().any(|assignment| assignment.column == column.name);
+            if column.required && column.default.is_none() && !given {
+                let (table, column) = (table.name().to_owned(), column.name.clone());
+                return Err(PlanError::Required { table, column });
+            }
+        }
+    }
+    Ok(Step { table, key, verb, expect, guard, assignments: admitted })
+}
+
+fn unknown_column(table: &Table, column: &str) -> PlanError {
+    let known: Vec<&str> = table.columns().iter().map(|column| column.name.as_str()).collect();
+    PlanError::UnknownColumn {
+        table: table.name().to_owned(),
+        column: column.to_owned(),
+        known: format!("{}, {VERSION}", known.join(", ")),
+    }
+}
+
+/// The type of a column that a guard or an assignment may look at.
+pub(crate) fn visible_type(table: &Table, column: &str) -> Result<Type, PlanError> {
+    // The tenant is not a matter of guards: it is in every key already.
+    if column == TENANT {
+        return Err(unknown_column(table, column));
+    }
+    table.type_of(column).ok_or_else(|| unknown_column(table, column))
+}
+
+fn admit_guard(table: &Table, guard: Guard) -> Result<Guard, PlanError> {
+    let mistyped = |expression: String, why: String| PlanError::Mistyped {
+        table: table.name().to_owned(),
+        expression,
+        why,
+    };
+    match guard {
+        Guard::Compare(left, comparison, right) => {
+            let text = || format!("{left} {} {right}", comparison.symbol());
+            let (left_type, right_type) = (operand_type(table, &left)?, operand_type(table, &right)?);
+            let Some(kind) = left_type.or(right_type) else {
+                return Err(mistyped(text(), "compares two constants; name a column of the row".into()));
+            };
+            if !kind.is_ordered() {
+                return Err(mistyped(
+                    text(),
+                    format!("compares {kind}, which has no order; only `is null` can be asked of it"),
+                ));
+            }
+            if let (Some(left_type), Some(right_type)) = (left_type, right_type)
+                && left_type != right_type
+            {
+                return Err(mistyped(text(), format!("compares {left_type} with {right_type}")));
+            }
+            let text = text();
+            let admit = |operand| admit_operand(table, operand, kind, &text);
+            Ok(Guard::Compare(admit(left)?, comparison, admit(right)?))
+        }
+        Guard::Null(column) => {
+            visible_type(table, &column)?;
+            Ok(Guard::Null(column))
+        }
+        Guard::NotNull(column) => {
+            visible_type(table, &column)?;
+            Ok(Guard::NotNull(column))
+        }
+        Guard::In(column, values) => {
+            let values = admit_list(table, &column, values)?;
+            Ok(if values.is_empty() { Guard::never() } else { Guard::In(column, values) })
+        }
+        Guard::NotIn(column, values) => {
+            let values = admit_list(table, &column, values)?;
+            Ok(if values.is_empty() { Guard::NotNull(column) } else { Guard::NotIn(column, values) })
+        }
+        Guard::All(parts) => {
+            Ok(Guard::All(parts.into_iter().map(|part| admit_guard(table, part)).collect::<Result<_, _>>()?))
+        }
+        Guard::Any(parts) => {
+            Ok(Guard::Any(parts.into_iter().map(|part| admit_guard(table, part)).collect::<Result<_, _>>()?))
+        }
+    }
+}
+
+fn admit_list(table: &Table, column: &str, values: Vec<Value>) -> Result<Vec<Value>, PlanError> {
+    let kind = visible_type(table, column)?;
+    if !kind.is_ordered() {
+        return Err(PlanError::Mistyped {
+            table: table.name().to_owned(),
+            expression: format!("{column} in (…)"),
+            why: format!("compares {kind}, which has no order; only `is null` can be asked of it"),
+        });
+    }
+    check_limit(&format!("values in `{table}.{column} in (…)`"), values.len(), limits::IN_VALUES_MAX)?;
+    values.into_iter().map(|value| admit_required(table, column, kind, value)).collect()
+}
+
+/// The type that an operand has by itself; a constant takes the type of what it stands beside.
+fn operand_type(table: &Table, operand: &Operand) -> Result<Option<Type>, PlanError> {
+    match operand {
+        Operand::Column(column) | Operand::ColumnOr(column, _) => visible_type(table, column).map(Some),
+        Operand::Now { .. } => Ok(Some(Type::Time)),
+        Operand::Value(_) => Ok(None),
+    }
+}
+
+/// Offsets of the clock beyond a century are mistakes in a unit.
+const NOW_OFFSET_MAX_MICROS: u64 = 100 * 366 * 24 * 3600 * 1_000_000;
+
+fn admit_operand(table: &Table, operand: Operand, kind: Type, text: &str) -> Result<Operand, PlanError> {
+    let mistyped = |why: String| PlanError::Mistyped {
+        table: table.name().to_owned(),
+        expression: text.to_owned(),
+        why,
+    };
+    let constant = |value: Value| match value.admitted(kind) {
+        Ok(Value::Null) => Err(mistyped("involves the constant null; ask `is null` instead".into())),
+        Ok(value) => Ok(value),
+        Err(BadValue::WrongType { expected, got }) => {
+            Err(mistyped(format!("needs a constant of type {expected}, got {got}")))
+        }
+        Err(why) => Err(mistyped(why.to_string())),
+    };
+    if let Some(own) = operand_type(table, &operand)?
+        && own != kind
+    {
+        return Err(mistyped(format!("needs {kind} where `{operand}` is {own}")));
+    }
+    match operand {
+        Operand::Value(value) => constant(value).map(Operand::Value),
+        Operand::ColumnOr(column, default) => Ok(Operand::ColumnOr(column, constant(default)?)),
+        Operand::Now { plus_micros } if plus_micros.unsigned_abs() > NOW_OFFSET_MAX_MICROS => {
+            Err(mistyped("moves the clock by more than a century".into()))
+        }
+        other => Ok(other),
+    }
+}
+
+fn admit_assignment(table: &Table, assignment: Assignment) -> Result<Assignment, PlanError> {
+    let Assignment { column, expr } = assignment;
+    let unassignable =
+        |why| PlanError::Unassignable { table: table.name().to_owned(), column: column.clone(), why };
+    if column == VERSION {
+        return Err(unassignable("the store counts it"));
+    }
+    if table.key_columns().iter().any(|key| key.name == column) {
+        return Err(unassignable("it is part of the key"));
+    }
+    let declared = table.column(&column).ok_or_else(|| unknown_column(table, &column))?;
+    let kind = declared.kind;
+    if let Some(constant) = expr.as_constant() {
+        let value = constant.clone().admitted(kind).map_err(|why| PlanError::BadValue {
+            table: table.name().to_owned(),
+            column: column.clone(),
+            why,
+        })?;
+        if value.is_null() && declared.required {
+            return Err(PlanError::Required { table: table.name().to_owned(), column });
+        }
+        return Ok(Assignment { column, expr: Expr::Is(Operand::Value(value)) });
+    }
+    let text = format!("{column} = {expr}");
+    let second = if kind == Type::Time { Type::Int } else { kind };
+    let arithmetic = |left, right| {
+        if !matches!(kind, Type::Int | Type::Float | Type::Time) {
+            let why = format!("computes {kind}; only int, float and time can be computed");
+            let (table, expression) = (table.name().to_owned(), text.clone());
+            return Err(PlanError::Mistyped { table, expression, why });
+        }
+        Ok((admit_operand(table, left, kind, &text)?, admit_operand(table, right, second, &text)?))
+    };
+    let expr = match expr {
+        Expr::Is(operand) => Expr::Is(admit_operand(table, operand, kind, &text)?),
+        Expr::Add(left, right) => arithmetic(left, right).map(|(left, right)| Expr::Add(left, right))?,
+        Expr::Subtract(left, right) => {
+            arithmetic(left, right).map(|(left, right)| Expr::Subtract(left, right))?
+        }
+    };
+    Ok(Assignment { column, expr })
+}
+
+/// Weighs what a step is already known to write, and checks it against the limits of a row.
+fn check_known_weight(step: &Step, tenant: &Tenant) -> Result<usize, PlanError> {
+    if step.verb != Verb::Put {
+        return Ok(0);
+    }
+    let mut values = step.key.clone();
+    values.extend(step.table.other_columns().iter().map(|column| {
+        let assigned = step.assignments.iter().find(|assignment| assignment.column == column.name);
+        assigned.and_then(|assignment| assignment.expr.as_constant()).cloned().unwrap_or(Value::Null)
+    }));
+    let known = Row::new(step.table.clone(), tenant.clone(), values, 1);
+    limits::check_row(&known).map_err(|error| match error {
+        crate::StoreError::LimitExceeded { what, limit, actual } => {
+            PlanError::Limit { what: format!("bytes in {what}"), limit, actual }
+        }
+        // The check of a row has no other result.
+        other => PlanError::Limit { what: other.to_string(), limit: 0, actual: 0 },
+    })
+}
+
+fn admit_entry(entry: Entry, steps: &[Step]) -> Result<Entry, PlanError> {
+    let Entry { resource, key, fingerprint, events } = entry;
+    check_text("resource", &resource, false)?;
+    check_text("key", &key, true)?;
+    check_text("fingerprint", &fingerprint, true)?;
+    let events = events
+        .into_iter()
+        .map(|draft| {
+            let Draft { name, data, row_of } = draft;
+            check_text("event", &name, false)?;
+            if let Some(step) = row_of
+                && !steps.get(step).is_some_and(Step::writes)
+            {
+                return Err(PlanError::NoSuchStep { event: name, step });
+            }
+            let data = canonical_json(serde_json::Value::Object(data), Value::JSON_DEPTH_MAX);
+            let data = data.map_err(|why| PlanError::BadValue {
+                table: "the log".into(),
+                column: format!("events.{name}"),
+                why,
+            })?;
+            let data = if let serde_json::Value::Object(data) = data { data } else { serde_json::Map::new() };
+            Ok(Draft { name, data, row_of })
+        })
+        .collect::<Result<_, _>>()?;
+    Ok(Entry { resource, key, fingerprint, events })
+}
+
+fn check_entry_weight(operation: &str, entry: &Entry) -> Result<usize, PlanError> {
+    let known: Vec<Event> = entry
+        .events
+        .iter()
+        .map(|draft| Event { name: draft.name.clone(), data: draft.data.clone().into() })
+        .collect();
+    limits::check_record(operation, &known).map_err(|_| PlanError::Limit {
+        what: format!("bytes in the log entry of operation {operation}"),
+        limit: limits::ROW_BYTES_MAX,
+        actual: known.iter().map(|event| Value::Json(event.data.clone()).weight()).sum(),
+    })
+}

@@ -1,0 +1,242 @@
+//! Rows, their addresses, and the tenants that own them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::PlanError;
+use crate::limits::TENANT_BYTES_MAX;
+use crate::table::{TENANT, Table, VERSION};
+use crate::time::Time;
+use crate::value::Value;
+
+/// The owner of rows. No read or plan crosses from one tenant to another.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Tenant(Arc<str>);
+
+impl Tenant {
+    /// A tenant's name: 1 to 64 of `A-Z a-z 0-9 _ . -`.
+    pub fn new(name: impl AsRef<str>) -> Result<Tenant, PlanError> {
+        let name = name.as_ref();
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+        if name.is_empty() || name.len() > TENANT_BYTES_MAX || !name.chars().all(plain) {
+            let why = "a tenant is 1 to 64 of the characters A-Z a-z 0-9 _ . -";
+            return Err(PlanError::BadName { what: "tenant", given: name.to_owned(), why });
+        }
+        Ok(Tenant(name.into()))
+    }
+
+    /// Its name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Tenant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl TryFrom<String> for Tenant {
+    type Error = PlanError;
+    fn try_from(name: String) -> Result<Tenant, PlanError> {
+        Tenant::new(name)
+    }
+}
+
+impl From<Tenant> for String {
+    fn from(tenant: Tenant) -> String {
+        tenant.0.as_ref().to_owned()
+    }
+}
+
+/// One row as it was stored at some version.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    table: Arc<Table>,
+    tenant: Tenant,
+    /// One for each of the table's columns, in their order.
+    values: Vec<Value>,
+    version: i64,
+}
+
+impl Row {
+    /// Puts a row together. `values` has one entry for each column of the table, in their order.
+    pub fn new(table: Arc<Table>, tenant: Tenant, values: Vec<Value>, version: i64) -> Row {
+        debug_assert_eq!(values.len(), table.columns().len());
+        Row { table, tenant, values, version }
+    }
+
+    /// The table it stands in.
+    pub fn table(&self) -> &Arc<Table> {
+        &self.table
+    }
+
+    /// Its owner.
+    pub fn tenant(&self) -> &Tenant {
+        &self.tenant
+    }
+
+    /// How often it was written in its present life; an insert makes it 1.
+    pub fn version(&self) -> i64 {
+        self.version
+    }
+
+    /// The values of all declared columns, in the table's order.
+    pub fn values(&self) -> &[Value] {
+        &self.values
+    }
+
+    /// The key after the tenant.
+    pub fn key(&self) -> &[Value] {
+        self.values.get(..self.table.key_len()).unwrap_or_default()
+    }
+
+    /// The value of a declared column.
+    pub fn get(&self, column: &str) -> Option<&Value> {
+        self.values.get(self.table.position(column)?)
+    }
+
+    /// The text in a column; `None` if it is null or of another type.
+    pub fn text(&self, column: &str) -> Option<&str> {
+        self.get(column)?.as_text()
+    }
+
+    /// The int in a column, or the version.
+    pub fn int(&self, column: &str) -> Option<i64> {
+        if column == VERSION { Some(self.version) } else { self.get(column)?.as_int() }
+    }
+
+    /// The float in a column.
+    pub fn float(&self, column: &str) -> Option<f64> {
+        self.get(column)?.as_float()
+    }
+
+    /// The boolean in a column.
+    pub fn bool(&self, column: &str) -> Option<bool> {
+        self.get(column)?.as_bool()
+    }
+
+    /// The octets in a column.
+    pub fn bytes(&self, column: &str) -> Option<&[u8]> {
+        self.get(column)?.as_bytes()
+    }
+
+    /// The time in a column.
+    pub fn time(&self, column: &str) -> Option<Time> {
+        self.get(column)?.as_time()
+    }
+
+    /// The JSON document in a column.
+    pub fn json(&self, column: &str) -> Option<&serde_json::Value> {
+        self.get(column)?.as_json()
+    }
+
+    /// The row's address.
+    pub fn address(&self) -> Address {
+        Address { table: self.table.clone(), tenant: self.tenant.clone(), key: self.key().to_vec() }
+    }
+
+    /// All columns and the version as a JSON object, as events carry them. The tenant is not part of it.
+    pub fn to_json(&self) -> serde_json::Value {
+        let columns = self.table.columns().iter().zip(&self.values);
+        let mut fields: serde_json::Map<String, serde_json::Value> =
+            columns.map(|(column, value)| (column.name.clone(), value.to_json())).collect();
+        fields.insert(VERSION.to_owned(), self.version.into());
+        serde_json::Value::Object(fields)
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_address(f, &self.table, &self.tenant, self.key())
+    }
+}
+
+/// Where a row stands, whether it exists or not.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Address {
+    pub(crate) table: Arc<Table>,
+    pub(crate) tenant: Tenant,
+    pub(crate) key: Vec<Value>,
+}
+
+impl Address {
+    /// The address of the row with this key. The key has one value for each key column, in order.
+    pub fn new(
+        table: &Arc<Table>,
+        tenant: &Tenant,
+        key: impl IntoIterator<Item = Value>,
+    ) -> Result<Address, PlanError> {
+        let key = admit_key(table, tenant, key.into_iter().collect())?;
+        Ok(Address { table: table.clone(), tenant: tenant.clone(), key })
+    }
+
+    /// The table.
+    pub fn table(&self) -> &Arc<Table> {
+        &self.table
+    }
+
+    /// The tenant.
+    pub fn tenant(&self) -> &Tenant {
+        &self.tenant
+    }
+
+    /// The key after the tenant.
+    pub fn key(&self) -> &[Value] {
+        &self.key
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_address(f, &self.table, &self.tenant, &self.key)
+    }
+}
+
+fn write_address(f: &mut fmt::Formatter<'_>, table: &Table, tenant: &Tenant, key: &[Value]) -> fmt::Result {
+    write!(f, "{table}({TENANT}={tenant}")?;
+    for (column, value) in table.key_columns().iter().zip(key) {
+        write!(f, ", {}={value}", column.name)?;
+    }
+    f.write_str(")")
+}
+
+/// Checks a key's parts, types and size.
+pub(crate) fn admit_key(table: &Table, tenant: &Tenant, key: Vec<Value>) -> Result<Vec<Value>, PlanError> {
+    let columns = table.key_columns();
+    if key.len() != columns.len() {
+        let names: Vec<&str> = columns.iter().map(|column| column.name.as_str()).collect();
+        return Err(PlanError::KeyParts {
+            table: table.name().to_owned(),
+            expected: if columns.len() == 1 { "1 part".into() } else { format!("{} parts", columns.len()) },
+            names: names.join(", "),
+            given: key.len(),
+        });
+    }
+    let admitted: Vec<Value> = columns
+        .iter()
+        .zip(key)
+        .map(|(column, value)| admit_required(table, &column.name, column.kind, value))
+        .collect::<Result<_, _>>()?;
+    crate::limits::check_key(table, tenant.as_str(), &admitted)?;
+    Ok(admitted)
+}
+
+/// A value that may not be null, as the column stores it.
+pub(crate) fn admit_required(
+    table: &Table,
+    column: &str,
+    kind: crate::value::Type,
+    value: Value,
+) -> Result<Value, PlanError> {
+    let (table, column) = (table.name().to_owned(), column.to_owned());
+    match value.admitted(kind) {
+        Ok(Value::Null) => Err(PlanError::Required { table, column }),
+        Ok(value) => Ok(value),
+        Err(why) => Err(PlanError::BadValue { table, column, why }),
+    }
+}

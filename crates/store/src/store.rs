@@ -1,0 +1,126 @@
+//! The contract of a store. Whatever keeps it can stand below everything else.
+
+use std::fmt;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::error::StoreError;
+use crate::log::LogPage;
+use crate::migration::{Change, Migrate};
+use crate::outcome::{Commit, Resolution};
+use crate::plan::Plan;
+use crate::read::{Consistency, Page, Query, Scan};
+use crate::row::{Address, Row, Tenant};
+use crate::table::Schema;
+
+/// Tables, plans of guarded steps, range reads and a log.
+///
+/// # What is promised
+/// 1. **Atomic.** A plan is applied whole or not at all, rows and log record together. It is decided as
+///    [`crate::eval::decide`] would decide it on the rows at one moment, with one reading of the engine's clock.
+/// 2. **Serial.** Plans that name a common row take effect one after another. A step's condition is checked on
+///    the row as the plans before it left it.
+/// 3. **Durable.** What `commit` calls applied is still there after a crash or loss of power of the machine.
+/// 4. **Certain or said to be uncertain.** [`Commit`] is final. Conflicts, deadlocks and throttling are retried
+///    inside and never shown as a refusal. [`StoreError::OutcomeUnknown`] is returned exactly when the engine does
+///    not know, and then `commit` with the same plan, or `resolve`, finds out.
+/// 5. **Once.** Under one tenant and operation id at most one plan with a log entry is ever applied, as long as
+///    its record is kept. A repetition gets the first one's record.
+/// 6. **In order.** Each partition of the log is gapless and in the order of the commits (see [`crate::log`]).
+/// 7. **Apart.** No call on behalf of one tenant returns, changes or depends on rows or operations of another.
+/// 8. **Fresh.** A strong read sees every commit that was acknowledged before it began.
+///
+/// # What is not promised
+/// - A `get` of several rows, or a page, is not one moment in time; each row by itself is.
+/// - Eventual reads, which include all reads of an index, may be arbitrarily old.
+/// - A refusal is not remembered: the same operation id may be tried again and may then be applied.
+/// - A plan without a log entry is not remembered either: its guards must make it safe to repeat.
+/// - Versions count the writes of one life of a row. A row that is deleted and inserted again begins at 1; whoever
+///   needs more keeps a tombstone.
+#[async_trait]
+pub trait Store: Send + Sync + fmt::Debug {
+    /// The engine's name: `model`, `sqlite`, `postgres`, `dynamodb`.
+    fn engine(&self) -> &'static str;
+
+    /// How many partitions the log has. Fixed when the store is created.
+    fn partitions(&self) -> u32;
+
+    /// Makes the live store fit a schema, or says what that would take. Idempotent, and safe to run from
+    /// several processes at once. Returns the changes, in the order in which they are made.
+    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError>;
+
+    /// Applies a plan. The tables it names must have been migrated to.
+    async fn commit(&self, plan: &Plan) -> Result<Commit, StoreError>;
+
+    /// Finds out what became of an operation, and settles it if nothing has: claims the operation id with an
+    /// `aborted` record, which fences the original for good, or learns that the original was applied.
+    async fn resolve(&self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError>;
+
+    /// Reads rows by address. The answer has one entry for each address, in their order.
+    async fn get(
+        &self,
+        addresses: &[Address],
+        consistency: Consistency,
+    ) -> Result<Vec<Option<Row>>, StoreError>;
+
+    /// Reads a page of a range.
+    async fn query(&self, query: &Query) -> Result<Page, StoreError>;
+
+    /// Reads a page of a whole table.
+    async fn scan(&self, scan: &Scan) -> Result<Page, StoreError>;
+
+    /// Reads records of one partition after an offset (0: from the oldest), at most `limit`, never more than
+    /// [`crate::limits::PAGE_MAX`].
+    async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError>;
+
+    /// Returns the newest offset of each partition, as soon as one is above what was `seen` (one entry a
+    /// partition; missing ones count as 0), or when `at_most` has passed.
+    async fn wait_log(&self, seen: &[u64], at_most: Duration) -> Result<Vec<u64>, StoreError>;
+
+    /// Forgets the records of a partition up to an offset, and with them their operation ids. The newest record
+    /// of a partition is always kept.
+    async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError>;
+
+    /// What `commit` would send to the engine for this plan, without sending it.
+    fn explain(&self, plan: &Plan) -> Explanation;
+
+    /// Finishes what is under way and lets go of files and connections. Later calls return `Unavailable`.
+    async fn close(&self);
+}
+
+/// What a store would send for a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// The requests, in order.
+    pub requests: Vec<Request>,
+    /// What it costs, as pairs of a name and a figure: round trips, write units, synchronizations.
+    pub cost: Vec<(String, String)>,
+}
+
+/// One request or statement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What it is for.
+    pub purpose: String,
+    /// The statement or request, as the engine gets it.
+    pub text: String,
+    /// The parameters, in order, as pairs of a placeholder and a value.
+    pub parameters: Vec<(String, String)>,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for request in &self.requests {
+            writeln!(f, "-- {}", request.purpose)?;
+            writeln!(f, "{}", request.text)?;
+            for (placeholder, value) in &request.parameters {
+                writeln!(f, "   {placeholder} = {value}")?;
+            }
+        }
+        for (name, figure) in &self.cost {
+            writeln!(f, "-- {name}: {figure}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,125 @@
+//! Points in time, in whole microseconds: the finest grain that every engine keeps.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// A point in time: microseconds since 1970-01-01T00:00:00Z.
+///
+/// Only the years 1 to 9999 can be stored ([`Time::MIN`] to [`Time::MAX`]); every engine can hold and print those.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Time(i64);
+
+impl Time {
+    /// 0001-01-01T00:00:00Z.
+    pub const MIN: Time = Time(-62_135_596_800_000_000);
+    /// 9999-12-30T22:00:00Z, the last instant that the calendar library prints in every time zone.
+    pub const MAX: Time = Time(253_402_207_200_000_000);
+
+    /// The time this many microseconds after the epoch.
+    pub const fn from_micros(micros: i64) -> Time {
+        Time(micros)
+    }
+
+    /// The time this many milliseconds after the epoch.
+    pub const fn from_millis(millis: i64) -> Time {
+        Time(millis.saturating_mul(1_000))
+    }
+
+    /// Microseconds since the epoch.
+    pub const fn micros(self) -> i64 {
+        self.0
+    }
+
+    /// Whether the time lies in the range that every engine can hold.
+    pub fn is_storable(self) -> bool {
+        (Time::MIN..=Time::MAX).contains(&self)
+    }
+
+    /// This time moved by a signed number of microseconds; `None` when that leaves the storable range.
+    pub fn checked_add_micros(self, micros: i64) -> Option<Time> {
+        self.0.checked_add(micros).map(Time).filter(|time| time.is_storable())
+    }
+
+    /// This time moved forward, stopping at [`Time::MAX`].
+    pub fn plus(self, span: Duration) -> Time {
+        let micros = i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
+        Time(self.0.saturating_add(micros).min(Time::MAX.0))
+    }
+
+    /// This time moved backward, stopping at [`Time::MIN`].
+    pub fn minus(self, span: Duration) -> Time {
+        let micros = i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
+        Time(self.0.saturating_sub(micros).max(Time::MIN.0))
+    }
+
+    /// How long after `earlier` this is; zero when it is not after it.
+    pub fn since(self, earlier: Time) -> Duration {
+        Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
+    }
+}
+
+/// RFC 3339 in UTC with exactly six decimals, so that the text sorts as the time does.
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match jiff::Timestamp::from_microsecond(self.0) {
+            Ok(timestamp) => write!(f, "{timestamp:.6}"),
+            Err(_) => write!(f, "{}µs", self.0),
+        }
+    }
+}
+
+impl fmt::Debug for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Why a text is not a time.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not a time: write it as 2026-01-31T12:00:00Z, between the years 1 and 9999")]
+pub struct BadTime {
+    /// What was given.
+    pub text: String,
+}
+
+impl FromStr for Time {
+    type Err = BadTime;
+
+    fn from_str(text: &str) -> Result<Time, BadTime> {
+        let bad = || BadTime { text: text.to_owned() };
+        let timestamp: jiff::Timestamp = text.parse().map_err(|_| bad())?;
+        let time = Time(timestamp.as_microsecond());
+        if time.is_storable() { Ok(time) } else { Err(bad()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prints_six_decimals_and_reads_them_back() {
+        for (micros, text) in [
+            (0, "1970-01-01T00:00:00.000000Z"),
+            (1, "1970-01-01T00:00:00.000001Z"),
+            (-1, "1969-12-31T23:59:59.999999Z"),
+            (Time::MIN.micros(), "0001-01-01T00:00:00.000000Z"),
+            (Time::MAX.micros(), "9999-12-30T22:00:00.000000Z"),
+        ] {
+            assert_eq!(Time::from_micros(micros).to_string(), text);
+            assert_eq!(text.parse::<Time>().unwrap(), Time::from_micros(micros));
+        }
+    }
+
+    #[test]
+    fn refuses_what_an_engine_could_not_hold() {
+        assert!("-000001-01-01T00:00:00Z".parse::<Time>().is_err());
+        assert_eq!(Time::MAX.checked_add_micros(1), None);
+        assert_eq!(Time::MIN.checked_add_micros(-1), None);
+        assert_eq!(Time::MAX.plus(Duration::from_secs(1)), Time::MAX);
+    }
+}
