@@ -1,0 +1,110 @@
+//! What a plan makes the writer do, as text.
+
+use statehouse_store::plan::{Expect, Verb};
+use statehouse_store::{Explanation, Plan, Request, Step};
+
+use crate::sql::TableSql;
+use crate::writer::INSERT_LOG;
+
+/// The statements of a plan, in the order in which the writer runs them.
+pub(crate) fn explain(plan: &Plan) -> Explanation {
+    let mut requests = vec![request(
+        "open the transaction that this plan shares with those that wait",
+        "BEGIN IMMEDIATE",
+        [],
+    )];
+    for (number, step) in plan.steps().iter().enumerate() {
+        let sql = TableSql::new(&step.table);
+        requests.push(request(
+            &format!("read the row of step {number}, and decide in the writer: {step}"),
+            &sql.select,
+            key_parameters(plan, step, 1),
+        ));
+    }
+    if let Some(entry) = plan.entry() {
+        let events: Vec<&str> = entry.events.iter().map(|event| event.name.as_str()).collect();
+        requests.push(request(
+            "append to the log, once for this operation id",
+            INSERT_LOG,
+            [
+                ("?1".to_owned(), "the next position of the subject's partition".to_owned()),
+                ("?2".to_owned(), format!("'{}'", plan.tenant())),
+                ("?3".to_owned(), format!("'{}'", plan.operation())),
+                ("?4".to_owned(), format!("'{}'", entry.resource)),
+                ("?5".to_owned(), format!("'{}'", entry.key)),
+                ("?6".to_owned(), "now".to_owned()),
+                ("?7".to_owned(), format!("'{}'", entry.fingerprint)),
+                ("?8".to_owned(), "'applied'".to_owned()),
+                ("?9".to_owned(), format!("[{}]", events.join(", "))),
+            ],
+        ));
+    }
+    for (number, step) in plan.steps().iter().enumerate() {
+        requests.extend(write(plan, step, number));
+    }
+    requests.push(request("make it durable, then acknowledge", "COMMIT", []));
+    let reads = plan.steps().len();
+    let writes =
+        plan.steps().iter().filter(|step| step.writes()).count() + usize::from(plan.entry().is_some());
+    let cost = [
+        ("statements".to_owned(), format!("{reads} read, {writes} written")),
+        ("synchronizations".to_owned(), "1 of the WAL, shared by the plans of the transaction".to_owned()),
+    ];
+    Explanation { requests, cost: cost.into() }
+}
+
+/// The write of one step; an upsert is one of two, as the row is there or not.
+fn write(plan: &Plan, step: &Step, number: usize) -> Vec<Request> {
+    let sql = TableSql::new(&step.table);
+    let columns: Vec<&str> = step.assignments.iter().map(|assignment| assignment.column.as_str()).collect();
+    let mut requests = Vec::new();
+    if step.verb == Verb::Put && step.expect != Expect::Present {
+        let tenant = ("?1".to_owned(), format!("'{}'", plan.tenant()));
+        let row = step.table.columns().iter().enumerate().map(|(place, column)| {
+            let assigned = step.assignments.iter().find(|assignment| assignment.column == column.name);
+            let value = match (step.key.get(place), assigned) {
+                (Some(part), _) => part.to_string(),
+                (None, Some(assignment)) => assignment.expr.to_string(),
+                (None, None) => column.default.as_ref().map_or("null".to_owned(), ToString::to_string),
+            };
+            (format!("?{}", place + 2), value)
+        });
+        let version = (format!("?{}", step.table.columns().len() + 2), "1".to_owned());
+        let parameters = std::iter::once(tenant).chain(row).chain([version]);
+        requests.push(request(
+            &format!("write step {number}, if the row is missing"),
+            &sql.insert,
+            parameters,
+        ));
+    }
+    if step.verb == Verb::Put && step.expect != Expect::Absent {
+        let assigned = step.assignments.iter().enumerate();
+        let assigned = assigned.map(|(place, one)| (format!("?{}", place + 1), one.expr.to_string()));
+        let version = (format!("?{}", columns.len() + 1), "version + 1".to_owned());
+        let key = key_parameters(plan, step, columns.len() + 2);
+        requests.push(request(
+            &format!("write step {number}, if the row is there"),
+            &TableSql::update(&step.table, &columns),
+            assigned.chain([version]).chain(key),
+        ));
+    }
+    if step.verb == Verb::Delete {
+        let key = key_parameters(plan, step, 1);
+        requests.push(request(&format!("write step {number}, if the row is there"), &sql.delete, key));
+    }
+    requests
+}
+
+fn key_parameters(plan: &Plan, step: &Step, first: usize) -> Vec<(String, String)> {
+    let tenant = format!("'{}'", plan.tenant());
+    let parts = std::iter::once(tenant).chain(step.key.iter().map(ToString::to_string));
+    parts.enumerate().map(|(place, value)| (format!("?{}", first + place), value)).collect()
+}
+
+fn request(purpose: &str, text: &str, parameters: impl IntoIterator<Item = (String, String)>) -> Request {
+    Request {
+        purpose: purpose.to_owned(),
+        text: text.to_owned(),
+        parameters: parameters.into_iter().collect(),
+    }
+}

@@ -1,0 +1,290 @@
+//! Reading connections, beside the writer.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rusqlite::{Connection, params_from_iter};
+use statehouse_store::{
+    Address, Event, Fate, LogPage, Page, Position, Query, Record, Row, Scan, StoreError, Tenant, Time,
+};
+use tokio::sync::Semaphore;
+
+use crate::Options;
+use crate::fault;
+use crate::layout::{open_reader, pack, unpack};
+use crate::sql::{self, Bind, TableSql};
+
+/// Pages of at most so many rows are read on the caller's own thread.
+pub(crate) const INLINE_ROWS: usize = 128;
+
+/// A few connections, lent out one caller at a time.
+pub(crate) struct Readers {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    options: Options,
+    idle: Mutex<Vec<Reader>>,
+    permits: Semaphore,
+    closed: AtomicBool,
+}
+
+impl Shared {
+    fn take(&self) -> Result<Reader, StoreError> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(fault::closed());
+        }
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        idle.map_or_else(|| Reader::open(&self.options), Ok)
+    }
+
+    fn give_back(&self, reader: Reader) {
+        if !self.closed.load(Ordering::Acquire) {
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(reader);
+        }
+    }
+
+    fn run<T>(&self, work: impl FnOnce(&mut Reader) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let mut reader = self.take()?;
+        let result = work(&mut reader);
+        self.give_back(reader);
+        result
+    }
+}
+
+impl Readers {
+    /// Connections are opened when they are first needed.
+    pub(crate) fn new(options: &Options) -> Readers {
+        let shared = Shared {
+            options: options.clone(),
+            idle: Mutex::default(),
+            permits: Semaphore::new(options.readers.max(1)),
+            closed: AtomicBool::new(false),
+        };
+        Readers { shared: Arc::new(shared) }
+    }
+
+    /// Reads on the caller's thread: for what takes microseconds.
+    pub(crate) async fn here<T>(
+        &self,
+        work: impl FnOnce(&mut Reader) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let _permit = self.shared.permits.acquire().await.map_err(|_| fault::closed())?;
+        self.shared.run(work)
+    }
+
+    /// Reads on a thread for blocking work: for what may take longer.
+    pub(crate) async fn aside<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Reader) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let _permit = self.shared.permits.acquire().await.map_err(|_| fault::closed())?;
+        let shared = self.shared.clone();
+        let joined = tokio::task::spawn_blocking(move || shared.run(work)).await;
+        joined.unwrap_or_else(|error| Err(StoreError::unavailable(format!("a read was cut short: {error}"))))
+    }
+
+    /// Lets go of the connections. Reads that are under way finish first on their own.
+    pub(crate) fn close(&self) {
+        self.shared.closed.store(true, Ordering::Release);
+        self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// One reading connection.
+pub(crate) struct Reader {
+    path: PathBuf,
+    connection: Connection,
+    tables: Statements,
+}
+
+impl Reader {
+    fn open(options: &Options) -> Result<Reader, StoreError> {
+        let connection = open_reader(options)?;
+        Ok(Reader { path: options.path.clone(), connection, tables: Statements::default() })
+    }
+
+    fn fail(&self, error: &rusqlite::Error) -> StoreError {
+        fault::of(&self.path, error)
+    }
+
+    /// Rows by address.
+    pub(crate) fn get(&mut self, addresses: &[Address]) -> Result<Vec<Option<Row>>, StoreError> {
+        let mut rows = Vec::with_capacity(addresses.len());
+        for address in addresses {
+            let select = &self.tables.of(address.table()).select;
+            rows.push(row_at(&self.connection, &self.path, select, address)?);
+        }
+        Ok(rows)
+    }
+
+    /// A page of a range.
+    pub(crate) fn query(&mut self, query: &Query) -> Result<Page, StoreError> {
+        let statement = sql::query(query);
+        let rows = self.rows(&statement, |stored| sql::row(stored, 0, query.read_table(), query.tenant()))?;
+        Ok(page(rows, query.page_limit(), |row| query.cursor_at(row)))
+    }
+
+    /// A page of a whole table.
+    pub(crate) fn scan(&mut self, scan: &Scan) -> Result<Page, StoreError> {
+        let statement = sql::scan(scan);
+        let rows = self.rows(&statement, |stored| {
+            let tenant: String = stored.get(0).map_err(|error| fault::of(&self.path, &error))?;
+            let tenant = Tenant::new(tenant)
+                .map_err(|error| StoreError::corrupt(self.path.display().to_string(), error.to_string()))?;
+            sql::row(stored, 1, scan.read_table(), &tenant)
+        })?;
+        Ok(page(rows, scan.page_limit(), |row| scan.cursor_at(row)))
+    }
+
+    fn rows(
+        &self,
+        statement: &sql::Statement,
+        read: impl Fn(&rusqlite::Row<'_>) -> Result<Row, StoreError>,
+    ) -> Result<Vec<Row>, StoreError> {
+        let fail = |error: rusqlite::Error| self.fail(&error);
+        let mut prepared = self.connection.prepare_cached(&statement.text).map_err(fail)?;
+        let mut found =
+            prepared.query(params_from_iter(statement.parameters.iter().map(Bind))).map_err(fail)?;
+        let mut rows = Vec::new();
+        while let Some(stored) = found.next().map_err(fail)? {
+            rows.push(read(stored)?);
+        }
+        Ok(rows)
+    }
+
+    /// Records of one partition.
+    pub(crate) fn log(&mut self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
+        // One transaction, so that records, oldest and head belong together.
+        let path = self.path.clone();
+        let fail = |error: rusqlite::Error| fault::of(&path, &error);
+        let transaction = self.connection.transaction().map_err(fail)?;
+        let (first, end) = (pack(partition, 0), pack(partition + 1, 0));
+        let edge = |function: &str| {
+            let text = format!(
+                "SELECT {function}(position) FROM statehouse_log WHERE position >= ?1 AND position < ?2"
+            );
+            let mut statement = transaction.prepare_cached(&text)?;
+            statement.query_row([first, end], |row| row.get::<_, Option<i64>>(0))
+        };
+        let oldest = edge("min").map_err(fail)?.map_or(1, |position| unpack(position).1);
+        let head = edge("max").map_err(fail)?.map_or(0, |position| unpack(position).1);
+        let mut statement =
+            transaction.prepare_cached(&select_log("position > ?1 AND position < ?2")).map_err(fail)?;
+        let mut found = statement.query([pack(partition, after.min(head)), end]).map_err(fail)?;
+        let mut records = Vec::new();
+        while records.len() < limit
+            && let Some(stored) = found.next().map_err(fail)?
+        {
+            records.push(record(stored, &path)?);
+        }
+        Ok(LogPage { records, oldest, head })
+    }
+
+    /// The newest offset of each partition.
+    pub(crate) fn heads(&mut self, partitions: u32) -> Result<Vec<u64>, StoreError> {
+        heads(&self.connection, partitions).map_err(|error| self.fail(&error))
+    }
+}
+
+/// The statements of the tables that a connection has met.
+///
+/// A table is known by its address, which stays its own because the entry holds it.
+#[derive(Default)]
+pub(crate) struct Statements(Vec<TableSql>);
+
+/// Tables come and go with the callers that declared them; what is this old is not in use.
+const STATEMENTS_MAX: usize = 256;
+
+impl Statements {
+    pub(crate) fn of(&mut self, table: &Arc<statehouse_store::Table>) -> &TableSql {
+        let known = self.0.iter().position(|sql| Arc::ptr_eq(&sql.table, table));
+        let place = known.unwrap_or_else(|| {
+            if self.0.len() >= STATEMENTS_MAX {
+                self.0.clear();
+            }
+            self.0.push(TableSql::new(table));
+            self.0.len() - 1
+        });
+        #[expect(clippy::indexing_slicing, reason = "the entry was found or pushed above")]
+        &self.0[place]
+    }
+}
+
+/// The newest offset of each partition, from the log itself.
+pub(crate) fn heads(connection: &Connection, partitions: u32) -> rusqlite::Result<Vec<u64>> {
+    let mut statement = connection
+        .prepare_cached("SELECT max(position) FROM statehouse_log WHERE position >= ?1 AND position < ?2")?;
+    (0..partitions)
+        .map(|number| {
+            let range = [pack(number, 0), pack(number + 1, 0)];
+            let newest = statement.query_row(range, |row| row.get::<_, Option<i64>>(0))?;
+            Ok(newest.map_or(0, |position| unpack(position).1))
+        })
+        .collect()
+}
+
+/// One row by address, with the statement that selects it.
+pub(crate) fn row_at(
+    connection: &Connection,
+    path: &std::path::Path,
+    select: &str,
+    address: &Address,
+) -> Result<Option<Row>, StoreError> {
+    let fail = |error: rusqlite::Error| fault::of(path, &error);
+    let mut statement = connection.prepare_cached(select).map_err(|error| match error {
+        error if error.to_string().contains("no such table") => StoreError::no_table(address.table().name()),
+        error => fail(error),
+    })?;
+    statement.raw_bind_parameter(1, address.tenant().as_str()).map_err(fail)?;
+    for (place, part) in address.key().iter().enumerate() {
+        statement.raw_bind_parameter(place + 2, Bind(part)).map_err(fail)?;
+    }
+    let mut found = statement.raw_query();
+    match found.next().map_err(fail)? {
+        Some(stored) => sql::row(stored, 0, address.table(), address.tenant()).map(Some),
+        None => Ok(None),
+    }
+}
+
+fn page(mut rows: Vec<Row>, limit: usize, cursor_at: impl Fn(&Row) -> statehouse_store::Cursor) -> Page {
+    let more = rows.len() > limit;
+    rows.truncate(limit);
+    let next = rows.last().filter(|_| more).map(cursor_at);
+    Page { rows, next }
+}
+
+/// Selects whole records, oldest first.
+pub(crate) fn select_log(condition: &str) -> String {
+    format!(
+        "SELECT position, tenant, operation, resource, key, at, fingerprint, fate, events \
+         FROM statehouse_log WHERE {condition} ORDER BY position"
+    )
+}
+
+/// A record from [`select_log`].
+pub(crate) fn record(stored: &rusqlite::Row<'_>, path: &std::path::Path) -> Result<Record, StoreError> {
+    let fail = |error: rusqlite::Error| fault::of(path, &error);
+    let corrupt = |why: String| StoreError::corrupt(format!("the log in {}", path.display()), why);
+    let text = |place: usize| stored.get::<_, String>(place).map_err(fail);
+    let (partition, offset) = unpack(stored.get(0).map_err(fail)?);
+    let fate = match text(7)?.as_str() {
+        "applied" => Fate::Applied,
+        "aborted" => Fate::Aborted,
+        other => return Err(corrupt(format!("a record has the fate {other:?}"))),
+    };
+    let events: Vec<Event> =
+        serde_json::from_str(&text(8)?).map_err(|error| corrupt(format!("a record's events: {error}")))?;
+    Ok(Record {
+        position: Some(Position { partition, offset }),
+        tenant: Tenant::new(text(1)?).map_err(|error| corrupt(error.to_string()))?,
+        operation: text(2)?,
+        resource: text(3)?,
+        key: text(4)?,
+        at: Time::from_micros(stored.get(5).map_err(fail)?),
+        fingerprint: text(6)?,
+        fate,
+        events,
+    })
+}

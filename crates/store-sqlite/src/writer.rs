@@ -1,0 +1,493 @@
+//! The writer: one thread, one connection, group commit.
+//!
+//! ```text
+//! callers ──(bounded queue)──► BEGIN IMMEDIATE
+//!                              for each job: read rows → decide → write log record → write rows
+//!                              COMMIT  (one synchronization of the WAL)
+//!                              ◄── each caller its own outcome
+//! ```
+//!
+//! While the disk synchronizes, the next jobs gather in the queue and become the next batch.
+//!
+//! W1. A caller gets `Applied` only after the COMMIT that holds its plan has returned.
+//! W2. A job writes only after all of its conditions hold, so a refused job needs no rollback.
+//! W3. The log record goes first: if its operation id is taken, nothing else of the plan is written.
+//! W4. A failed write ends the batch with a rollback; the jobs that it does not concern are run again.
+//! W5. A failed COMMIT is an unknown outcome, and the last thing this writer does. A full disk is the exception:
+//!     the commit mark could not be written, and the rollback that follows is certain.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rusqlite::{Connection, ErrorCode, params};
+use statehouse_store::eval::{self, Decision};
+use statehouse_store::log::partition_of;
+use statehouse_store::plan::{Expect, Verb};
+use statehouse_store::{
+    Address, Applied, Change, Clock, Commit, Fate, Migrate, Plan, Position, Record, Resolution, Row, Schema,
+    Step, StoreError, Tenant,
+};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::Options;
+use crate::fault;
+use crate::layout::{open_writer, pack};
+use crate::migrate;
+use crate::reader::{self, Statements, heads};
+use crate::sql::{Bind, TableSql};
+
+type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
+
+/// Something for the writer to do.
+enum Job {
+    Commit(Plan, Reply<Commit>),
+    Resolve(Tenant, String, Reply<Resolution>),
+    Trim(u32, u64, Reply<()>),
+    Migrate(Schema, Migrate, Reply<Vec<Change>>),
+}
+
+/// What came of a job, to be told after the COMMIT.
+enum Done {
+    Commit(Result<Commit, StoreError>),
+    Resolve(Result<Resolution, StoreError>),
+    Trim(Result<(), StoreError>),
+    Migrate(Result<Vec<Change>, StoreError>),
+}
+
+/// The callers' side of the writer.
+pub(crate) struct Writer {
+    queue: Mutex<Option<mpsc::Sender<Job>>>,
+    commits: watch::Receiver<u64>,
+    finished: watch::Receiver<bool>,
+}
+
+impl Writer {
+    /// Opens the file on a thread of its own. Returns when it is ready, with the number of log partitions.
+    pub(crate) async fn start(options: &Options) -> Result<(Writer, u32), StoreError> {
+        let (queue, jobs) = mpsc::channel(options.queue.max(1));
+        let (ready, opened) = oneshot::channel();
+        let (commits, commits_seen) = watch::channel(0);
+        let (finish, finished) = watch::channel(false);
+        let options = options.clone();
+        let thread = std::thread::Builder::new().name("statehouse-sqlite".into());
+        let spawned = thread.spawn(move || {
+            match Worker::open(options, commits) {
+                Ok(worker) => {
+                    if ready.send(Ok(worker.partitions)).is_ok() {
+                        worker.run(jobs);
+                    }
+                }
+                Err(error) => drop(ready.send(Err(error))),
+            }
+            finish.send_replace(true);
+        });
+        spawned.map_err(|error| StoreError::unavailable(format!("no thread for the writer: {error}")))?;
+        let partitions = opened.await.map_err(|_| StoreError::unavailable("the writer did not start"))??;
+        Ok((Writer { queue: Mutex::new(Some(queue)), commits: commits_seen, finished }, partitions))
+    }
+
+    /// Changes whenever something was committed.
+    pub(crate) fn commits(&self) -> watch::Receiver<u64> {
+        self.commits.clone()
+    }
+
+    pub(crate) async fn commit(&self, plan: Plan) -> Result<Commit, StoreError> {
+        self.ask(|reply| Job::Commit(plan, reply)).await
+    }
+
+    pub(crate) async fn resolve(&self, tenant: Tenant, operation: String) -> Result<Resolution, StoreError> {
+        self.ask(|reply| Job::Resolve(tenant, operation, reply)).await
+    }
+
+    pub(crate) async fn trim(&self, partition: u32, through: u64) -> Result<(), StoreError> {
+        self.ask(|reply| Job::Trim(partition, through, reply)).await
+    }
+
+    pub(crate) async fn migrate(&self, schema: Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
+        self.ask(|reply| Job::Migrate(schema, how, reply)).await
+    }
+
+    async fn ask<T>(&self, job: impl FnOnce(Reply<T>) -> Job) -> Result<T, StoreError> {
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (reply, answer) = oneshot::channel();
+        queue.ok_or_else(fault::closed)?.send(job(reply)).await.map_err(|_| fault::closed())?;
+        // The writer answers every job that it took; a job it did not take was not run.
+        answer.await.map_err(|_| fault::closed())?
+    }
+
+    /// Takes no more jobs, and returns when those that were taken are done and the file is let go.
+    pub(crate) async fn close(&self) {
+        drop(self.queue.lock().unwrap_or_else(PoisonError::into_inner).take());
+        // An error means that the thread is gone, which is what is waited for.
+        let _ = self.finished.clone().wait_for(|finished| *finished).await;
+    }
+}
+
+/// The thread's side of the writer.
+struct Worker {
+    path: PathBuf,
+    clock: Arc<dyn Clock>,
+    batch_max: usize,
+    connection: Connection,
+    partitions: u32,
+    tables: Statements,
+    /// The newest offset of each partition, as of this connection's transaction.
+    heads: Vec<u64>,
+    /// Changes when another connection has written, which makes `heads` wrong.
+    data_version: i64,
+    commits: watch::Sender<u64>,
+    /// Why no more is written.
+    stopped: Option<StoreError>,
+}
+
+impl Worker {
+    fn open(options: Options, commits: watch::Sender<u64>) -> Result<Worker, StoreError> {
+        let (connection, partitions) = open_writer(&options)?;
+        Ok(Worker {
+            path: options.path,
+            clock: options.clock,
+            batch_max: options.batch.max(1),
+            connection,
+            partitions,
+            tables: Statements::default(),
+            heads: Vec::new(),
+            data_version: -1,
+            commits,
+            stopped: None,
+        })
+    }
+
+    fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
+        let mut batch = Vec::with_capacity(self.batch_max);
+        while jobs.blocking_recv_many(&mut batch, self.batch_max) > 0 {
+            let mut waiting = std::mem::take(&mut batch);
+            while !waiting.is_empty() {
+                waiting = self.run_batch(waiting);
+            }
+        }
+        // The log is moved into the file, so that a closed store is one file. If that fails, the next open does it.
+        drop(self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())));
+    }
+
+    /// Runs jobs in one transaction and answers them. Returns those that have to run again without the one that
+    /// failed.
+    fn run_batch(&mut self, jobs: Vec<Job>) -> Vec<Job> {
+        if let Some(stopped) = &self.stopped {
+            jobs.into_iter().for_each(|job| fail(job, stopped.clone()));
+            return Vec::new();
+        }
+        if let Err(error) = self.begin() {
+            self.roll_back();
+            jobs.into_iter().for_each(|job| fail(job, error.clone()));
+            return Vec::new();
+        }
+        let mut done = Vec::with_capacity(jobs.len());
+        let mut failure = None;
+        for (place, job) in jobs.iter().enumerate() {
+            match self.run_job(job) {
+                Ok(result) => done.push(result),
+                Err(error) => {
+                    failure = Some((place, error));
+                    break;
+                }
+            }
+        }
+        let Some((culprit, error)) = failure else {
+            let committed = self.connection.execute_batch("COMMIT");
+            self.answer(jobs, done, committed);
+            return Vec::new();
+        };
+        self.roll_back();
+        if fault::is_global(&error) {
+            jobs.into_iter().for_each(|job| fail(job, error.clone()));
+            return Vec::new();
+        }
+        let mut again = Vec::with_capacity(jobs.len());
+        for (place, job) in jobs.into_iter().enumerate() {
+            if place == culprit {
+                fail(job, error.clone());
+            } else {
+                again.push(job);
+            }
+        }
+        again
+    }
+
+    /// Takes the write lock, and finds out whether another process has written since the last time.
+    fn begin(&mut self) -> Result<(), StoreError> {
+        let fail = |error: rusqlite::Error| fault::of(&self.path, &error);
+        self.connection
+            .prepare_cached("BEGIN IMMEDIATE")
+            .and_then(|mut begin| begin.execute([]))
+            .map_err(fail)?;
+        let version: i64 = self
+            .connection
+            .prepare_cached("PRAGMA data_version")
+            .and_then(|mut pragma| pragma.query_row([], |row| row.get(0)))
+            .map_err(fail)?;
+        if version != self.data_version {
+            self.heads = heads(&self.connection, self.partitions).map_err(fail)?;
+            self.data_version = version;
+        }
+        Ok(())
+    }
+
+    fn roll_back(&mut self) {
+        if !self.connection.is_autocommit() {
+            drop(self.connection.execute_batch("ROLLBACK"));
+        }
+        self.data_version = -1;
+    }
+
+    /// Tells each caller its outcome, now that the transaction's own is known.
+    fn answer(&mut self, jobs: Vec<Job>, done: Vec<Done>, committed: rusqlite::Result<()>) {
+        let Err(error) = committed else {
+            self.commits.send_modify(|count| *count += 1);
+            jobs.into_iter().zip(done).for_each(|(job, done)| tell(job, done));
+            return;
+        };
+        self.roll_back();
+        let cause = fault::of(&self.path, &error);
+        if error.sqlite_error_code() == Some(ErrorCode::DiskFull) && self.connection.is_autocommit() {
+            jobs.into_iter().for_each(|job| fail(job, cause.clone()));
+            return;
+        }
+        let why = format!("the commit to {} failed ({error})", self.path.display());
+        self.stopped = Some(StoreError::unavailable(format!(
+            "{why}, and nothing is written after that; check the disk, then open the store again"
+        )));
+        for (job, done) in jobs.into_iter().zip(done) {
+            let operation = match (&job, &done) {
+                (Job::Commit(plan, _), Done::Commit(Ok(Commit::Applied(_)))) => plan.operation().to_owned(),
+                (Job::Resolve(_, operation, _), _) => operation.clone(),
+                // What has written nothing has surely not been done.
+                _ => {
+                    fail(job, cause.clone());
+                    continue;
+                }
+            };
+            fail(job, StoreError::unknown(operation, why.clone()));
+        }
+    }
+
+    /// Runs one job inside the transaction. `Err` means that the transaction cannot go on.
+    fn run_job(&mut self, job: &Job) -> Result<Done, StoreError> {
+        Ok(match job {
+            Job::Commit(plan, _) => Done::Commit(self.apply(plan)?),
+            Job::Resolve(tenant, operation, _) => Done::Resolve(Ok(self.settle(tenant, operation)?)),
+            Job::Trim(partition, through, _) => Done::Trim(Ok(self.forget(*partition, *through)?)),
+            Job::Migrate(schema, how, _) => {
+                Done::Migrate(Ok(migrate::run(&self.connection, &self.path, schema, *how)?))
+            }
+        })
+    }
+
+    /// Decides and applies a plan. The inner error concerns this plan alone, before it wrote anything.
+    fn apply(&mut self, plan: &Plan) -> Result<Result<Commit, StoreError>, StoreError> {
+        let now = self.clock.now();
+        let mut current = Vec::with_capacity(plan.steps().len());
+        for address in plan.addresses() {
+            match self.row(&address) {
+                Ok(row) => current.push(row),
+                Err(error) if fault::is_global(&error) => return Err(error),
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+        let effect = match eval::decide(plan, now, &current) {
+            Ok(Decision::Apply(effect)) => effect,
+            Ok(Decision::Refuse(refused)) => {
+                return self.first_outcome_or(plan, Ok(Commit::Refused(refused)));
+            }
+            Err(too_large) => return self.first_outcome_or(plan, Err(too_large)),
+        };
+        let mut record = None;
+        if let Some(entry) = plan.entry() {
+            let number = partition_of(plan.tenant(), &entry.resource, &entry.key, self.partitions);
+            match self.append(Record::of(plan, now, effect.events), number)? {
+                Some(appended) => record = Some(appended),
+                None => {
+                    let first = self.recorded(plan.tenant(), plan.operation())?;
+                    let first = first.ok_or_else(|| {
+                        StoreError::corrupt(
+                            self.path.display().to_string(),
+                            "a log record is there and is not",
+                        )
+                    })?;
+                    return Ok(Ok(Commit::of_record(first)));
+                }
+            }
+        }
+        for ((step, before), after) in plan.steps().iter().zip(&current).zip(&effect.rows) {
+            self.write(plan, step, before.as_ref(), after.as_ref())?;
+        }
+        let rows = if plan.returns_rows() { effect.rows } else { Vec::new() };
+        Ok(Ok(Commit::Applied(Applied { record, rows, repeated: false })))
+    }
+
+    /// A repetition of what was applied gets that outcome, whatever its guards say by now.
+    fn first_outcome_or(
+        &self,
+        plan: &Plan,
+        otherwise: Result<Commit, StoreError>,
+    ) -> Result<Result<Commit, StoreError>, StoreError> {
+        let first = match plan.entry() {
+            Some(_) => self.recorded(plan.tenant(), plan.operation())?,
+            None => None,
+        };
+        Ok(first.map_or(otherwise, |record| Ok(Commit::of_record(record))))
+    }
+
+    fn row(&mut self, address: &Address) -> Result<Option<Row>, StoreError> {
+        let select = &self.tables.of(address.table()).select;
+        reader::row_at(&self.connection, &self.path, select, address)
+    }
+
+    /// Writes one decided step.
+    fn write(
+        &mut self,
+        plan: &Plan,
+        step: &Step,
+        before: Option<&Row>,
+        after: Option<&Row>,
+    ) -> Result<(), StoreError> {
+        let fail = |error: rusqlite::Error| fault::of(&self.path, &error);
+        let tenant = plan.tenant().as_str();
+        let sql = self.tables.of(&step.table);
+        let changed = match (step.verb, before, after) {
+            (Verb::Put, None, Some(row)) => {
+                let mut insert = self.connection.prepare_cached(&sql.insert).map_err(fail)?;
+                insert.raw_bind_parameter(1, tenant).map_err(fail)?;
+                for (place, value) in row.values().iter().enumerate() {
+                    insert.raw_bind_parameter(place + 2, Bind(value)).map_err(fail)?;
+                }
+                insert.raw_bind_parameter(row.values().len() + 2, row.version()).map_err(fail)?;
+                insert.raw_execute().map_err(fail)?
+            }
+            (Verb::Put, Some(_), Some(row)) => {
+                let columns: Vec<&str> =
+                    step.assignments.iter().map(|assignment| assignment.column.as_str()).collect();
+                let text = TableSql::update(&step.table, &columns);
+                let mut update = self.connection.prepare_cached(&text).map_err(fail)?;
+                for (place, column) in columns.iter().enumerate() {
+                    let value = row.get(column).unwrap_or(&statehouse_store::Value::Null);
+                    update.raw_bind_parameter(place + 1, Bind(value)).map_err(fail)?;
+                }
+                update.raw_bind_parameter(columns.len() + 1, row.version()).map_err(fail)?;
+                update.raw_bind_parameter(columns.len() + 2, tenant).map_err(fail)?;
+                for (place, part) in step.key.iter().enumerate() {
+                    update.raw_bind_parameter(columns.len() + 3 + place, Bind(part)).map_err(fail)?;
+                }
+                update.raw_execute().map_err(fail)?
+            }
+            (Verb::Delete, Some(_), _) => {
+                let mut delete = self.connection.prepare_cached(&sql.delete).map_err(fail)?;
+                delete.raw_bind_parameter(1, tenant).map_err(fail)?;
+                for (place, part) in step.key.iter().enumerate() {
+                    delete.raw_bind_parameter(place + 2, Bind(part)).map_err(fail)?;
+                }
+                delete.raw_execute().map_err(fail)?
+            }
+            // An assert, or a remove that found nothing.
+            _ => return Ok(()),
+        };
+        if changed != 1 {
+            // The row was read in this very transaction, so this cannot be a race.
+            let place = format!("{} in {}", step.table, self.path.display());
+            let expected = if step.expect == Expect::Absent { "an insert" } else { "a write by key" };
+            return Err(StoreError::corrupt(place, format!("{expected} changed {changed} rows")));
+        }
+        Ok(())
+    }
+
+    /// Appends a record; `None` if its operation id is taken.
+    fn append(&mut self, mut record: Record, number: u32) -> Result<Option<Record>, StoreError> {
+        let fail = |error: rusqlite::Error| fault::of(&self.path, &error);
+        let head = self
+            .heads
+            .get_mut(number as usize)
+            .ok_or_else(|| StoreError::no_partition(number, self.partitions as usize))?;
+        let events = serde_json::to_string(&record.events)
+            .map_err(|error| StoreError::corrupt("the events of a plan", error.to_string()))?;
+        let fate = match record.fate {
+            Fate::Applied => "applied",
+            Fate::Aborted => "aborted",
+        };
+        let mut insert = self.connection.prepare_cached(INSERT_LOG).map_err(fail)?;
+        let inserted = insert
+            .execute(params![
+                pack(number, *head + 1),
+                record.tenant.as_str(),
+                record.operation,
+                record.resource,
+                record.key,
+                record.at.micros(),
+                record.fingerprint,
+                fate,
+                events
+            ])
+            .map_err(fail)?;
+        if inserted == 0 {
+            return Ok(None);
+        }
+        *head += 1;
+        record.position = Some(Position { partition: number, offset: *head });
+        Ok(Some(record))
+    }
+
+    /// The record of an operation.
+    fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+        let fail = |error: rusqlite::Error| fault::of(&self.path, &error);
+        let text = reader::select_log("tenant = ?1 AND operation = ?2");
+        let mut select = self.connection.prepare_cached(&text).map_err(fail)?;
+        let mut found = select.query(params![tenant.as_str(), operation]).map_err(fail)?;
+        found.next().map_err(fail)?.map(|stored| reader::record(stored, &self.path)).transpose()
+    }
+
+    /// Claims an operation id, or learns what became of it.
+    fn settle(&mut self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError> {
+        if let Some(record) = self.recorded(tenant, operation)? {
+            return Ok(Resolution::of_record(record));
+        }
+        let number = partition_of(tenant, "", operation, self.partitions);
+        self.append(Record::aborted(tenant, operation, self.clock.now()), number)?;
+        Ok(Resolution::Aborted)
+    }
+
+    /// Forgets records, but never the newest, because the heads are found by it.
+    fn forget(&mut self, partition: u32, through: u64) -> Result<(), StoreError> {
+        let head = self.heads.get(partition as usize).copied().unwrap_or(0);
+        let last = through.min(head.saturating_sub(1));
+        self.connection
+            .execute(
+                "DELETE FROM statehouse_log WHERE position > ?1 AND position <= ?2",
+                [pack(partition, 0), pack(partition, last)],
+            )
+            .map_err(|error| fault::of(&self.path, &error))?;
+        Ok(())
+    }
+}
+
+/// Appends to the log, unless the operation id is taken.
+pub(crate) const INSERT_LOG: &str = "INSERT INTO statehouse_log \
+     (position, tenant, operation, resource, key, at, fingerprint, fate, events) \
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9) ON CONFLICT (tenant, operation) DO NOTHING";
+
+/// Tells a caller its outcome. A caller that has gone away does not need it.
+fn tell(job: Job, done: Done) {
+    match (job, done) {
+        (Job::Commit(_, reply), Done::Commit(result)) => drop(reply.send(result)),
+        (Job::Resolve(_, _, reply), Done::Resolve(result)) => drop(reply.send(result)),
+        (Job::Trim(_, _, reply), Done::Trim(result)) => drop(reply.send(result)),
+        (Job::Migrate(_, _, reply), Done::Migrate(result)) => drop(reply.send(result)),
+        (job, _) => fail(job, StoreError::unavailable("the writer lost track of a job")),
+    }
+}
+
+fn fail(job: Job, error: StoreError) {
+    match job {
+        Job::Commit(_, reply) => drop(reply.send(Err(error))),
+        Job::Resolve(_, _, reply) => drop(reply.send(Err(error))),
+        Job::Trim(_, _, reply) => drop(reply.send(Err(error))),
+        Job::Migrate(_, _, reply) => drop(reply.send(Err(error))),
+    }
+}
