@@ -23,6 +23,8 @@ const SQLITE_MIN: i32 = 3_051_003;
 const CHECKPOINT_PAGES: i64 = 8_000;
 /// How many bits of a log position are the offset.
 const OFFSET_BITS: u32 = 40;
+/// What the other bits leave room for.
+const PARTITIONS_MAX: u32 = 1 << 16;
 
 /// The log's own tables.
 const CREATE: &str = "
@@ -44,15 +46,15 @@ CREATE TABLE statehouse_log (
     fingerprint TEXT NOT NULL,
     fate        TEXT NOT NULL,
     events      TEXT NOT NULL,
-    \"partition\"    INTEGER GENERATED ALWAYS AS (position >> 40) VIRTUAL,
-    \"offset\"       INTEGER GENERATED ALWAYS AS (position & 1099511627775) VIRTUAL,
+    \"partition\" INTEGER GENERATED ALWAYS AS (position >> 40) VIRTUAL,
+    \"offset\"    INTEGER GENERATED ALWAYS AS (position & 1099511627775) VIRTUAL,
     UNIQUE (tenant, operation)
 ) STRICT;
 ";
 
-/// The key of a log record.
+/// The key of a log record: the partition, then the offset.
 pub(crate) fn pack(partition: u32, offset: u64) -> i64 {
-    (i64::from(partition) << OFFSET_BITS) | i64::try_from(offset).unwrap_or(i64::MAX)
+    (i64::from(partition) << OFFSET_BITS) | i64::try_from(offset).unwrap_or(i64::MAX >> OFFSET_BITS)
 }
 
 /// The partition and offset of a log record's key.
@@ -164,9 +166,10 @@ fn initialize(connection: &Connection, options: &Options) -> Result<u32, StoreEr
             ))
             .and_then(|()| connection.execute_batch(CREATE))
             .and_then(|()| {
+                let partitions = options.partitions.clamp(1, PARTITIONS_MAX);
                 connection.execute(
                     "INSERT INTO statehouse_meta (name, value) VALUES ('partitions', ?1)",
-                    params![options.partitions.max(1).to_string()],
+                    params![partitions.to_string()],
                 )
             })
             .and_then(|_| connection.execute_batch("COMMIT"));

@@ -156,35 +156,30 @@ impl Reader {
 
     /// Records of one partition.
     pub(crate) fn log(&mut self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
-        // One transaction, so that records, oldest and head belong together.
         let path = self.path.clone();
         let fail = |error: rusqlite::Error| fault::of(&path, &error);
+        // One transaction, so that records, oldest and newest belong together.
         let transaction = self.connection.transaction().map_err(fail)?;
-        let (first, end) = (pack(partition, 0), pack(partition + 1, 0));
-        let edge = |function: &str| {
-            let text = format!(
-                "SELECT {function}(position) FROM statehouse_log WHERE position >= ?1 AND position < ?2"
-            );
-            let mut statement = transaction.prepare_cached(&text)?;
-            statement.query_row([first, end], |row| row.get::<_, Option<i64>>(0))
-        };
-        let oldest = edge("min").map_err(fail)?.map_or(1, |position| unpack(position).1);
-        let head = edge("max").map_err(fail)?.map_or(0, |position| unpack(position).1);
-        let mut statement =
-            transaction.prepare_cached(&select_log("position > ?1 AND position < ?2")).map_err(fail)?;
-        let mut found = statement.query([pack(partition, after.min(head)), end]).map_err(fail)?;
+        let Edges { oldest, newest } = edges(&transaction, partition).map_err(fail)?;
+        let text = select_log("position > ?1 AND position <= ?2 ORDER BY position LIMIT ?3");
+        let mut select = transaction.prepare_cached(&text).map_err(fail)?;
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let mut found = select
+            .query([pack(partition, after.min(newest)), pack(partition, newest), limit])
+            .map_err(fail)?;
         let mut records = Vec::new();
-        while records.len() < limit
-            && let Some(stored) = found.next().map_err(fail)?
-        {
+        while let Some(stored) = found.next().map_err(fail)? {
             records.push(record(stored, &path)?);
         }
-        Ok(LogPage { records, oldest, head })
+        Ok(LogPage { records, oldest, head: newest })
     }
 
     /// The newest offset of each partition.
     pub(crate) fn heads(&mut self, partitions: u32) -> Result<Vec<u64>, StoreError> {
-        heads(&self.connection, partitions).map_err(|error| self.fail(&error))
+        (0..partitions)
+            .map(|partition| edges(&self.connection, partition).map(|edges| edges.newest))
+            .collect::<rusqlite::Result<_>>()
+            .map_err(|error| self.fail(&error))
     }
 }
 
@@ -198,7 +193,7 @@ pub(crate) struct Statements(Vec<TableSql>);
 const STATEMENTS_MAX: usize = 256;
 
 impl Statements {
-    pub(crate) fn of(&mut self, table: &Arc<statehouse_store::Table>) -> &TableSql {
+    pub(crate) fn of(&mut self, table: &Arc<statehouse_store::Table>) -> &mut TableSql {
         let known = self.0.iter().position(|sql| Arc::ptr_eq(&sql.table, table));
         let place = known.unwrap_or_else(|| {
             if self.0.len() >= STATEMENTS_MAX {
@@ -208,21 +203,30 @@ impl Statements {
             self.0.len() - 1
         });
         #[expect(clippy::indexing_slicing, reason = "the entry was found or pushed above")]
-        &self.0[place]
+        &mut self.0[place]
     }
 }
 
-/// The newest offset of each partition, from the log itself.
-pub(crate) fn heads(connection: &Connection, partitions: u32) -> rusqlite::Result<Vec<u64>> {
-    let mut statement = connection
-        .prepare_cached("SELECT max(position) FROM statehouse_log WHERE position >= ?1 AND position < ?2")?;
-    (0..partitions)
-        .map(|number| {
-            let range = [pack(number, 0), pack(number + 1, 0)];
-            let newest = statement.query_row(range, |row| row.get::<_, Option<i64>>(0))?;
-            Ok(newest.map_or(0, |position| unpack(position).1))
-        })
-        .collect()
+/// The oldest and newest offsets of a partition.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Edges {
+    pub oldest: u64,
+    pub newest: u64,
+}
+
+/// The edges of a partition, from the log itself. The newest record is never forgotten, so this survives a trim.
+pub(crate) fn edges(connection: &Connection, partition: u32) -> rusqlite::Result<Edges> {
+    let range = [pack(partition, 0), pack(partition + 1, 0)];
+    let edge = |select: &str| {
+        let newest_or_oldest = |row: &rusqlite::Row<'_>| row.get::<_, Option<i64>>(0);
+        connection.prepare_cached(select)?.query_row(range, newest_or_oldest)
+    };
+    let oldest = edge("SELECT min(position) FROM statehouse_log WHERE position >= ?1 AND position < ?2")?;
+    let newest = edge("SELECT max(position) FROM statehouse_log WHERE position >= ?1 AND position < ?2")?;
+    Ok(Edges {
+        oldest: oldest.map_or(1, |position| unpack(position).1),
+        newest: newest.map_or(0, |position| unpack(position).1),
+    })
 }
 
 /// One row by address, with the statement that selects it.
@@ -255,11 +259,11 @@ fn page(mut rows: Vec<Row>, limit: usize, cursor_at: impl Fn(&Row) -> statehouse
     Page { rows, next }
 }
 
-/// Selects whole records, oldest first.
+/// Selects whole records.
 pub(crate) fn select_log(condition: &str) -> String {
     format!(
         "SELECT position, tenant, operation, resource, key, at, fingerprint, fate, events \
-         FROM statehouse_log WHERE {condition} ORDER BY position"
+         FROM statehouse_log WHERE {condition}"
     )
 }
 

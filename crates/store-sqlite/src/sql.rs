@@ -5,6 +5,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use rusqlite::types::{ToSql, ToSqlOutput, ValueRef};
+use statehouse_store::plan::Assignment;
 use statehouse_store::read::Direction;
 use statehouse_store::table::{TENANT, VERSION};
 use statehouse_store::{Query, Row, Scan, StoreError, Table, Tenant, Time, Type, Value};
@@ -240,6 +241,8 @@ pub(crate) struct TableSql {
     pub insert: String,
     /// By tenant and key.
     pub delete: String,
+    /// By the columns that they set.
+    updates: Vec<(Vec<String>, String)>,
 }
 
 impl TableSql {
@@ -255,7 +258,20 @@ impl TableSql {
                 placeholders(table.columns().len() + 2)
             ),
             delete: format!("DELETE FROM {of} WHERE {condition}"),
+            updates: Vec::new(),
         }
+    }
+
+    /// [`TableSql::update`], made once for each set of columns.
+    pub(crate) fn update_of(&mut self, assignments: &[Assignment]) -> &str {
+        let columns = || assignments.iter().map(|assignment| assignment.column.as_str());
+        let known = self.updates.iter().position(|(of, _)| of.iter().map(String::as_str).eq(columns()));
+        let place = known.unwrap_or_else(|| {
+            let text = TableSql::update(&self.table, &columns().collect::<Vec<_>>());
+            self.updates.push((columns().map(str::to_owned).collect(), text));
+            self.updates.len() - 1
+        });
+        self.updates.get(place).map_or("", |(_, text)| text)
     }
 
     /// All declared columns.

@@ -16,6 +16,7 @@
 //! W5. A failed COMMIT is an unknown outcome, and the last thing this writer does. A full disk is the exception:
 //!     the commit mark could not be written, and the rollback that follows is certain.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -24,8 +25,8 @@ use statehouse_store::eval::{self, Decision};
 use statehouse_store::log::partition_of;
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{
-    Address, Applied, Change, Clock, Commit, Fate, Migrate, Plan, Position, Record, Resolution, Row, Schema,
-    Step, StoreError, Tenant,
+    Address, Applied, Change, Clock, Commit, Event, Fate, Migrate, Plan, Position, Record, Resolution, Row,
+    Schema, Step, StoreError, Tenant,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -33,30 +34,56 @@ use crate::Options;
 use crate::fault;
 use crate::layout::{open_writer, pack};
 use crate::migrate;
-use crate::reader::{self, Statements, heads};
-use crate::sql::{Bind, TableSql};
+use crate::reader::{self, Edges, Statements, edges};
+use crate::sql::Bind;
 
 type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 
 /// Something for the writer to do.
 enum Job {
-    Commit(Plan, Reply<Commit>),
+    Commit(Prepared, Reply<Commit>),
     Resolve(Tenant, String, Reply<Resolution>),
-    Trim(u32, u64, Reply<()>),
+    /// Answers whether more is left to forget.
+    Trim(u32, u64, Reply<bool>),
     Migrate(Schema, Migrate, Reply<Vec<Change>>),
+}
+
+/// A plan, and what its caller could do for the writer beforehand.
+struct Prepared {
+    plan: Plan,
+    /// The log partition of its entry.
+    partition: u32,
+    /// The events as the log stores them, if they do not need a row.
+    events: Option<String>,
+}
+
+impl Prepared {
+    fn new(plan: Plan, partitions: u32) -> Prepared {
+        let entry = plan.entry();
+        let partition =
+            entry.map_or(0, |entry| partition_of(plan.tenant(), &entry.resource, &entry.key, partitions));
+        let complete = entry.filter(|entry| entry.events.iter().all(|draft| draft.row_of.is_none()));
+        let events = complete.and_then(|entry| {
+            let events: Vec<Event> =
+                entry.events.iter().map(|draft| eval::finish_event(draft, |_| None)).collect();
+            serde_json::to_string(&events).ok()
+        });
+        Prepared { plan, partition, events }
+    }
 }
 
 /// What came of a job, to be told after the COMMIT.
 enum Done {
     Commit(Result<Commit, StoreError>),
     Resolve(Result<Resolution, StoreError>),
-    Trim(Result<(), StoreError>),
+    Trim(Result<bool, StoreError>),
     Migrate(Result<Vec<Change>, StoreError>),
 }
 
 /// The callers' side of the writer.
 pub(crate) struct Writer {
     queue: Mutex<Option<mpsc::Sender<Job>>>,
+    partitions: u32,
     commits: watch::Receiver<u64>,
     finished: watch::Receiver<bool>,
 }
@@ -83,7 +110,8 @@ impl Writer {
         });
         spawned.map_err(|error| StoreError::unavailable(format!("no thread for the writer: {error}")))?;
         let partitions = opened.await.map_err(|_| StoreError::unavailable("the writer did not start"))??;
-        Ok((Writer { queue: Mutex::new(Some(queue)), commits: commits_seen, finished }, partitions))
+        let queue = Mutex::new(Some(queue));
+        Ok((Writer { queue, partitions, commits: commits_seen, finished }, partitions))
     }
 
     /// Changes whenever something was committed.
@@ -92,7 +120,8 @@ impl Writer {
     }
 
     pub(crate) async fn commit(&self, plan: Plan) -> Result<Commit, StoreError> {
-        self.ask(|reply| Job::Commit(plan, reply)).await
+        let prepared = Prepared::new(plan, self.partitions);
+        self.ask(|reply| Job::Commit(prepared, reply)).await
     }
 
     pub(crate) async fn resolve(&self, tenant: Tenant, operation: String) -> Result<Resolution, StoreError> {
@@ -100,7 +129,8 @@ impl Writer {
     }
 
     pub(crate) async fn trim(&self, partition: u32, through: u64) -> Result<(), StoreError> {
-        self.ask(|reply| Job::Trim(partition, through, reply)).await
+        while self.ask(|reply| Job::Trim(partition, through, reply)).await? {}
+        Ok(())
     }
 
     pub(crate) async fn migrate(&self, schema: Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
@@ -131,9 +161,9 @@ struct Worker {
     connection: Connection,
     partitions: u32,
     tables: Statements,
-    /// The newest offset of each partition, as of this connection's transaction.
-    heads: Vec<u64>,
-    /// Changes when another connection has written, which makes `heads` wrong.
+    /// The edges of each partition, as of this connection's transaction.
+    edges: Vec<Edges>,
+    /// Changes when another connection has written, which makes `edges` wrong.
     data_version: i64,
     commits: watch::Sender<u64>,
     /// Why no more is written.
@@ -150,7 +180,7 @@ impl Worker {
             connection,
             partitions,
             tables: Statements::default(),
-            heads: Vec::new(),
+            edges: Vec::new(),
             data_version: -1,
             commits,
             stopped: None,
@@ -193,7 +223,8 @@ impl Worker {
             }
         }
         let Some((culprit, error)) = failure else {
-            let committed = self.connection.execute_batch("COMMIT");
+            let committed =
+                self.connection.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([])).map(drop);
             self.answer(jobs, done, committed);
             return Vec::new();
         };
@@ -226,7 +257,8 @@ impl Worker {
             .and_then(|mut pragma| pragma.query_row([], |row| row.get(0)))
             .map_err(fail)?;
         if version != self.data_version {
-            self.heads = heads(&self.connection, self.partitions).map_err(fail)?;
+            let all = (0..self.partitions).map(|partition| edges(&self.connection, partition));
+            self.edges = all.collect::<rusqlite::Result<_>>().map_err(fail)?;
             self.data_version = version;
         }
         Ok(())
@@ -258,7 +290,9 @@ impl Worker {
         )));
         for (job, done) in jobs.into_iter().zip(done) {
             let operation = match (&job, &done) {
-                (Job::Commit(plan, _), Done::Commit(Ok(Commit::Applied(_)))) => plan.operation().to_owned(),
+                (Job::Commit(prepared, _), Done::Commit(Ok(Commit::Applied(_)))) => {
+                    prepared.plan.operation().to_owned()
+                }
                 (Job::Resolve(_, operation, _), _) => operation.clone(),
                 // What has written nothing has surely not been done.
                 _ => {
@@ -273,7 +307,7 @@ impl Worker {
     /// Runs one job inside the transaction. `Err` means that the transaction cannot go on.
     fn run_job(&mut self, job: &Job) -> Result<Done, StoreError> {
         Ok(match job {
-            Job::Commit(plan, _) => Done::Commit(self.apply(plan)?),
+            Job::Commit(prepared, _) => Done::Commit(self.apply(prepared)?),
             Job::Resolve(tenant, operation, _) => Done::Resolve(Ok(self.settle(tenant, operation)?)),
             Job::Trim(partition, through, _) => Done::Trim(Ok(self.forget(*partition, *through)?)),
             Job::Migrate(schema, how, _) => {
@@ -283,7 +317,8 @@ impl Worker {
     }
 
     /// Decides and applies a plan. The inner error concerns this plan alone, before it wrote anything.
-    fn apply(&mut self, plan: &Plan) -> Result<Result<Commit, StoreError>, StoreError> {
+    fn apply(&mut self, prepared: &Prepared) -> Result<Result<Commit, StoreError>, StoreError> {
+        let plan = &prepared.plan;
         let now = self.clock.now();
         let mut current = Vec::with_capacity(plan.steps().len());
         for address in plan.addresses() {
@@ -301,9 +336,9 @@ impl Worker {
             Err(too_large) => return self.first_outcome_or(plan, Err(too_large)),
         };
         let mut record = None;
-        if let Some(entry) = plan.entry() {
-            let number = partition_of(plan.tenant(), &entry.resource, &entry.key, self.partitions);
-            match self.append(Record::of(plan, now, effect.events), number)? {
+        if plan.entry().is_some() {
+            let unplaced = Record::of(plan, now, effect.events);
+            match self.append(unplaced, prepared.events.as_deref(), prepared.partition)? {
                 Some(appended) => record = Some(appended),
                 None => {
                     let first = self.recorded(plan.tenant(), plan.operation())?;
@@ -364,18 +399,17 @@ impl Worker {
                 insert.raw_execute().map_err(fail)?
             }
             (Verb::Put, Some(_), Some(row)) => {
-                let columns: Vec<&str> =
-                    step.assignments.iter().map(|assignment| assignment.column.as_str()).collect();
-                let text = TableSql::update(&step.table, &columns);
-                let mut update = self.connection.prepare_cached(&text).map_err(fail)?;
-                for (place, column) in columns.iter().enumerate() {
-                    let value = row.get(column).unwrap_or(&statehouse_store::Value::Null);
+                let text = sql.update_of(&step.assignments);
+                let mut update = self.connection.prepare_cached(text).map_err(fail)?;
+                for (place, assignment) in step.assignments.iter().enumerate() {
+                    let value = row.get(&assignment.column).unwrap_or(&statehouse_store::Value::Null);
                     update.raw_bind_parameter(place + 1, Bind(value)).map_err(fail)?;
                 }
-                update.raw_bind_parameter(columns.len() + 1, row.version()).map_err(fail)?;
-                update.raw_bind_parameter(columns.len() + 2, tenant).map_err(fail)?;
+                let assigned = step.assignments.len();
+                update.raw_bind_parameter(assigned + 1, row.version()).map_err(fail)?;
+                update.raw_bind_parameter(assigned + 2, tenant).map_err(fail)?;
                 for (place, part) in step.key.iter().enumerate() {
-                    update.raw_bind_parameter(columns.len() + 3 + place, Bind(part)).map_err(fail)?;
+                    update.raw_bind_parameter(assigned + 3 + place, Bind(part)).map_err(fail)?;
                 }
                 update.raw_execute().map_err(fail)?
             }
@@ -400,14 +434,24 @@ impl Worker {
     }
 
     /// Appends a record; `None` if its operation id is taken.
-    fn append(&mut self, mut record: Record, number: u32) -> Result<Option<Record>, StoreError> {
+    fn append(
+        &mut self,
+        mut record: Record,
+        events: Option<&str>,
+        number: u32,
+    ) -> Result<Option<Record>, StoreError> {
         let fail = |error: rusqlite::Error| fault::of(&self.path, &error);
-        let head = self
-            .heads
+        let edges = self
+            .edges
             .get_mut(number as usize)
             .ok_or_else(|| StoreError::no_partition(number, self.partitions as usize))?;
-        let events = serde_json::to_string(&record.events)
-            .map_err(|error| StoreError::corrupt("the events of a plan", error.to_string()))?;
+        let events = match events {
+            Some(text) => Cow::Borrowed(text),
+            None => Cow::Owned(
+                serde_json::to_string(&record.events)
+                    .map_err(|error| StoreError::corrupt("the events of a plan", error.to_string()))?,
+            ),
+        };
         let fate = match record.fate {
             Fate::Applied => "applied",
             Fate::Aborted => "aborted",
@@ -415,7 +459,7 @@ impl Worker {
         let mut insert = self.connection.prepare_cached(INSERT_LOG).map_err(fail)?;
         let inserted = insert
             .execute(params![
-                pack(number, *head + 1),
+                pack(number, edges.newest + 1),
                 record.tenant.as_str(),
                 record.operation,
                 record.resource,
@@ -429,8 +473,8 @@ impl Worker {
         if inserted == 0 {
             return Ok(None);
         }
-        *head += 1;
-        record.position = Some(Position { partition: number, offset: *head });
+        edges.newest += 1;
+        record.position = Some(Position { partition: number, offset: edges.newest });
         Ok(Some(record))
     }
 
@@ -449,23 +493,33 @@ impl Worker {
             return Ok(Resolution::of_record(record));
         }
         let number = partition_of(tenant, "", operation, self.partitions);
-        self.append(Record::aborted(tenant, operation, self.clock.now()), number)?;
+        self.append(Record::aborted(tenant, operation, self.clock.now()), None, number)?;
         Ok(Resolution::Aborted)
     }
 
-    /// Forgets records, but never the newest, because the heads are found by it.
-    fn forget(&mut self, partition: u32, through: u64) -> Result<(), StoreError> {
-        let head = self.heads.get(partition as usize).copied().unwrap_or(0);
-        let last = through.min(head.saturating_sub(1));
-        self.connection
-            .execute(
-                "DELETE FROM statehouse_log WHERE position > ?1 AND position <= ?2",
-                [pack(partition, 0), pack(partition, last)],
-            )
-            .map_err(|error| fault::of(&self.path, &error))?;
-        Ok(())
+    /// Forgets some records, but never the newest. Returns whether more are left to forget.
+    fn forget(&mut self, partition: u32, through: u64) -> Result<bool, StoreError> {
+        let fail = |error: rusqlite::Error| fault::of(&self.path, &error);
+        let edges = self
+            .edges
+            .get_mut(partition as usize)
+            .ok_or_else(|| StoreError::no_partition(partition, self.partitions as usize))?;
+        let last = through.min(edges.newest.saturating_sub(1));
+        let mut delete =
+            self.connection.prepare_cached("DELETE FROM statehouse_log WHERE position = ?1").map_err(fail)?;
+        for _ in 0..TRIM_MAX {
+            if edges.oldest > last {
+                break;
+            }
+            delete.execute([pack(partition, edges.oldest)]).map_err(fail)?;
+            edges.oldest += 1;
+        }
+        Ok(edges.oldest <= last)
     }
 }
+
+/// How many records one transaction forgets, so that trimming a long log does not hold up writers.
+const TRIM_MAX: u64 = 1_000;
 
 /// Appends to the log, unless the operation id is taken.
 pub(crate) const INSERT_LOG: &str = "INSERT INTO statehouse_log \

@@ -102,26 +102,31 @@ pub fn first_failure<'a>(guard: &'a Guard, row: &Row, now: Time) -> Option<(usiz
 /// The row that a put leaves.
 fn put(plan: &Plan, step: &Step, now: Time, row: Option<&Row>) -> Result<Row, Reason> {
     let table = &step.table;
-    let (mut values, version) = match row {
-        Some(row) => (row.values().to_vec(), row.version() + 1),
-        None => {
-            let defaults =
-                table.other_columns().iter().map(|column| column.default.clone().unwrap_or(Value::Null));
-            (step.key.iter().cloned().chain(defaults).collect(), 1)
-        }
-    };
+    let mut assigned: Vec<Option<Value>> = vec![None; table.columns().len()];
     for assignment in &step.assignments {
         let column = assignment.column.as_str();
         let overflow = || Reason::Overflow { column: column.to_owned() };
         let value = compute(&assignment.expr, row, now).ok_or_else(overflow)?;
-        let required = table.column(column).is_some_and(|column| column.required);
+        let place = table.position(column);
+        let required =
+            place.and_then(|place| table.columns().get(place)).is_some_and(|column| column.required);
         if value.is_null() && required {
             return Err(Reason::Null { column: column.to_owned() });
         }
-        if let Some(place) = table.position(column).and_then(|position| values.get_mut(position)) {
-            *place = value;
+        if let Some(place) = place.and_then(|place| assigned.get_mut(place)) {
+            *place = Some(value);
         }
     }
+    let key_len = step.key.len();
+    let kept = |place: usize| match row {
+        _ if place < key_len => step.key.get(place).cloned(),
+        Some(row) => row.values().get(place).cloned(),
+        None => table.columns().get(place).and_then(|column| column.default.clone()),
+    };
+    let assigned = assigned.into_iter().enumerate();
+    let values =
+        assigned.map(|(place, value)| value.or_else(|| kept(place)).unwrap_or(Value::Null)).collect();
+    let version = row.map_or(1, |row| row.version() + 1);
     Ok(Row::new(table.clone(), plan.tenant().clone(), values, version))
 }
 

@@ -8,7 +8,7 @@ use crate::error::{PlanError, StoreError};
 use crate::log::Event;
 use crate::row::Row;
 use crate::table::{Index, Table};
-use crate::value::Value;
+use crate::value::{Value, json_weight};
 
 /// Operations in one plan: its steps, and one more for the log entry. (DynamoDB: 100 actions.)
 pub const PLAN_OPERATIONS_MAX: usize = 100;
@@ -122,7 +122,7 @@ pub fn check_record(operation: &str, events: &[Event]) -> Result<usize, StoreErr
 fn record_weight(events: &[Event]) -> usize {
     // The fixed part of a record is bounded by the limits of its names.
     let fixed = 4 * NAME_BYTES_MAX + TENANT_BYTES_MAX + 100;
-    fixed + events.iter().map(|e| e.name.len() + Value::Json(e.data.clone()).weight() + 20).sum::<usize>()
+    fixed + events.iter().map(|event| event.name.len() + json_weight(&event.data) + 20).sum::<usize>()
 }
 
 /// Checks what a whole plan writes.

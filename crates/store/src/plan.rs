@@ -606,9 +606,11 @@ fn check_entry_weight(operation: &str, entry: &Entry) -> Result<usize, PlanError
         .iter()
         .map(|draft| Event { name: draft.name.clone(), data: draft.data.clone().into() })
         .collect();
-    limits::check_record(operation, &known).map_err(|_| PlanError::Limit {
-        what: format!("bytes in the log entry of operation {operation}"),
-        limit: limits::ROW_BYTES_MAX,
-        actual: known.iter().map(|event| Value::Json(event.data.clone()).weight()).sum(),
+    limits::check_record(operation, &known).map_err(|error| match error {
+        crate::StoreError::LimitExceeded { what, limit, actual } => {
+            PlanError::Limit { what: format!("bytes in {what}"), limit, actual }
+        }
+        // The check of a record has no other result.
+        other => PlanError::Limit { what: other.to_string(), limit: 0, actual: 0 },
     })
 }

@@ -338,7 +338,7 @@ fn canonical_number(float: f64) -> serde_json::Value {
 }
 
 /// The length of the JSON text, counted without writing it.
-fn json_weight(json: &serde_json::Value) -> usize {
+pub(crate) fn json_weight(json: &serde_json::Value) -> usize {
     struct Counter(usize);
     impl std::io::Write for Counter {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {

@@ -1,0 +1,72 @@
+//! The load: concurrent callers that each run one operation after another for a while.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use statehouse_store::clock::Stopwatch;
+use statehouse_store::{Clock, SystemClock};
+
+/// What one round measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Round {
+    /// Operations per second, all callers together.
+    pub rate: f64,
+    /// Half of the operations took no longer than this.
+    pub p50: Duration,
+    /// All but one in a hundred took no longer than this.
+    pub p99: Duration,
+}
+
+/// Runs `callers` callers for `span`. `call(caller, number)` is one operation.
+pub async fn drive<F, W>(callers: u64, span: Duration, call: F) -> Result<Round>
+where
+    F: Fn(u64, u64) -> W + Send + Sync + 'static,
+    W: Future<Output = Result<()>> + Send,
+{
+    let (call, stop) = (Arc::new(call), Arc::new(AtomicBool::new(false)));
+    let watch = Stopwatch::start();
+    let tasks: Vec<_> = (0..callers)
+        .map(|caller| {
+            let (call, stop) = (call.clone(), stop.clone());
+            tokio::spawn(async move {
+                let mut times = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    let one = Stopwatch::start();
+                    call(caller, times.len() as u64).await?;
+                    times.push(one.elapsed());
+                }
+                anyhow::Ok(times)
+            })
+        })
+        .collect();
+    SystemClock.sleep(span).await;
+    stop.store(true, Ordering::Relaxed);
+    let mut times = Vec::new();
+    for task in tasks {
+        times.extend(task.await.context("a caller was cut short")??);
+    }
+    let elapsed = watch.elapsed();
+    times.sort_unstable();
+    let at = |share: f64| {
+        let place = (times.len() as f64 * share) as usize;
+        times.get(place).or(times.last()).copied().unwrap_or_default()
+    };
+    Ok(Round { rate: times.len() as f64 / elapsed.as_secs_f64(), p50: at(0.5), p99: at(0.99) })
+}
+
+/// The round with the median rate.
+pub fn median(mut rounds: Vec<Round>) -> Result<Round> {
+    rounds.sort_by(|a, b| a.rate.total_cmp(&b.rate));
+    rounds.get(rounds.len() / 2).copied().context("no rounds were measured")
+}
+
+/// The most memory that this process has had resident, in bytes.
+pub fn peak_resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib * 1024)
+}

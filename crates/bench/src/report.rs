@@ -1,0 +1,34 @@
+//! Figures on the terminal, each beside its reference.
+
+#![expect(clippy::print_stdout, reason = "printing is what a report does")]
+
+use crate::load::Round;
+
+/// Prints a heading.
+pub fn heading(text: &str) {
+    println!("\n{text}");
+}
+
+/// Prints one measurement.
+pub fn measured(name: &str, round: Round) {
+    let micros = |span: std::time::Duration| span.as_micros();
+    println!(
+        "  {name:<58} {:>9.0}/s   p50 {:>6} µs   p99 {:>6} µs",
+        round.rate,
+        micros(round.p50),
+        micros(round.p99)
+    );
+}
+
+/// Prints a ratio and whether it reaches what is wanted.
+pub fn ratio(name: &str, ours: Round, reference: Round, wanted: f64) {
+    let ratio = ours.rate / reference.rate;
+    let verdict = if ratio >= wanted { "reached" } else { "NOT REACHED" };
+    println!("  {name:<58} {ratio:>9.2} ×   wanted {wanted} ×: {verdict}");
+}
+
+/// Prints a figure under an upper limit.
+pub fn bounded(name: &str, figure: f64, unit: &str, limit: f64) {
+    let verdict = if figure <= limit { "reached" } else { "NOT REACHED" };
+    println!("  {name:<58} {figure:>9.1} {unit}   wanted at most {limit} {unit}: {verdict}");
+}
