@@ -1,0 +1,247 @@
+//! The blueprint: one file that says what kind of state each thing in a product is.
+//!
+//! ```toml
+//! [house]
+//! name = "ticketing"
+//!
+//! [entity.profile]                       # [<archetype>.<name>]
+//! key    = { user_id = "int" }
+//! fields = { display_name = "text", bio = "text?", avatar_url = "text?" }
+//! ```
+//!
+//! Reading it has two steps. [`tree`] turns the text into settings that remember where they stand. The archetypes then
+//! read their settings from it, and whatever is wrong becomes a [`Problem`](problem::Problem) with its place in the
+//! file and advice: all of them at once, not the first one only.
+
+pub mod problem;
+pub mod settings;
+pub mod tree;
+
+use statehouse_store::table::NAME_MAX;
+
+use crate::atlas;
+use problem::{Problem, Problems};
+use settings::Settings;
+use tree::{Entry, Node};
+
+/// A blueprint that could be read. Its things have known archetypes and distinct names; what their settings mean is
+/// for the archetypes to say.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Blueprint {
+    /// The file it was read from, for messages.
+    pub file: String,
+    /// Its text, for messages.
+    pub text: String,
+    /// The house's name.
+    pub name: String,
+    /// What it declares, in the order of the file.
+    pub things: Vec<Thing>,
+}
+
+/// One declared thing: `[entity.profile]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Thing {
+    /// Its archetype.
+    pub archetype: &'static atlas::Archetype,
+    /// Its own name.
+    pub name: String,
+    /// What is said about it.
+    pub settings: Settings,
+}
+
+impl Blueprint {
+    /// Reads a blueprint, or says everything that is wrong with it.
+    pub fn read(file: &str, text: &str) -> Result<Blueprint, Problems> {
+        let mut problems = Problems::of(file, text);
+        let root = tree::parse(text, &mut problems);
+        let mut name = None;
+        let mut things: Vec<Thing> = Vec::new();
+        for Entry { key, key_span, value } in root {
+            if key == "house" {
+                name = read_house(value, &mut problems);
+            } else if let Some(archetype) = atlas::by_keyword(&key) {
+                read_things(archetype, value, &mut things, &mut problems);
+            } else {
+                let known = atlas::archetypes().iter().map(atlas::Archetype::keyword);
+                let mut problem = Problem::at(key_span, format!("`{key}` is not an archetype"))
+                    .label("no archetype has this name");
+                if let Some(near) = nearest(&key, known.chain(["house"])) {
+                    problem = problem.advice(format!("did you mean `{near}`?"));
+                } else {
+                    problem = problem.advice("`statehouse atlas` lists the archetypes");
+                }
+                problems.add(problem);
+            }
+        }
+        things.sort_by_key(|thing| thing.settings.span().start);
+        let name = name.unwrap_or_else(|| "house".to_owned());
+        problems.or(Blueprint { file: file.to_owned(), text: text.to_owned(), name, things })
+    }
+
+    /// The thing of that name.
+    pub fn thing(&self, name: &str) -> Option<&Thing> {
+        self.things.iter().find(|thing| thing.name == name)
+    }
+
+    /// Problems that are found later, with this file's text to show them in.
+    pub fn problems(&self) -> Problems {
+        Problems::of(&self.file, &self.text)
+    }
+}
+
+fn read_house(value: Node, problems: &mut Problems) -> Option<String> {
+    let mut settings = Settings::of("house", value, problems)?;
+    let name = settings.text("name", problems);
+    settings.finish(problems);
+    name
+}
+
+fn read_things(
+    archetype: &'static atlas::Archetype,
+    value: Node,
+    things: &mut Vec<Thing>,
+    problems: &mut Problems,
+) {
+    let keyword = archetype.keyword();
+    let (span, entries) = match value {
+        Node { span, value: tree::Value::Table(entries) } => (span, entries),
+        other => {
+            let title = format!("`{keyword}` must be followed by a name");
+            problems.add(Problem::at(other.span, title).advice(format!("write `[{keyword}.NAME]`")));
+            return;
+        }
+    };
+    if entries.is_empty() {
+        let title = format!("`[{keyword}]` declares nothing");
+        problems.add(Problem::at(span, title).advice(format!("write `[{keyword}.NAME]`")));
+    }
+    for Entry { key, key_span, value } in entries {
+        if let Err(why) = check_name(&key) {
+            problems.add(Problem::at(key_span, format!("`{key}` cannot be a name: it {why}")));
+            continue;
+        }
+        if let Some(other) = things.iter().find(|thing| thing.name == key) {
+            let title = format!("the name `{key}` is taken");
+            let label = format!("`[{}.{key}]` has it already", other.archetype.keyword());
+            problems.add(Problem::at(key_span, title).label(label).advice("names are unique in a house"));
+            continue;
+        }
+        let subject = format!("{keyword}.{key}");
+        if let Some(settings) = Settings::of(&subject, value, problems) {
+            things.push(Thing { archetype, name: key, settings });
+        }
+    }
+}
+
+/// Names become parts of table names, paths and identifiers.
+pub(crate) fn check_name(name: &str) -> Result<(), String> {
+    let plain = name.starts_with(|c: char| c.is_ascii_lowercase())
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    // Derived names add a few letters.
+    let limit = NAME_MAX - 16;
+    if !plain {
+        Err("must begin with a letter a-z and hold only a-z, 0-9 and _".into())
+    } else if name.len() > limit {
+        Err(format!("has {} characters; the limit is {limit}", name.len()))
+    } else if name == "batch" || name == "events" || name.starts_with("statehouse") {
+        Err("is one that Statehouse itself uses".into())
+    } else {
+        Ok(())
+    }
+}
+
+/// The candidate that a mistyped word most likely stands for.
+pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let limit = 1 + word.chars().count() / 3;
+    candidates
+        .into_iter()
+        .map(|candidate| (distance(word, candidate), candidate))
+        .filter(|(distance, _)| *distance <= limit)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+/// How many letters have to be added, removed or changed.
+fn distance(left: &str, right: &str) -> usize {
+    let right: Vec<char> = right.chars().collect();
+    let mut row: Vec<usize> = (0..=right.len()).collect();
+    for (i, a) in left.chars().enumerate() {
+        let mut diagonal = i;
+        let mut before = i + 1;
+        for (b, cell) in right.iter().zip(row.iter_mut().skip(1)) {
+            let changed = diagonal + usize::from(a != *b);
+            diagonal = *cell;
+            before = changed.min(before + 1).min(diagonal + 1);
+            *cell = before;
+        }
+        if let Some(first) = row.first_mut() {
+            *first = i + 1;
+        }
+    }
+    row.last().copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads a text and compares the problems, as a person on a plain terminal sees them.
+    fn check(text: &str, expect: &str) {
+        let problems = match Blueprint::read("statehouse.toml", text) {
+            Ok(blueprint) => panic!("no problem was found in {blueprint:?}"),
+            Err(problems) => problems.render(false),
+        };
+        assert!(problems.contains(expect), "{problems}");
+    }
+
+    #[test]
+    fn things_are_read_in_the_order_of_the_file() {
+        let text = "[house]\nname = \"shop\"\n[entity.product]\n[booking.seat]\n[entity.account]\n";
+        let blueprint = Blueprint::read("statehouse.toml", text).unwrap();
+        assert_eq!(blueprint.name, "shop");
+        let names: Vec<&str> = blueprint.things.iter().map(|thing| thing.name.as_str()).collect();
+        assert_eq!(names, ["product", "seat", "account"]);
+        assert_eq!(blueprint.thing("seat").unwrap().archetype.code, "A08");
+    }
+
+    #[test]
+    fn an_unknown_archetype_gets_the_nearest_name() {
+        check(
+            "[house]\nname = \"shop\"\n\n[entty.product]\n",
+            "\
+error: `entty` is not an archetype
+ --> statehouse.toml:4:2
+  |
+4 | [entty.product]
+  |  ^^^^^ no archetype has this name
+  |
+  = help: did you mean `entity`?",
+        );
+        check("[zebra.product]\n", "`statehouse atlas` lists the archetypes");
+    }
+
+    #[test]
+    fn names_are_checked() {
+        check("[entity.Product]\n", "must begin with a letter a-z");
+        check("[entity.a]\n[booking.a]\n", "`[entity.a]` has it already");
+        check("[entity.batch]\n", "one that Statehouse itself uses");
+        check("entity = 3\n", "write `[entity.NAME]`");
+        check("[entity]\n", "declares nothing");
+        check("[house]\nname = 3\n", "expected text");
+        check("[house]\nnome = \"x\"\n", "did you mean `name`?");
+    }
+
+    #[test]
+    fn bad_syntax_points_at_the_place() {
+        check("[entity.a\nkey = 1\n", "statehouse.toml:1:");
+        check("[entity.a]\nkey = {\n", "error: ");
+    }
+
+    #[test]
+    fn distances_count_edits() {
+        assert_eq!(distance("entity", "entity"), 0);
+        assert_eq!(distance("entty", "entity"), 1);
+        assert_eq!(distance("", "abc"), 3);
+        assert_eq!(distance("kitten", "sitting"), 3);
+    }
+}

@@ -1,0 +1,342 @@
+//! The settings of one thing, read by name. What is read is known; what is left at the end was a mistake.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use statehouse_store::{Type, Value};
+
+use super::problem::{Problem, Problems};
+use super::tree::{self, Entry, Node};
+use super::{check_name, nearest};
+
+/// The settings of one thing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// What they belong to, for messages: `entity.profile`.
+    subject: String,
+    span: Range<usize>,
+    entries: Vec<Entry>,
+    /// What was asked for.
+    known: Vec<&'static str>,
+    /// Which entries were asked for.
+    read: Vec<String>,
+}
+
+/// A declared field.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Field {
+    /// Its name.
+    pub name: String,
+    /// Where the name stands.
+    pub span: Range<usize>,
+    /// Its type.
+    pub kind: Type,
+    /// Whether it may be missing.
+    pub optional: bool,
+    /// What it is when nothing is given.
+    pub default: Option<Value>,
+}
+
+impl Settings {
+    /// The settings in a table.
+    pub fn of(subject: &str, node: Node, problems: &mut Problems) -> Option<Settings> {
+        match node.value {
+            tree::Value::Table(entries) => Some(Settings {
+                subject: subject.to_owned(),
+                span: node.span,
+                entries,
+                known: Vec::new(),
+                read: Vec::new(),
+            }),
+            other => {
+                let title = format!("`{subject}` must be a table, not {}", other.kind());
+                problems.add(Problem::at(node.span, title).advice(format!("write `[{subject}]`")));
+                None
+            }
+        }
+    }
+
+    /// Where the settings stand.
+    pub fn span(&self) -> Range<usize> {
+        self.span.clone()
+    }
+
+    /// Where a setting stands, or the settings as a whole.
+    pub fn span_of(&self, name: &str) -> Range<usize> {
+        let entry = self.entries.iter().find(|entry| entry.key == name);
+        entry.map_or_else(|| self.span(), |entry| entry.value.span.clone())
+    }
+
+    fn take(&mut self, name: &'static str) -> Option<Node> {
+        self.known.push(name);
+        let entry = self.entries.iter().find(|entry| entry.key == name)?;
+        self.read.push(name.to_owned());
+        Some(entry.value.clone())
+    }
+
+    fn take_as<T>(
+        &mut self,
+        name: &'static str,
+        expected: &str,
+        problems: &mut Problems,
+        read: impl FnOnce(&tree::Value) -> Option<T>,
+    ) -> Option<T> {
+        let node = self.take(name)?;
+        let value = read(&node.value);
+        if value.is_none() {
+            let title = format!("`{name}` of `{}`: expected {expected}", self.subject);
+            problems.add(Problem::at(node.span, title).label(format!("this is {}", node.value.kind())));
+        }
+        value
+    }
+
+    /// A text.
+    pub fn text(&mut self, name: &'static str, problems: &mut Problems) -> Option<String> {
+        self.take_as(name, "text", problems, |value| match value {
+            tree::Value::Text(text) => Some(text.clone()),
+            _ => None,
+        })
+    }
+
+    /// An integer.
+    pub fn int(&mut self, name: &'static str, problems: &mut Problems) -> Option<i64> {
+        self.take_as(name, "an integer", problems, |value| match value {
+            tree::Value::Int(int) => Some(*int),
+            _ => None,
+        })
+    }
+
+    /// A switch.
+    pub fn bool(&mut self, name: &'static str, problems: &mut Problems) -> Option<bool> {
+        self.take_as(name, "true or false", problems, |value| match value {
+            tree::Value::Bool(bool) => Some(*bool),
+            _ => None,
+        })
+    }
+
+    /// A list of texts.
+    pub fn texts(&mut self, name: &'static str, problems: &mut Problems) -> Option<Vec<String>> {
+        self.take_as(name, "a list of texts", problems, |value| match value {
+            tree::Value::List(items) => items
+                .iter()
+                .map(|item| match &item.value {
+                    tree::Value::Text(text) => Some(text.clone()),
+                    _ => None,
+                })
+                .collect(),
+            _ => None,
+        })
+    }
+
+    /// A span of time: a number and `ms`, `s`, `m`, `h` or `d`.
+    pub fn duration(&mut self, name: &'static str, problems: &mut Problems) -> Option<Duration> {
+        self.take_as(name, "a span of time like \"10m\" (ms, s, m, h, d)", problems, |value| match value {
+            tree::Value::Text(text) => parse_duration(text),
+            _ => None,
+        })
+    }
+
+    /// One of these words.
+    pub fn choice(
+        &mut self,
+        name: &'static str,
+        words: &[&'static str],
+        problems: &mut Problems,
+    ) -> Option<&'static str> {
+        let node = self.take(name)?;
+        let given = match &node.value {
+            tree::Value::Text(text) => text.as_str(),
+            _ => "",
+        };
+        let found = words.iter().find(|word| **word == given).copied();
+        if found.is_none() {
+            let list: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
+            let title = format!("`{name}` of `{}` must be {}", self.subject, list.join(" or "));
+            let mut problem = Problem::at(node.span, title);
+            if let Some(near) = nearest(given, words.iter().copied()) {
+                problem = problem.advice(format!("did you mean \"{near}\"?"));
+            }
+            problems.add(problem);
+        }
+        found
+    }
+
+    /// A table of names and types: `{ display_name = "text", bio = "text?" }`. `None` if it is not given.
+    pub fn fields(&mut self, name: &'static str, problems: &mut Problems) -> Option<Vec<Field>> {
+        let node = self.take(name)?;
+        let tree::Value::Table(entries) = node.value else {
+            let title = format!("`{name}` of `{}` must be a table of names and types", self.subject);
+            let advice = format!("write `{name} = {{ some_name = \"text\" }}`");
+            problems.add(Problem::at(node.span, title).advice(advice));
+            return None;
+        };
+        Some(entries.into_iter().filter_map(|entry| field(entry, problems)).collect())
+    }
+
+    /// Says which settings nobody asked for.
+    pub fn finish(&self, problems: &mut Problems) {
+        for entry in self.entries.iter().filter(|entry| !self.read.contains(&entry.key)) {
+            let title = format!("`{}` has no setting `{}`", self.subject, entry.key);
+            let problem = Problem::at(entry.key_span.clone(), title);
+            problems.add(match nearest(&entry.key, self.known.iter().copied()) {
+                Some(near) => problem.advice(format!("did you mean `{near}`?")),
+                None => problem.advice(format!("it has {}", self.known.join(", "))),
+            });
+        }
+    }
+}
+
+/// Reads `text`, `text?` or `{ type = "text", optional = true, default = … }`.
+fn field(entry: Entry, problems: &mut Problems) -> Option<Field> {
+    let Entry { key, key_span, value } = entry;
+    if let Err(why) = check_name(&key) {
+        problems.add(Problem::at(key_span, format!("`{key}` cannot be a name: it {why}")));
+        return None;
+    }
+    let (span, word, mut optional, given) = match value {
+        Node { span, value: tree::Value::Text(word) } => (span, word, false, None),
+        Node { span, value: table @ tree::Value::Table(_) } => {
+            let mut settings = Settings::of(&key, Node { span: span.clone(), value: table }, problems)?;
+            let word = settings.text("type", problems);
+            let optional = settings.bool("optional", problems).unwrap_or(false);
+            let default = settings.take("default");
+            settings.finish(problems);
+            let Some(word) = word else {
+                problems.add(Problem::at(span, format!("`{key}` has no type")).advice(TYPES));
+                return None;
+            };
+            (span, word, optional, default)
+        }
+        other => {
+            let title = format!("the type of `{key}` must be text, not {}", other.value.kind());
+            problems.add(Problem::at(other.span, title).advice(TYPES));
+            return None;
+        }
+    };
+    let bare = word.strip_suffix('?').unwrap_or(&word);
+    optional |= bare.len() < word.len();
+    let Some(kind) = Type::ALL.into_iter().find(|kind| kind.name() == bare) else {
+        let mut problem = Problem::at(span, format!("`{word}` is not a type"));
+        problem = match nearest(bare, Type::ALL.map(Type::name)) {
+            Some(near) => problem.advice(format!("did you mean \"{near}\"?")),
+            None => problem.advice(TYPES),
+        };
+        problems.add(problem);
+        return None;
+    };
+    let default = given.and_then(|node| match constant(&node.value, kind) {
+        Some(default) => Some(default),
+        None => {
+            let title = format!("the default of `{key}` is not {kind}");
+            problems.add(Problem::at(node.span, title).label(format!("this is {}", node.value.kind())));
+            None
+        }
+    });
+    Some(Field { name: key, span: key_span, kind, optional, default })
+}
+
+const TYPES: &str =
+    "types are text, int, float, bool, bytes, time and json, with a `?` behind if it may be missing";
+
+/// A constant in a blueprint as a value.
+fn constant(value: &tree::Value, kind: Type) -> Option<Value> {
+    let json = match value {
+        tree::Value::Text(text) => text.as_str().into(),
+        tree::Value::Int(int) => (*int).into(),
+        tree::Value::Float(float) => serde_json::Number::from_f64(*float)?.into(),
+        tree::Value::Bool(bool) => (*bool).into(),
+        tree::Value::Time(time) => time.as_str().into(),
+        tree::Value::List(_) | tree::Value::Table(_) => return None,
+    };
+    Value::from_json(json, kind).ok().filter(|value| !value.is_null())
+}
+
+/// Reads `10m`, `250ms`, `1h30m`.
+pub fn parse_duration(text: &str) -> Option<Duration> {
+    let mut total = Duration::ZERO;
+    let mut rest = text.trim();
+    if rest.is_empty() {
+        return None;
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
+        let (number, behind) = rest.split_at(digits);
+        let unit = behind.find(|c: char| c.is_ascii_digit()).unwrap_or(behind.len());
+        let (unit, behind) = behind.split_at(unit);
+        let number: u64 = number.parse().ok()?;
+        let millis = match unit {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            _ => return None,
+        };
+        total = total.checked_add(Duration::from_millis(number.checked_mul(millis)?))?;
+        rest = behind;
+    }
+    Some(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Blueprint;
+
+    fn settings(text: &str) -> (Settings, Problems) {
+        let text = format!("[entity.thing]\n{text}\n");
+        let blueprint = Blueprint::read("statehouse.toml", &text).unwrap();
+        (blueprint.things.first().unwrap().settings.clone(), blueprint.problems())
+    }
+
+    fn check_field(text: &str, expect: &str) {
+        let (mut settings, mut problems) = settings(&format!("fields = {{ {text} }}"));
+        settings.fields("fields", &mut problems);
+        let rendered = problems.render(false);
+        assert!(rendered.contains(expect), "{rendered}");
+    }
+
+    #[test]
+    fn fields_keep_the_order_of_the_file() {
+        let text = "fields = { z = \"text\", a = \"int?\", m = { type = \"time\", default = 2026-01-01T00:00:00Z } }";
+        let (mut settings, mut problems) = settings(text);
+        let fields = settings.fields("fields", &mut problems).unwrap();
+        assert!(problems.is_empty(), "{problems}");
+        let names: Vec<_> = fields.iter().map(|f| (f.name.as_str(), f.kind, f.optional)).collect();
+        assert_eq!(names, [("z", Type::Text, false), ("a", Type::Int, true), ("m", Type::Time, false)]);
+        assert!(fields[2].default.is_some());
+    }
+
+    #[test]
+    fn wrong_types_are_pointed_at() {
+        check_field("a = \"txt\"", "did you mean \"text\"?");
+        check_field("a = 3", "must be text, not an integer");
+        check_field("a = { optional = true }", "`a` has no type");
+        check_field("a = { type = \"int\", default = \"x\" }", "the default of `a` is not int");
+        check_field("A = \"int\"", "cannot be a name");
+        check_field("a = { type = \"int\", defalt = 1 }", "did you mean `default`?");
+    }
+
+    #[test]
+    fn durations() {
+        assert_eq!(parse_duration("10m"), Some(Duration::from_secs(600)));
+        assert_eq!(parse_duration("1h30m"), Some(Duration::from_secs(5400)));
+        assert_eq!(parse_duration("250ms"), Some(Duration::from_millis(250)));
+        for bad in ["", "10", "m", "10x", "10m5", "-1s"] {
+            assert_eq!(parse_duration(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn choices_and_unknown_settings_get_advice() {
+        let (mut settings, mut problems) = settings("mutate = \"optimistc\"\nbogus = 1");
+        settings.choice("mutate", &["optimistic", "pessimistic"], &mut problems);
+        settings.finish(&mut problems);
+        let rendered = problems.render(false);
+        assert!(rendered.contains("did you mean \"optimistic\"?"), "{rendered}");
+        assert!(
+            rendered.contains("has no setting `bogus`") && rendered.contains("it has mutate"),
+            "{rendered}"
+        );
+    }
+}
