@@ -3,7 +3,16 @@
 //! A [`Blueprint`] is one file that names things and their archetypes. The [`atlas`] lists the 34 archetypes: their
 //! states, what is the truth among them, who acts on them, what fails and what gets hot.
 
+pub mod action;
 pub mod atlas;
 pub mod blueprint;
+pub mod form;
+pub mod house;
+pub mod product;
+pub mod resource;
 
+pub use action::{Answer, Code, Expected, Refusal};
 pub use blueprint::Blueprint;
+pub use blueprint::problem::Problems;
+pub use house::{House, Operation, Request};
+pub use resource::Resource;

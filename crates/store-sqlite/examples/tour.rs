@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use statehouse_store::guard::{column, now};
 use statehouse_store::{
-    Commit, Draft, Entry, Guard, Ids, Migrate, Plan, Random, Schema, Step, Store, SystemClock, Table, Tenant, Type,
+    Commit, Draft, Entry, Guard, Ids, Migrate, Plan, Random, Schema, Step, Store, SystemClock, Table, Tenant,
+    Type,
 };
 use statehouse_store_sqlite::{Options, SqliteStore};
 
@@ -60,7 +61,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let (ours, theirs) = (rename("Anna")?, rename("Annie")?);
     println!("\nWhat an update under version {version} does:\n{}", store.explain(&ours));
 
-    println!("Two writers saw version {version}. The first: {}", describe(&ours, &store.commit(&ours).await?));
+    println!(
+        "Two writers saw version {version}. The first: {}",
+        describe(&ours, &store.commit(&ours).await?)
+    );
     println!("The second: {}", describe(&theirs, &store.commit(&theirs).await?));
     println!("The first again, as a retry would: {}", describe(&ours, &store.commit(&ours).await?));
 

@@ -151,6 +151,10 @@ impl Store for SqliteStore {
         self.writer.resolve(tenant.clone(), operation.to_owned()).await
     }
 
+    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+        self.readers.here(|reader| reader.recorded(tenant, operation)).await
+    }
+
     async fn get(&self, addresses: &[Address], _: Consistency) -> Result<Vec<Option<Row>>, StoreError> {
         // Every read is strong here, and a read of a few rows is done before a thread could be woken for it.
         self.readers.here(|reader| reader.get(addresses)).await

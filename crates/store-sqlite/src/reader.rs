@@ -174,6 +174,15 @@ impl Reader {
         Ok(LogPage { records, oldest, head: newest })
     }
 
+    /// The record of an operation.
+    pub(crate) fn recorded(
+        &mut self,
+        tenant: &Tenant,
+        operation: &str,
+    ) -> Result<Option<Record>, StoreError> {
+        recorded(&self.connection, &self.path, tenant, operation)
+    }
+
     /// The newest offset of each partition.
     pub(crate) fn heads(&mut self, partitions: u32) -> Result<Vec<u64>, StoreError> {
         (0..partitions)
@@ -250,6 +259,20 @@ pub(crate) fn row_at(
         Some(stored) => sql::row(stored, 0, address.table(), address.tenant()).map(Some),
         None => Ok(None),
     }
+}
+
+/// The record of an operation.
+pub(crate) fn recorded(
+    connection: &Connection,
+    path: &std::path::Path,
+    tenant: &Tenant,
+    operation: &str,
+) -> Result<Option<Record>, StoreError> {
+    let fail = |error: rusqlite::Error| fault::of(path, &error);
+    let text = select_log("tenant = ?1 AND operation = ?2");
+    let mut select = connection.prepare_cached(&text).map_err(fail)?;
+    let mut found = select.query([tenant.as_str(), operation]).map_err(fail)?;
+    found.next().map_err(fail)?.map(|stored| record(stored, path)).transpose()
 }
 
 fn page(mut rows: Vec<Row>, limit: usize, cursor_at: impl Fn(&Row) -> statehouse_store::Cursor) -> Page {

@@ -478,13 +478,8 @@ impl Worker {
         Ok(Some(record))
     }
 
-    /// The record of an operation.
     fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
-        let fail = |error: rusqlite::Error| fault::of(&self.path, &error);
-        let text = reader::select_log("tenant = ?1 AND operation = ?2");
-        let mut select = self.connection.prepare_cached(&text).map_err(fail)?;
-        let mut found = select.query(params![tenant.as_str(), operation]).map_err(fail)?;
-        found.next().map_err(fail)?.map(|stored| reader::record(stored, &self.path)).transpose()
+        reader::recorded(&self.connection, &self.path, tenant, operation)
     }
 
     /// Claims an operation id, or learns what became of it.

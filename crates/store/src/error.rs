@@ -1,4 +1,4 @@
-//! What can go wrong, apart from a refused guard, which is a value ([`crate::plan::Commit::Refused`]).
+//! What can go wrong, apart from a refused guard, which is a value ([`crate::outcome::Commit::Refused`]).
 
 use crate::value::BadValue;
 

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 
 use crate::clock::Clock;
 use crate::error::StoreError;
-use crate::log::LogPage;
+use crate::log::{LogPage, Record};
 use crate::migration::{Change, Migrate};
 use crate::outcome::{Commit, Resolution};
 use crate::plan::Plan;
@@ -289,6 +289,10 @@ impl Store for FaultyStore {
 
     async fn resolve(&self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError> {
         self.write(operation, self.inner.resolve(tenant, operation)).await
+    }
+
+    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+        self.read(self.inner.recorded(tenant, operation)).await
     }
 
     async fn get(

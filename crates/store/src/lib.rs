@@ -1,7 +1,7 @@
 //! The narrow waist of Statehouse: everything above it is written once, everything below it is an engine.
 //!
 //! Four things cross it: [tables](table), [plans](plan) of guarded steps, [reads](read) of ranges, and the
-//! [log](log). [`Store`] is the contract; [`ModelStore`] is its reference; [`FaultyStore`] makes any store fail.
+//! [log]. [`Store`] is the contract; [`ModelStore`] is its reference; [`FaultyStore`] makes any store fail.
 //!
 //! ```
 //! use statehouse_store::guard::{column, Guard};

@@ -58,6 +58,20 @@ pub(crate) fn check_key(table: &Table, tenant: &str, key: &[Value]) -> Result<()
     Ok(())
 }
 
+/// Checks the size of values that stand for a part of a key: nothing larger can be stored, so nothing would be found.
+pub(crate) fn check_sought(
+    what: &str,
+    fixed: usize,
+    values: &[Value],
+    limit: usize,
+) -> Result<(), PlanError> {
+    let actual = fixed + parts_weight(values.iter());
+    if actual > limit {
+        return Err(PlanError::Limit { what: format!("bytes in the {what}"), limit, actual });
+    }
+    Ok(())
+}
+
 /// The two weights of a row's entry in an index; `None` while the row does not stand in it.
 fn index_weights(row: &Row, index: &Index) -> Option<(usize, usize)> {
     let set = |names: &[String]| {

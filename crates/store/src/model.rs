@@ -279,6 +279,10 @@ impl Store for ModelStore {
         Ok(Resolution::Aborted)
     }
 
+    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+        Ok(self.open()?.recorded(tenant, operation))
+    }
+
     async fn get(&self, addresses: &[Address], _: Consistency) -> Result<Vec<Option<Row>>, StoreError> {
         let content = self.open()?;
         addresses

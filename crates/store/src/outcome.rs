@@ -15,7 +15,8 @@ pub enum Commit {
     Applied(Applied),
     /// A step's condition failed, and nothing was changed.
     Refused(Refused),
-    /// The operation id was fenced by [`crate::Store::resolve`]: nothing was or will be applied under it.
+    /// The operation id was fenced by [`crate::Store::resolve`]: no plan with a log entry was or will be applied under
+    /// it. (A plan without an entry does not take part: it neither remembers nor asks.)
     Fenced,
 }
 

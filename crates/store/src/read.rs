@@ -9,7 +9,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
 use serde::{Deserialize, Serialize};
 
 use crate::error::PlanError;
-use crate::limits::PAGE_MAX;
+use crate::limits::{PAGE_MAX, PARTITION_KEY_BYTES_MAX, SORT_KEY_BYTES_MAX, check_sought};
 use crate::row::{Row, Tenant, admit_required};
 use crate::table::{Column, Index, Table};
 use crate::value::{Type, Value};
@@ -108,6 +108,9 @@ impl Query {
         let admit =
             |(column, value): (&&Column, Value)| admit_required(table, &column.name, column.kind, value);
         query.partition = columns.iter().zip(given).map(admit).collect::<Result<_, _>>()?;
+        let what = format!("partition of a read of {}", query.source());
+        let fixed = tenant.as_str().len();
+        check_sought(&what, fixed, &query.partition, PARTITION_KEY_BYTES_MAX)?;
         Ok(query)
     }
 
@@ -182,7 +185,11 @@ impl Query {
             names: columns.iter().map(|column| column.name.as_str()).collect::<Vec<_>>().join(", "),
             given: self.prefix.len() + 1,
         })?;
-        admit_required(&self.table, &column.name, column.kind, value)
+        let value = admit_required(&self.table, &column.name, column.kind, value)?;
+        let what = format!("sort values of a read of {}", self.source());
+        let fixed = self.prefix.iter().map(|value| value.weight() + 1).sum();
+        check_sought(&what, fixed, std::slice::from_ref(&value), SORT_KEY_BYTES_MAX)?;
+        Ok(value)
     }
 
     /// The table's name, and the index's.
@@ -422,6 +429,8 @@ mod tests {
         assert!(matches!(Query::table(&table, &tenant, []), Err(PlanError::KeyParts { .. })));
         assert!(matches!(Query::index(&table, "by_x", &tenant, []), Err(PlanError::UnknownIndex { .. })));
         assert!(matches!(query().from("late"), Err(PlanError::BadValue { .. })));
+        let long = "x".repeat(PARTITION_KEY_BYTES_MAX);
+        assert!(matches!(Query::table(&table, &tenant, [long.into()]), Err(PlanError::Limit { .. })));
         assert!(matches!(query().limit(0), Err(PlanError::Limit { .. })));
         assert!(matches!(query().limit(PAGE_MAX + 1), Err(PlanError::Limit { .. })));
         let fixed = query().prefix([crate::Time::from_micros(1).into(), 2.into()]).unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::error::StoreError;
-use crate::log::LogPage;
+use crate::log::{LogPage, Record};
 use crate::migration::{Change, Migrate};
 use crate::outcome::{Commit, Resolution};
 use crate::plan::Plan;
@@ -57,6 +57,13 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// `aborted` record, which fences the original for good, or learns that the original was applied.
     async fn resolve(&self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError>;
 
+    /// The record of an operation, if there is one. Claims nothing: where it answers `None`, the operation may still be
+    /// in flight, and only `commit` or `resolve` can settle it.
+    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+        let _ = (tenant, operation);
+        Err(StoreError::unavailable("TRANSITIONAL"))
+    }
+
     /// Reads rows by address. The answer has one entry for each address, in their order.
     async fn get(
         &self,
@@ -67,7 +74,7 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Reads a page of a range.
     async fn query(&self, query: &Query) -> Result<Page, StoreError>;
 
-    /// Reads a page of a whole table.
+    /// Reads a page of a whole table. Strong, row by row.
     async fn scan(&self, scan: &Scan) -> Result<Page, StoreError>;
 
     /// Reads records of one partition after an offset (0: from the oldest), at most `limit`, never more than

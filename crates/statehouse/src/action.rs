@@ -1,0 +1,375 @@
+//! Actions: declared once, served everywhere.
+//!
+//! An [`Action`] says what it is called, what it takes and gives, how it can be refused and which failures it answers,
+//! and it can build the steps that do it. The HTTP routes, the OpenAPI document, the command line, `explain` and the
+//! drills are made from this declaration; no surface knows an archetype.
+//!
+//! A write goes three ways through its [`Write`]:
+//!
+//! 1. `draft` reads what it needs and returns steps and an event, or an answer if nothing has to change, or a refusal.
+//! 2. The house commits them as one plan, alone or with those of other actions.
+//! 3. `answer` makes the answer from the event in the log record, and from nothing else, so that a retry gets the very
+//!    same answer. If the plan was refused, `refusal` says what that means: try again, or tell the caller.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
+use statehouse_store::{
+    Draft as EventDraft, Event, Reason, Refused, Row, Step, Store, StoreError, Tenant, Value,
+};
+
+use crate::form::{Form, Misfit, Property};
+
+/// Where an action is found over HTTP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The method.
+    pub method: Method,
+    /// The path.
+    pub place: Place,
+}
+
+/// An HTTP method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "they are HTTP's own")]
+pub enum Method {
+    Get,
+    Post,
+    Put,
+    Patch,
+    Delete,
+}
+
+impl Method {
+    /// As HTTP writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Method::Get => "GET",
+            Method::Post => "POST",
+            Method::Put => "PUT",
+            Method::Patch => "PATCH",
+            Method::Delete => "DELETE",
+        }
+    }
+}
+
+/// A path below `/v1`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// `/v1/{name}`.
+    Collection,
+    /// `/v1/{name}/{key}`.
+    Item,
+    /// `/v1/{name}/{key}/{action}`.
+    ItemAction,
+}
+
+/// One thing that can be done with a resource.
+#[derive(Clone)]
+pub struct Action {
+    /// Its name within the resource: `update`.
+    pub name: &'static str,
+    /// One sentence.
+    pub summary: String,
+    /// The state it works on: `ProfileState`.
+    pub target: String,
+    /// The abstract shape of the write or read: `overwrite`.
+    pub shape: &'static str,
+    /// How it is kept right: `guarded conditional update`.
+    pub mechanism: &'static str,
+    /// Where it is found over HTTP.
+    pub route: Route,
+    /// What it takes, apart from the key: the body of a write, the query of a read.
+    pub input: Vec<Property>,
+    /// What it gives.
+    pub output: Form,
+    /// How it can be refused, apart from what every action can be refused for.
+    pub refusals: &'static [Code],
+    /// Whether a caller has to say which version it has seen.
+    pub needs_version: bool,
+    /// The failures of the atlas that it answers.
+    pub answers: &'static [&'static str],
+    /// What it does.
+    pub does: Does,
+}
+
+impl fmt::Debug for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Action({})", self.name)
+    }
+}
+
+/// A write or a read.
+#[derive(Clone)]
+pub enum Does {
+    /// Builds a plan.
+    Write(Arc<dyn Write>),
+    /// Reads.
+    Read(Arc<dyn Read>),
+}
+
+/// A call of an action: who, which row, with what.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// On whose behalf.
+    pub tenant: Tenant,
+    /// The key of the row, for actions that name one.
+    pub key: Vec<Value>,
+    /// What the action takes, already checked against its form.
+    pub input: Map<String, Json>,
+    /// What the caller says about the version it has seen.
+    pub expected: Option<Expected>,
+}
+
+/// What a caller says about a row's version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expected {
+    /// It has seen this one.
+    Version(i64),
+    /// Any will do, if the row exists.
+    Any,
+}
+
+/// What the house lends to an action while it drafts or reads.
+pub struct Desk<'a> {
+    /// The store, for strong reads.
+    pub store: &'a dyn Store,
+}
+
+/// An action that writes.
+#[async_trait]
+pub trait Write: Send + Sync {
+    /// The steps and the event of the write, or its answer if nothing has to be written.
+    async fn draft(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal>;
+
+    /// What it means that the store refused a step of the draft (numbered from 0 within the draft).
+    fn refusal(&self, call: &Call, refused: &Refused) -> Verdict;
+
+    /// The answer, from the event of the draft as it stands in the log.
+    fn answer(&self, call: &Call, event: &Event) -> Answer;
+}
+
+/// An action that reads.
+#[async_trait]
+pub trait Read: Send + Sync {
+    /// Reads and answers.
+    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal>;
+}
+
+/// What an action wants to write.
+#[derive(Clone, Debug)]
+pub enum Draft {
+    /// Nothing has to change; this is the answer.
+    Done(Answer),
+    /// This is to be committed.
+    Write(Pieces),
+}
+
+/// The parts of a plan.
+#[derive(Clone, Debug)]
+pub struct Pieces {
+    /// The key of the subject, as text.
+    pub subject: String,
+    /// The steps.
+    pub steps: Vec<Step>,
+    /// The event; a row it takes is numbered within `steps`.
+    pub event: EventDraft,
+}
+
+/// What follows from a refused step.
+#[derive(Clone, Debug)]
+pub enum Verdict {
+    /// Somebody else was faster; draft it anew and try again.
+    TryAgain,
+    /// The caller has to know.
+    Refuse(Refusal),
+}
+
+/// What an action gives.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Answer {
+    /// The body.
+    pub body: Json,
+    /// The version of the row, if it has one.
+    pub version: Option<i64>,
+    /// The key of a row that was created, as text.
+    pub created: Option<String>,
+    /// Where the next page begins.
+    pub next: Option<String>,
+}
+
+impl Answer {
+    /// An answer with a body and a version.
+    pub fn row(body: Json) -> Answer {
+        let version = body.get("version").and_then(Json::as_i64);
+        Answer { body, version, created: None, next: None }
+    }
+}
+
+/// Why an action was not done. The codes are stable; messages may change.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{code}: {message}")]
+pub struct Refusal {
+    /// The stable code.
+    pub code: Code,
+    /// What happened, to which row, and what to do.
+    pub message: String,
+    /// The row's version as it is, where that helps.
+    pub current_version: Option<i64>,
+    /// What does not fit, for bad input.
+    pub misfits: Vec<Misfit>,
+}
+
+/// The stable codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Code {
+    /// The input does not fit the action's form.
+    InvalidInput,
+    /// There is no such row, or no such action or resource.
+    NotFound,
+    /// A row with this key exists.
+    AlreadyExists,
+    /// The row is at another version than the caller has seen.
+    VersionConflict,
+    /// The caller has to say which version it has seen.
+    VersionRequired,
+    /// The row was deleted.
+    Deleted,
+    /// The row is not deleted.
+    NotDeleted,
+    /// Too many callers write this row; it was tried several times.
+    Contended,
+    /// The result would be out of a number's range.
+    OutOfRange,
+    /// The row or the request is larger than any engine can hold.
+    TooLarge,
+    /// The operation id was used for another request.
+    OperationReused,
+    /// The operation id was given up before it was applied; use a new one.
+    OperationFenced,
+    /// It is not known whether the write was applied. Repeat it under the same operation id.
+    OutcomeUnknown,
+    /// The store cannot be reached. Nothing was done.
+    Unavailable,
+    /// Something that should not happen has happened.
+    Internal,
+}
+
+impl Code {
+    /// Every code.
+    pub const ALL: [Code; 15] = [
+        Code::InvalidInput,
+        Code::NotFound,
+        Code::AlreadyExists,
+        Code::VersionConflict,
+        Code::VersionRequired,
+        Code::Deleted,
+        Code::NotDeleted,
+        Code::Contended,
+        Code::OutOfRange,
+        Code::TooLarge,
+        Code::OperationReused,
+        Code::OperationFenced,
+        Code::OutcomeUnknown,
+        Code::Unavailable,
+        Code::Internal,
+    ];
+
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Code::InvalidInput => "invalid_input",
+            Code::NotFound => "not_found",
+            Code::AlreadyExists => "already_exists",
+            Code::VersionConflict => "version_conflict",
+            Code::VersionRequired => "version_required",
+            Code::Deleted => "deleted",
+            Code::NotDeleted => "not_deleted",
+            Code::Contended => "contended",
+            Code::OutOfRange => "out_of_range",
+            Code::TooLarge => "too_large",
+            Code::OperationReused => "operation_reused",
+            Code::OperationFenced => "operation_fenced",
+            Code::OutcomeUnknown => "outcome_unknown",
+            Code::Unavailable => "unavailable",
+            Code::Internal => "internal",
+        }
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Refusal {
+    /// A refusal with a code and a message.
+    pub fn new(code: Code, message: impl Into<String>) -> Refusal {
+        Refusal { code, message: message.into(), current_version: None, misfits: Vec::new() }
+    }
+
+    /// The same, with the row's version as it is.
+    #[must_use]
+    pub fn at_version(mut self, row: Option<&Row>) -> Refusal {
+        self.current_version = row.map(Row::version);
+        self
+    }
+
+    /// Bad input.
+    pub fn misfits(misfits: Vec<Misfit>) -> Refusal {
+        let first = misfits.first().map_or(String::new(), |misfit| {
+            let place = if misfit.pointer.is_empty() { "the input" } else { &misfit.pointer };
+            format!("{place}: {}", misfit.detail)
+        });
+        Refusal { misfits, ..Refusal::new(Code::InvalidInput, first) }
+    }
+}
+
+impl From<StoreError> for Refusal {
+    fn from(error: StoreError) -> Refusal {
+        let code = match &error {
+            StoreError::Unavailable { .. } => Code::Unavailable,
+            StoreError::OutcomeUnknown { .. } => Code::OutcomeUnknown,
+            StoreError::LimitExceeded { .. } => Code::TooLarge,
+            _ => Code::Internal,
+        };
+        Refusal::new(code, error.to_string())
+    }
+}
+
+impl From<statehouse_store::PlanError> for Refusal {
+    fn from(error: statehouse_store::PlanError) -> Refusal {
+        use statehouse_store::PlanError;
+        let code = match &error {
+            PlanError::Limit { .. } => Code::TooLarge,
+            PlanError::BadValue { .. } | PlanError::Required { .. } | PlanError::BadCursor { .. } => {
+                Code::InvalidInput
+            }
+            PlanError::BadName { .. } => Code::InvalidInput,
+            _ => Code::Internal,
+        };
+        Refusal::new(code, error.to_string())
+    }
+}
+
+/// What the reasons that have the same meaning for every action mean.
+pub fn common_verdict(what: &str, refused: &Refused) -> Verdict {
+    let refusal = match &refused.reason {
+        Reason::Absent => Refusal::new(Code::NotFound, format!("{what} does not exist")),
+        Reason::Present => Refusal::new(Code::AlreadyExists, format!("{what} exists already"))
+            .at_version(refused.current.as_ref()),
+        Reason::Overflow { column } => {
+            Refusal::new(Code::OutOfRange, format!("{what}: the new {column} is out of range"))
+        }
+        Reason::Null { column } => {
+            Refusal::new(Code::InvalidInput, format!("{what}: {column} is required and would become null"))
+        }
+        Reason::Guard { .. } => return Verdict::TryAgain,
+    };
+    Verdict::Refuse(refusal)
+}

@@ -1,0 +1,3 @@
+//! The product archetypes: rooms that people use.
+
+pub mod entity;
