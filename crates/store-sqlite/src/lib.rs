@@ -33,7 +33,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use statehouse_store::limits::PAGE_MAX;
 use statehouse_store::{
-    Address, Change, Clock, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query,
+    Address, Change, Clock, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query, Record,
     Resolution, Row, Scan, Schema, Store, StoreError, SystemClock, Tenant,
 };
 
