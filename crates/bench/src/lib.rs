@@ -1,7 +1,7 @@
 //! What Statehouse costs, as a ratio to hand-written code on the same engine in the same run.
 //!
 //! Figures of one machine mean little on another, and even here they move from run to run. So every figure stands
-//! beside its reference, measured in turn with it, round by round; the ratio of the medians is the result. The
+//! beside its reference, measured in turn with it, round by round; the median of the ratios is the result. The
 //! references are what a careful engineer would write by hand for that engine, with the same tables, the same SQL
 //! and the same durability.
 

@@ -58,9 +58,18 @@ where
 }
 
 /// The round with the median rate.
-pub fn median(mut rounds: Vec<Round>) -> Result<Round> {
+pub fn median(rounds: &[Round]) -> Result<Round> {
+    let mut rounds = rounds.to_vec();
     rounds.sort_by(|a, b| a.rate.total_cmp(&b.rate));
     rounds.get(rounds.len() / 2).copied().context("no rounds were measured")
+}
+
+/// The median of the ratios of rounds that were measured side by side. What disturbs the machine for a while disturbs
+/// both sides of a pair.
+pub fn ratio(ours: &[Round], reference: &[Round]) -> Result<f64> {
+    let mut ratios: Vec<f64> = ours.iter().zip(reference).map(|(a, b)| a.rate / b.rate).collect();
+    ratios.sort_by(f64::total_cmp);
+    ratios.get(ratios.len() / 2).copied().context("no rounds were measured")
 }
 
 /// The most memory that this process has had resident, in bytes.

@@ -21,8 +21,7 @@ pub fn measured(name: &str, round: Round) {
 }
 
 /// Prints a ratio and whether it reaches what is wanted.
-pub fn ratio(name: &str, ours: Round, reference: Round, wanted: f64) {
-    let ratio = ours.rate / reference.rate;
+pub fn ratio(name: &str, ratio: f64, wanted: f64) {
     let verdict = if ratio >= wanted { "reached" } else { "NOT REACHED" };
     println!("  {name:<58} {ratio:>9.2} ×   wanted {wanted} ×: {verdict}");
 }

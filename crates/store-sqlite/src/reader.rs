@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rusqlite::{Connection, params_from_iter};
+use rusqlite::{Connection, Statement, params_from_iter};
 use statehouse_store::{
     Address, Event, Fate, LogPage, Page, Position, Query, Record, Row, Scan, StoreError, Tenant, Time,
 };
@@ -113,8 +113,10 @@ impl Reader {
     pub(crate) fn get(&mut self, addresses: &[Address]) -> Result<Vec<Option<Row>>, StoreError> {
         let mut rows = Vec::with_capacity(addresses.len());
         for address in addresses {
-            let select = &self.tables.of(address.table()).select;
-            rows.push(row_at(&self.connection, &self.path, select, address)?);
+            let text = &self.tables.of(address.table()).select;
+            let select = self.connection.prepare_cached(text);
+            let mut select = select.map_err(|error| unprepared(&self.path, address.table(), &error))?;
+            rows.push(row_at(&mut select, &self.path, address)?);
         }
         Ok(rows)
     }
@@ -240,25 +242,32 @@ pub(crate) fn edges(connection: &Connection, partition: u32) -> rusqlite::Result
 
 /// One row by address, with the statement that selects it.
 pub(crate) fn row_at(
-    connection: &Connection,
+    select: &mut Statement<'_>,
     path: &std::path::Path,
-    select: &str,
     address: &Address,
 ) -> Result<Option<Row>, StoreError> {
     let fail = |error: rusqlite::Error| fault::of(path, &error);
-    let mut statement = connection.prepare_cached(select).map_err(|error| match error {
-        error if error.to_string().contains("no such table") => StoreError::no_table(address.table().name()),
-        error => fail(error),
-    })?;
-    statement.raw_bind_parameter(1, address.tenant().as_str()).map_err(fail)?;
+    select.raw_bind_parameter(1, address.tenant().as_str()).map_err(fail)?;
     for (place, part) in address.key().iter().enumerate() {
-        statement.raw_bind_parameter(place + 2, Bind(part)).map_err(fail)?;
+        select.raw_bind_parameter(place + 2, Bind(part)).map_err(fail)?;
     }
-    let mut found = statement.raw_query();
+    let mut found = select.raw_query();
     match found.next().map_err(fail)? {
         Some(stored) => sql::row(stored, 0, address.table(), address.tenant()).map(Some),
         None => Ok(None),
     }
+}
+
+/// The error of a statement on a table that could not be prepared.
+pub(crate) fn unprepared(
+    path: &std::path::Path,
+    table: &statehouse_store::Table,
+    error: &rusqlite::Error,
+) -> StoreError {
+    if error.to_string().contains("no such table") {
+        return StoreError::no_table(table.name());
+    }
+    fault::of(path, error)
 }
 
 /// The record of an operation.

@@ -17,10 +17,11 @@
 //!     the commit mark could not be written, and the rollback that follows is certain.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rusqlite::{Connection, ErrorCode, params};
+use rusqlite::{Connection, ErrorCode, Statement, params};
 use statehouse_store::eval::{self, Decision};
 use statehouse_store::log::partition_of;
 use statehouse_store::plan::{Expect, Verb};
@@ -41,7 +42,7 @@ type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 
 /// Something for the writer to do.
 enum Job {
-    Commit(Prepared, Reply<Commit>),
+    Commit(Ready, Reply<Commit>),
     Resolve(Tenant, String, Reply<Resolution>),
     /// Answers whether more is left to forget.
     Trim(u32, u64, Reply<bool>),
@@ -49,7 +50,7 @@ enum Job {
 }
 
 /// A plan, and what its caller could do for the writer beforehand.
-struct Prepared {
+struct Ready {
     plan: Plan,
     /// The log partition of its entry.
     partition: u32,
@@ -57,8 +58,8 @@ struct Prepared {
     events: Option<String>,
 }
 
-impl Prepared {
-    fn new(plan: Plan, partitions: u32) -> Prepared {
+impl Ready {
+    fn new(plan: Plan, partitions: u32) -> Ready {
         let entry = plan.entry();
         let partition =
             entry.map_or(0, |entry| partition_of(plan.tenant(), &entry.resource, &entry.key, partitions));
@@ -68,7 +69,7 @@ impl Prepared {
                 entry.events.iter().map(|draft| eval::finish_event(draft, |_| None)).collect();
             serde_json::to_string(&events).ok()
         });
-        Prepared { plan, partition, events }
+        Ready { plan, partition, events }
     }
 }
 
@@ -98,11 +99,14 @@ impl Writer {
         let options = options.clone();
         let thread = std::thread::Builder::new().name("statehouse-sqlite".into());
         let spawned = thread.spawn(move || {
-            match Worker::open(options, commits) {
-                Ok(worker) => {
-                    if ready.send(Ok(worker.partitions)).is_ok() {
-                        worker.run(jobs);
+            match open_writer(&options) {
+                Ok((connection, partitions)) => {
+                    if ready.send(Ok(partitions)).is_ok() {
+                        Worker::new(&connection, options, partitions, commits).run(jobs);
                     }
+                    // The log is moved into the file, so that a closed store is one file. If that fails, the next
+                    // opening does it.
+                    drop(connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())));
                 }
                 Err(error) => drop(ready.send(Err(error))),
             }
@@ -120,8 +124,8 @@ impl Writer {
     }
 
     pub(crate) async fn commit(&self, plan: Plan) -> Result<Commit, StoreError> {
-        let prepared = Prepared::new(plan, self.partitions);
-        self.ask(|reply| Job::Commit(prepared, reply)).await
+        let ready = Ready::new(plan, self.partitions);
+        self.ask(|reply| Job::Commit(ready, reply)).await
     }
 
     pub(crate) async fn resolve(&self, tenant: Tenant, operation: String) -> Result<Resolution, StoreError> {
@@ -154,13 +158,14 @@ impl Writer {
 }
 
 /// The thread's side of the writer.
-struct Worker {
+struct Worker<'c> {
     path: PathBuf,
     clock: Arc<dyn Clock>,
     batch_max: usize,
-    connection: Connection,
+    connection: &'c Connection,
     partitions: u32,
     tables: Statements,
+    prepared: Prepared<'c>,
     /// The edges of each partition, as of this connection's transaction.
     edges: Vec<Edges>,
     /// Changes when another connection has written, which makes `edges` wrong.
@@ -170,21 +175,48 @@ struct Worker {
     stopped: Option<StoreError>,
 }
 
-impl Worker {
-    fn open(options: Options, commits: watch::Sender<u64>) -> Result<Worker, StoreError> {
-        let (connection, partitions) = open_writer(&options)?;
-        Ok(Worker {
+/// Statements, prepared once. There is one user and no end to its work, so nothing is ever given back.
+struct Prepared<'c> {
+    connection: &'c Connection,
+    statements: HashMap<String, Statement<'c>>,
+}
+
+/// More statements than any blueprint has; whoever comes here makes them up as they go.
+const PREPARED_MAX: usize = 1_000;
+
+impl<'c> Prepared<'c> {
+    fn get(&mut self, text: &str) -> rusqlite::Result<&mut Statement<'c>> {
+        if !self.statements.contains_key(text) {
+            if self.statements.len() >= PREPARED_MAX {
+                self.statements.clear();
+            }
+            self.statements.insert(text.to_owned(), self.connection.prepare(text)?);
+        }
+        // It is there: it was, or it was put there above.
+        self.statements.get_mut(text).ok_or(rusqlite::Error::InvalidQuery)
+    }
+}
+
+impl<'c> Worker<'c> {
+    fn new(
+        connection: &'c Connection,
+        options: Options,
+        partitions: u32,
+        commits: watch::Sender<u64>,
+    ) -> Worker<'c> {
+        Worker {
             path: options.path,
             clock: options.clock,
             batch_max: options.batch.max(1),
             connection,
             partitions,
             tables: Statements::default(),
+            prepared: Prepared { connection, statements: HashMap::new() },
             edges: Vec::new(),
             data_version: -1,
             commits,
             stopped: None,
-        })
+        }
     }
 
     fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
@@ -195,8 +227,6 @@ impl Worker {
                 waiting = self.run_batch(waiting);
             }
         }
-        // The log is moved into the file, so that a closed store is one file. If that fails, the next open does it.
-        drop(self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())));
     }
 
     /// Runs jobs in one transaction and answers them. Returns those that have to run again without the one that
@@ -223,8 +253,7 @@ impl Worker {
             }
         }
         let Some((culprit, error)) = failure else {
-            let committed =
-                self.connection.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([])).map(drop);
+            let committed = self.prepared.get("COMMIT").and_then(|commit| commit.execute([])).map(drop);
             self.answer(jobs, done, committed);
             return Vec::new();
         };
@@ -247,17 +276,11 @@ impl Worker {
     /// Takes the write lock, and finds out whether another process has written since the last time.
     fn begin(&mut self) -> Result<(), StoreError> {
         let fail = |error: rusqlite::Error| fault::of(&self.path, &error);
-        self.connection
-            .prepare_cached("BEGIN IMMEDIATE")
-            .and_then(|mut begin| begin.execute([]))
-            .map_err(fail)?;
-        let version: i64 = self
-            .connection
-            .prepare_cached("PRAGMA data_version")
-            .and_then(|mut pragma| pragma.query_row([], |row| row.get(0)))
-            .map_err(fail)?;
+        self.prepared.get("BEGIN IMMEDIATE").and_then(|begin| begin.execute([])).map_err(fail)?;
+        let pragma = self.prepared.get("PRAGMA data_version").map_err(fail)?;
+        let version: i64 = pragma.query_row([], |row| row.get(0)).map_err(fail)?;
         if version != self.data_version {
-            let all = (0..self.partitions).map(|partition| edges(&self.connection, partition));
+            let all = (0..self.partitions).map(|partition| edges(self.connection, partition));
             self.edges = all.collect::<rusqlite::Result<_>>().map_err(fail)?;
             self.data_version = version;
         }
@@ -290,8 +313,8 @@ impl Worker {
         )));
         for (job, done) in jobs.into_iter().zip(done) {
             let operation = match (&job, &done) {
-                (Job::Commit(prepared, _), Done::Commit(Ok(Commit::Applied(_)))) => {
-                    prepared.plan.operation().to_owned()
+                (Job::Commit(ready, _), Done::Commit(Ok(Commit::Applied(_)))) => {
+                    ready.plan.operation().to_owned()
                 }
                 (Job::Resolve(_, operation, _), _) => operation.clone(),
                 // What has written nothing has surely not been done.
@@ -307,18 +330,18 @@ impl Worker {
     /// Runs one job inside the transaction. `Err` means that the transaction cannot go on.
     fn run_job(&mut self, job: &Job) -> Result<Done, StoreError> {
         Ok(match job {
-            Job::Commit(prepared, _) => Done::Commit(self.apply(prepared)?),
+            Job::Commit(ready, _) => Done::Commit(self.apply(ready)?),
             Job::Resolve(tenant, operation, _) => Done::Resolve(Ok(self.settle(tenant, operation)?)),
             Job::Trim(partition, through, _) => Done::Trim(Ok(self.forget(*partition, *through)?)),
             Job::Migrate(schema, how, _) => {
-                Done::Migrate(Ok(migrate::run(&self.connection, &self.path, schema, *how)?))
+                Done::Migrate(Ok(migrate::run(self.connection, &self.path, schema, *how)?))
             }
         })
     }
 
     /// Decides and applies a plan. The inner error concerns this plan alone, before it wrote anything.
-    fn apply(&mut self, prepared: &Prepared) -> Result<Result<Commit, StoreError>, StoreError> {
-        let plan = &prepared.plan;
+    fn apply(&mut self, ready: &Ready) -> Result<Result<Commit, StoreError>, StoreError> {
+        let plan = &ready.plan;
         let now = self.clock.now();
         let mut current = Vec::with_capacity(plan.steps().len());
         for address in plan.addresses() {
@@ -338,7 +361,7 @@ impl Worker {
         let mut record = None;
         if plan.entry().is_some() {
             let unplaced = Record::of(plan, now, effect.events);
-            match self.append(unplaced, prepared.events.as_deref(), prepared.partition)? {
+            match self.append(unplaced, ready.events.as_deref(), ready.partition)? {
                 Some(appended) => record = Some(appended),
                 None => {
                     let first = self.recorded(plan.tenant(), plan.operation())?;
@@ -373,8 +396,9 @@ impl Worker {
     }
 
     fn row(&mut self, address: &Address) -> Result<Option<Row>, StoreError> {
-        let select = &self.tables.of(address.table()).select;
-        reader::row_at(&self.connection, &self.path, select, address)
+        let select = self.prepared.get(&self.tables.of(address.table()).select);
+        let select = select.map_err(|error| reader::unprepared(&self.path, address.table(), &error))?;
+        reader::row_at(select, &self.path, address)
     }
 
     /// Writes one decided step.
@@ -390,7 +414,7 @@ impl Worker {
         let sql = self.tables.of(&step.table);
         let changed = match (step.verb, before, after) {
             (Verb::Put, None, Some(row)) => {
-                let mut insert = self.connection.prepare_cached(&sql.insert).map_err(fail)?;
+                let insert = self.prepared.get(&sql.insert).map_err(fail)?;
                 insert.raw_bind_parameter(1, tenant).map_err(fail)?;
                 for (place, value) in row.values().iter().enumerate() {
                     insert.raw_bind_parameter(place + 2, Bind(value)).map_err(fail)?;
@@ -399,8 +423,7 @@ impl Worker {
                 insert.raw_execute().map_err(fail)?
             }
             (Verb::Put, Some(_), Some(row)) => {
-                let text = sql.update_of(&step.assignments);
-                let mut update = self.connection.prepare_cached(text).map_err(fail)?;
+                let update = self.prepared.get(sql.update_of(&step.assignments)).map_err(fail)?;
                 for (place, assignment) in step.assignments.iter().enumerate() {
                     let value = row.get(&assignment.column).unwrap_or(&statehouse_store::Value::Null);
                     update.raw_bind_parameter(place + 1, Bind(value)).map_err(fail)?;
@@ -414,7 +437,7 @@ impl Worker {
                 update.raw_execute().map_err(fail)?
             }
             (Verb::Delete, Some(_), _) => {
-                let mut delete = self.connection.prepare_cached(&sql.delete).map_err(fail)?;
+                let delete = self.prepared.get(&sql.delete).map_err(fail)?;
                 delete.raw_bind_parameter(1, tenant).map_err(fail)?;
                 for (place, part) in step.key.iter().enumerate() {
                     delete.raw_bind_parameter(place + 2, Bind(part)).map_err(fail)?;
@@ -456,7 +479,7 @@ impl Worker {
             Fate::Applied => "applied",
             Fate::Aborted => "aborted",
         };
-        let mut insert = self.connection.prepare_cached(INSERT_LOG).map_err(fail)?;
+        let insert = self.prepared.get(INSERT_LOG).map_err(fail)?;
         let inserted = insert
             .execute(params![
                 pack(number, edges.newest + 1),
@@ -479,7 +502,7 @@ impl Worker {
     }
 
     fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
-        reader::recorded(&self.connection, &self.path, tenant, operation)
+        reader::recorded(self.connection, &self.path, tenant, operation)
     }
 
     /// Claims an operation id, or learns what became of it.
