@@ -1,1 +1,31 @@
-//! Conformance cases, differential tests and drills for any Statehouse store.
+//! The suite that judges any store: if an engine passes it, everything that is built on the waist may stand on it.
+//!
+//! Four kinds of proof, each finding what the others cannot:
+//!
+//! - [`conformance`] says what the contract means, one small case at a time. A case states what it expects from
+//!   the documentation of [`statehouse_store::Store`], not from what some engine does.
+//! - [`differential`] runs random plans over random schemas on the model and on another store, side by side, and
+//!   finds the combinations that nobody thought of.
+//! - [`linearize`] decides whether what concurrent clients saw can have happened in one order. Where many clients
+//!   race there is no expected answer to compare with, only answers that are impossible.
+//! - [`faults`] makes the world around a store bad, lets clients get on with it by the rules that the contract
+//!   gives them (commit again, or resolve), and then counts whether anything was lost or done twice.
+//!
+//! What is judged comes in through [`engines`]: every case gets an empty namespace of its own, so all of them run
+//! at once. Cases are code in a library and not tests, so that a test harness and a command can both run them; they
+//! return an error that says what was expected, and never panic.
+
+#![expect(
+    clippy::indexing_slicing,
+    reason = "this is test code in the form of a library: an index that is out of range is a failed case, and tests \
+              are exempt from this lint"
+)]
+
+pub mod conformance;
+pub mod differential;
+pub mod engines;
+pub mod faults;
+pub mod linearize;
+
+mod client;
+mod samples;

@@ -1,1 +1,202 @@
-//! Statehouse on PostgreSQL.
+//! Statehouse on PostgreSQL: ordinary tables, one round trip for a plan, a log in the order of the commits.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), statehouse_store::StoreError> {
+//! use statehouse_store::Store;
+//! use statehouse_store_postgres::{Options, PostgresStore};
+//!
+//! let options = Options::from_url("postgres://app:secret@db/shop?schema=house&sslmode=verify-full")?;
+//! let store = PostgresStore::open(options).await?;
+//! assert_eq!(store.engine(), "postgres");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # A plan's way
+//! When nobody else is writing, `commit` [compiles](compile) the plan to one statement and runs it at once.
+//! Otherwise the plan goes into a [queue](queue). A [writer](writer) takes whatever waits there, settles it in one
+//! transaction and answers each caller: plans that waited together are [decided in memory](batch) on rows locked in [one order](order), and written by
+//! [statements](statements) that take arrays.
+//!
+//! # Around it
+//! [Options](options) come from a URL; a [link](link) is a connection that is made when it is needed, over
+//! [TLS](tls) if asked; a [fault](fault) is what the server said, sorted by what can be done about it. [Tables](ddl) are
+//! made by a [migration](migrate), and [tenants](tenancy) can be kept apart by row-level security. [Reads](read) and
+//! the [log](log) have connections of their own.
+
+mod batch;
+mod compile;
+mod ddl;
+mod explain;
+mod fault;
+mod link;
+mod log;
+mod migrate;
+mod options;
+mod order;
+mod queue;
+mod read;
+mod room;
+mod shared;
+mod sql;
+mod statements;
+mod tenancy;
+mod tls;
+mod writer;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use statehouse_store::{
+    Address, Change, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query, Record,
+    Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
+};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+pub use options::{Encryption, Options};
+pub use shared::Counts;
+
+use ddl::Names;
+use link::Dialer;
+use migrate::Builder;
+use queue::Job;
+use shared::Shared;
+use writer::{Attempt, Writer, work};
+
+/// How long one statement of a migration may take: an index on a large table is not built in seconds.
+const MIGRATION_PATIENCE: Duration = Duration::from_secs(6 * 3600);
+
+/// A store in a PostgreSQL schema.
+pub struct PostgresStore {
+    shared: Arc<Shared>,
+    writers: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl PostgresStore {
+    /// Opens a store, and creates it if the schema has none. Needs a tokio runtime.
+    pub async fn open(options: Options) -> Result<PostgresStore, StoreError> {
+        let names = Names::new(&options.schema);
+        let dialer = Dialer::new(&options)?;
+        let session = dialer.session_with(MIGRATION_PATIENCE).await?;
+        let partitions = Builder { session: &session, names: &names, options: &options }.open().await?;
+        drop(session);
+        let shared = Arc::new(Shared::new(names, options, dialer, partitions));
+        let writer = |seat| tokio::spawn(work(Writer { shared: shared.clone(), seat }));
+        let writers = (0..shared.seats.len()).map(writer).collect();
+        Ok(PostgresStore { shared, writers: Mutex::new(writers) })
+    }
+
+    /// Drops the PostgreSQL schema of a store, with everything in it. For tests and tools.
+    pub async fn erase(options: &Options) -> Result<(), StoreError> {
+        let session = Dialer::new(options)?.session_with(MIGRATION_PATIENCE).await?;
+        let words = format!("drop schema if exists {} cascade", sql::name(&options.schema));
+        session.say(&words).await.map_err(|fault| fault.into_error(&[]))
+    }
+
+    /// What the writers have done since the store was opened.
+    pub fn counts(&self) -> Counts {
+        self.shared.counters.counts()
+    }
+
+    fn opened(&self) -> Result<&Arc<Shared>, StoreError> {
+        if self.shared.queue.is_closed() { Err(closed()) } else { Ok(&self.shared) }
+    }
+}
+
+fn closed() -> StoreError {
+    StoreError::unavailable("the store was closed")
+}
+
+#[async_trait]
+impl Store for PostgresStore {
+    fn engine(&self) -> &'static str {
+        "postgres"
+    }
+
+    fn partitions(&self) -> u32 {
+        self.shared.partitions
+    }
+
+    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
+        let shared = self.opened()?;
+        let session = shared.dialer.session_with(MIGRATION_PATIENCE).await?;
+        let builder = Builder { session: &session, names: &shared.names, options: &shared.options };
+        builder.migrate(schema, how).await
+    }
+
+    async fn commit(&self, plan: &Plan) -> Result<Commit, StoreError> {
+        let left_open = match self.opened()?.settle_at_once(plan).await {
+            Attempt::Settled(outcome) => return outcome,
+            Attempt::LeftOpen => true,
+            Attempt::NotMade => false,
+        };
+        let (reply, outcome) = oneshot::channel();
+        if !self.shared.queue.push(Job { plan: plan.clone(), left_open, reply }) {
+            return Err(closed());
+        }
+        // A writer that ends without an answer, with its runtime, may have sent the plan.
+        outcome.await.unwrap_or_else(|_| Err(StoreError::unknown(plan.operation(), "the writer has gone")))
+    }
+
+    async fn resolve(&self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError> {
+        self.opened()?.resolve(tenant, operation).await
+    }
+
+    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+        self.opened()?.recorded(tenant, operation).await
+    }
+
+    async fn get(&self, addresses: &[Address], _: Consistency) -> Result<Vec<Option<Row>>, StoreError> {
+        self.opened()?.get(addresses).await
+    }
+
+    async fn query(&self, query: &Query) -> Result<Page, StoreError> {
+        self.opened()?.query(query).await
+    }
+
+    async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {
+        self.opened()?.scan(scan).await
+    }
+
+    async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
+        self.opened()?.read_log(partition, after, limit).await
+    }
+
+    async fn wait_log(&self, seen: &[u64], at_most: Duration) -> Result<Vec<u64>, StoreError> {
+        self.opened()?.wait_log(seen, at_most).await
+    }
+
+    async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError> {
+        self.opened()?.trim_log(partition, through).await
+    }
+
+    fn explain(&self, plan: &Plan) -> Explanation {
+        self.shared.explain(plan)
+    }
+
+    async fn close(&self) {
+        self.shared.queue.close();
+        let writers = std::mem::take(&mut *self.writers.lock().unwrap_or_else(PoisonError::into_inner));
+        for writer in writers {
+            // A writer that failed has nothing left to finish.
+            let _ = writer.await;
+        }
+        self.shared.close().await;
+    }
+}
+
+/// Writers finish what waits and end; nothing new comes in.
+impl Drop for PostgresStore {
+    fn drop(&mut self) {
+        self.shared.queue.close();
+    }
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStore").field("options", &self.shared.options).finish_non_exhaustive()
+    }
+}

@@ -10,8 +10,10 @@ use crate::row::Row;
 use crate::table::{Index, Table};
 use crate::value::{Value, json_weight};
 
-/// Operations in one plan: its steps, and one more for the log entry. (DynamoDB: 100 actions.)
+/// Operations in one plan: its steps, and [`LOG_ENTRY_OPERATIONS`] for the log entry. (DynamoDB: 100 actions.)
 pub const PLAN_OPERATIONS_MAX: usize = 100;
+/// What a log entry counts for. (DynamoDB: an item that makes the operation unique, and one that holds the record.)
+pub const LOG_ENTRY_OPERATIONS: usize = 2;
 /// Bytes in one plan: the rows that it writes and its log entry. (DynamoDB: 4 MB.)
 pub const PLAN_BYTES_MAX: usize = 4_000_000;
 /// Bytes in one row, or one log record, as the heaviest engine counts them. (DynamoDB: 400 KB.)

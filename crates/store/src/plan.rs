@@ -293,7 +293,7 @@ impl Builder {
     pub fn build(self) -> Result<Plan, PlanError> {
         let Builder { tenant, operation, steps, entry, returns_rows } = self;
         check_text("operation", &operation, false)?;
-        let operations = steps.len() + usize::from(entry.is_some());
+        let operations = steps.len() + entry.as_ref().map_or(0, |_| limits::LOG_ENTRY_OPERATIONS);
         if operations == 0 {
             return Err(PlanError::Empty);
         }

@@ -62,6 +62,23 @@ impl Random {
     }
 }
 
+/// Why there is no secret: the operating system gave no entropy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the operating system gave no random bytes: {why}")]
+pub struct NoEntropy {
+    /// What it said.
+    pub why: String,
+}
+
+/// Bytes for secrets, from the operating system. There is no way to do without: where there is no entropy there is no
+/// secret.
+#[expect(clippy::disallowed_methods, reason = "this is the random module")]
+pub fn secret_bytes<const N: usize>() -> Result<[u8; N], NoEntropy> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| NoEntropy { why: error.to_string() })?;
+    Ok(bytes)
+}
+
 /// A source of unique ids that sort by the time of their making (UUID version 7).
 #[derive(Clone)]
 pub struct Ids {
@@ -107,6 +124,11 @@ mod tests {
         };
         assert_eq!(draw(7), draw(7));
         assert_ne!(draw(7), draw(8));
+    }
+
+    #[test]
+    fn secrets_differ() {
+        assert_ne!(secret_bytes::<32>().unwrap(), secret_bytes::<32>().unwrap());
     }
 
     #[test]

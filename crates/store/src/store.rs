@@ -59,10 +59,7 @@ pub trait Store: Send + Sync + fmt::Debug {
 
     /// The record of an operation, if there is one. Claims nothing: where it answers `None`, the operation may still be
     /// in flight, and only `commit` or `resolve` can settle it.
-    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
-        let _ = (tenant, operation);
-        Err(StoreError::unavailable("TRANSITIONAL"))
-    }
+    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError>;
 
     /// Reads rows by address. The answer has one entry for each address, in their order.
     async fn get(

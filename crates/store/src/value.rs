@@ -267,7 +267,9 @@ impl Value {
             (_, J::Null) => Value::Null,
             (Type::Json, json) => Value::Json(json),
             (Type::Text, J::String(text)) => Value::Text(text),
-            (Type::Int, J::Number(number)) => Value::Int(number.as_i64().ok_or_else(wrong)?),
+            (Type::Int, J::Number(number)) => {
+                Value::Int(number.as_i64().or_else(|| whole(number.as_f64()?)).ok_or_else(wrong)?)
+            }
             (Type::Float, J::Number(number)) => Value::Float(number.as_f64().ok_or_else(wrong)?),
             (Type::Bool, J::Bool(bool)) => Value::Bool(bool),
             (Type::Bytes, J::String(text)) => Value::Bytes(BASE64.decode(text).map_err(|_| wrong())?),
@@ -276,6 +278,12 @@ impl Value {
         };
         value.admitted(expected)
     }
+}
+
+/// The integer that a float is, if it is one and no other integer is written the same: to JSON `1.0` and `1` are equal.
+fn whole(float: f64) -> Option<i64> {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    (float.fract() == 0.0 && float.abs() < EXACT).then_some(float as i64)
 }
 
 /// A float that every engine can hold, with negative zero made positive.

@@ -1,0 +1,206 @@
+//! What the contract of a store means, one small case at a time.
+//!
+//! A case is a plain function that gets an empty [`Lab`] and returns an error that says what it expected. All are
+//! listed once, in [`CASES`], and there is no other way in: a function that is not listed is never used, and the
+//! compiler says so. No case knows the name of an engine. Where engines may differ (how soon an index or the log
+//! shows a commit, whether a commit's answer has the record's position), the contract says so and the case
+//! waits or looks away; where the contract is silent, no case asks.
+//!
+//! [`Case::largest_plan`] is how many operations the largest plan of the case has that is sent to a store. Nearly all
+//! stay within 10, because one emulator of DynamoDB takes no more.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use anyhow::Result;
+
+use crate::engines::Lab;
+
+mod guards;
+mod lifecycle;
+mod limits;
+mod log;
+mod migration;
+mod operations;
+mod plans;
+mod reads;
+mod steps;
+mod tenants;
+
+/// What a case finds.
+pub type Verdict<'a> = Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
+
+/// One thing that every store must do.
+#[derive(Clone, Copy)]
+pub struct Case {
+    /// Its theme and name: `guards::expiry_is_exact_at_the_boundary`.
+    pub name: &'static str,
+    /// Operations in the largest plan that it sends, the log entry included.
+    pub largest_plan: usize,
+    run: for<'a> fn(&'a dyn Lab) -> Verdict<'a>,
+}
+
+impl Case {
+    /// Runs the case in an empty lab.
+    pub fn run<'a>(&self, lab: &'a dyn Lab) -> Verdict<'a> {
+        (self.run)(lab)
+    }
+}
+
+/// A list of cases: their theme, their names, and the size of each one's largest plan.
+macro_rules! cases {
+    ($($theme:ident { $($name:ident ($largest_plan:literal),)* })*) => {
+        &[$($(Case {
+            name: concat!(stringify!($theme), "::", stringify!($name)),
+            largest_plan: $largest_plan,
+            run: |lab| Box::pin($theme::$name(lab)),
+        },)*)*]
+    };
+}
+
+/// Every case.
+pub const CASES: &[Case] = cases! {
+    guards {
+        comparisons_with_constants_of_every_type(1),
+        constants_may_stand_on_the_left(1),
+        comparisons_of_two_columns_of_every_type(1),
+        a_comparison_with_null_never_holds(1),
+        null_can_be_asked_of_every_type(1),
+        lists_of_every_type(1),
+        all_any_and_negation_follow_kleene(1),
+        a_constant_stands_in_for_null(1),
+        guards_see_the_key_and_the_version(1),
+        the_failed_conjunct_is_named(1),
+        the_engines_clock_in_guards(1),
+        expiry_is_exact_at_the_boundary(1),
+        one_reading_of_the_clock_serves_the_plan(3),
+        the_clock_may_be_set_back(1),
+    }
+    steps {
+        every_verb_and_expectation_on_present_and_absent_rows(1),
+        every_value_of_every_type_reads_back(1),
+        every_value_can_stand_in_a_key(1),
+        values_are_stored_in_one_form(1),
+        columns_can_be_copied(1),
+        assignments_read_the_row_as_it_was(1),
+        sums_and_differences(1),
+        null_makes_a_sum_null(1),
+        results_out_of_range_are_refused(1),
+        required_columns_refuse_null_at_commit(1),
+        the_first_impossible_assignment_is_named(1),
+        an_upsert_counts_from_nothing(1),
+        an_upsert_ignores_its_guard_when_nothing_is_there(1),
+        defaults_fill_what_an_insert_leaves_out(1),
+        a_default_is_not_what_an_insert_reads(1),
+        versions_count_the_writes_of_one_life(1),
+        the_engines_clock_in_assignments(1),
+    }
+    plans {
+        a_refused_step_leaves_no_trace_of_the_others(6),
+        the_first_refused_step_in_plan_order_is_named(4),
+        plans_span_tables_and_answer_step_by_step(6),
+        rows_can_be_done_without(2),
+        plans_of_asserts_alone(3),
+        one_insert_of_a_key_wins(1),
+        one_transition_out_of_a_state_wins(1),
+        blind_increments_are_never_lost(2),
+        guarded_increments_take_turns(1),
+        plans_in_opposite_orders_do_not_block_each_other(5),
+        nobody_sees_half_of_a_plan(2),
+        an_asserted_row_stays_as_it_is_until_the_plan_is_done(2),
+        an_absence_that_was_asserted_is_kept(2),
+        what_clients_saw_can_have_happened_in_one_order(1),
+        explanations_name_the_tables(0),
+    }
+    operations {
+        a_look_up_tells_and_claims_nothing(2),
+        a_repetition_learns_the_first_outcome(2),
+        another_plan_under_the_same_id_is_not_applied(2),
+        a_refusal_is_not_remembered(2),
+        tenants_have_operation_ids_of_their_own(2),
+        ids_are_told_apart_to_the_last_byte(1),
+        resolving_before_the_commit_fences_it(2),
+        resolving_after_the_commit_learns_of_it(2),
+        a_refused_operation_can_be_fenced(2),
+        a_plan_without_an_entry_leaves_no_record(1),
+        an_entry_alone_is_a_plan(1),
+        one_of_many_equal_commits_is_applied(2),
+        one_of_many_plans_under_one_id_is_applied(2),
+        commit_and_resolve_race_and_all_agree(2),
+    }
+    log {
+        offsets_count_from_one_in_the_subjects_partition(1),
+        records_say_what_was_committed(2),
+        events_carry_the_rows_of_steps(6),
+        rows_in_events_have_every_type(2),
+        versions_of_a_row_stand_in_order_and_none_is_missing(3),
+        a_reader_by_offset_misses_nothing(3),
+        a_subjects_last_record_matches_its_row(2),
+        pages_of_the_log_are_bounded(1),
+        a_page_of_the_log_has_at_most_a_thousand_records(1),
+        waiting_ends_with_a_commit(1),
+        waiting_does_not_wait_for_what_is_there(1),
+        waiting_ends_when_its_time_is_up(1),
+        trimming_forgets_records_and_their_ids(1),
+        trimming_keeps_the_newest_record(1),
+        a_fence_can_be_forgotten(1),
+        unicode_everywhere(2),
+    }
+    reads {
+        keys_are_in_the_order_of_their_type(9),
+        ranges_have_the_bounds_that_were_asked_for(9),
+        keys_of_several_columns_do_not_run_into_each_other(9),
+        prefixes_fix_the_leading_columns(9),
+        limits_and_cursors_of_pages(9),
+        a_full_page_is_a_thousand_rows(100),
+        pages_of_heavy_rows_are_complete(1),
+        rows_that_stay_are_read_once_while_others_come_and_go(9),
+        gets_answer_in_the_order_of_their_addresses(1),
+        many_rows_can_be_got_at_once(9),
+        strong_reads_see_what_was_acknowledged(1),
+        eventual_queries_catch_up(7),
+        indexes_hold_the_rows_whose_columns_are_set(1),
+        indexes_follow_the_rows(1),
+        indexes_order_every_type(1),
+        partitions_that_are_empty_give_nothing(0),
+        scans_return_every_row_once(9),
+        tables_must_have_been_migrated_to(3),
+    }
+    tenants {
+        verbs_touch_the_own_tenants_rows_only(1),
+        reads_return_the_own_tenants_rows_only(3),
+        subjects_of_tenants_are_apart_in_the_log(1),
+    }
+    limits {
+        a_hundred_operations(100),
+        a_row_of_the_largest_size(1),
+        a_row_must_not_grow_over_the_limit(4),
+        keys_of_the_largest_size(1),
+        index_entries_of_the_largest_size(1),
+        a_plan_of_the_largest_size(10),
+        a_plan_must_not_grow_over_the_limit(11),
+        a_record_of_the_largest_size(2),
+        lists_and_guards_of_the_largest_size(1),
+        names_of_the_largest_size(2),
+        many_columns(1),
+        json_of_the_greatest_depth(2),
+    }
+    migration {
+        migrating_again_changes_nothing(0),
+        showing_changes_nothing(1),
+        a_new_column_has_its_default_in_old_rows(2),
+        new_columns_of_every_type(1),
+        a_new_index_finds_old_rows(1),
+        an_older_writer_keeps_what_it_does_not_know(1),
+        removals_take_their_data_along(2),
+        a_column_can_be_relaxed_and_its_default_changed(1),
+        what_cannot_change_in_place_is_refused(1),
+        a_table_is_added_beside_others(2),
+        migrations_may_run_at_once(1),
+    }
+    lifecycle {
+        a_restart_keeps_rows_log_operations_and_schema(2),
+        a_closed_store_is_unavailable(1),
+        closing_amid_commits_loses_none_that_was_acknowledged(2),
+    }
+};

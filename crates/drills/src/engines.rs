@@ -1,0 +1,282 @@
+//! The stores that are judged: an [`Engine`] hands out [`Lab`]s, and a lab is one empty namespace of it.
+//!
+//! What a namespace is, is the engine's affair: a fresh object for the model, a folder for SQLite, a schema or a
+//! prefix of table names on a server. Opening a lab twice gives the same content, which is how a restart is tested:
+//! close the store and open it again.
+//!
+//! An engine that needs a server takes its address from the environment, and is always in the list. When the
+//! address is missing or nobody answers there, [`Engine::lab`] or [`Lab::open`] fails and says what to set, and so
+//! every case of that engine fails. An engine that was not tested must never look like one that passed.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use async_trait::async_trait;
+use statehouse_store::limits::PLAN_OPERATIONS_MAX;
+use statehouse_store::model::PARTITIONS;
+use statehouse_store::{Clock, ModelStore, Random, Store, SystemClock, Time};
+use statehouse_store_dynamodb::DynamoStore;
+use statehouse_store_postgres::PostgresStore;
+use statehouse_store_sqlite::{Options, SqliteStore};
+use tempfile::TempDir;
+
+/// A kind of store.
+pub trait Engine: Send + Sync {
+    /// How reports name it. One engine may be judged several times, for example on two emulators.
+    fn name(&self) -> &str;
+
+    /// An empty namespace. Different names never share anything, neither within a run nor across runs.
+    fn lab(&self, namespace: &str) -> Result<Arc<dyn Lab>>;
+
+    /// The most operations that this server takes in one plan. Less than the contract's limit only for an emulator
+    /// that falls short of what it emulates; cases with larger plans are then left out, and counted.
+    fn largest_plan(&self) -> usize {
+        PLAN_OPERATIONS_MAX
+    }
+}
+
+/// One namespace of an engine. Whatever it keeps (a folder, a schema) goes away with it.
+#[async_trait]
+pub trait Lab: Send + Sync {
+    /// Opens the store on this clock.
+    async fn open_at(&self, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>>;
+
+    /// Opens the store on the machine's clock.
+    async fn open(&self) -> Result<Arc<dyn Store>> {
+        self.open_at(Arc::new(SystemClock)).await
+    }
+}
+
+/// Every engine that this build knows.
+pub fn all() -> Vec<Arc<dyn Engine>> {
+    vec![
+        Arc::new(Model),
+        Arc::new(Sqlite),
+        Arc::new(Postgres),
+        Arc::new(DynamoDb::dynoxide()),
+        Arc::new(DynamoDb::local()),
+    ]
+}
+
+/// The reference, judged like any other: the cases must not ask what the model does not do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Model;
+
+impl Engine for Model {
+    fn name(&self) -> &str {
+        "model"
+    }
+
+    fn lab(&self, _: &str) -> Result<Arc<dyn Lab>> {
+        let clock = SwitchedClock { current: Arc::new(Mutex::new(Arc::new(SystemClock))) };
+        let store = ModelStore::with(Arc::new(clock.clone()), PARTITIONS);
+        Ok(Arc::new(ModelLab { store, clock }))
+    }
+}
+
+struct ModelLab {
+    store: ModelStore,
+    clock: SwitchedClock,
+}
+
+#[async_trait]
+impl Lab for ModelLab {
+    async fn open_at(&self, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
+        *self.clock.current.lock().unwrap_or_else(PoisonError::into_inner) = clock;
+        Ok(Arc::new(self.store.reopened()))
+    }
+}
+
+/// SQLite as it is shipped: synchronized to the disk at every commit, one file in a folder for each lab.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sqlite;
+
+impl Engine for Sqlite {
+    fn name(&self) -> &str {
+        "sqlite"
+    }
+
+    fn lab(&self, _: &str) -> Result<Arc<dyn Lab>> {
+        let folder = TempDir::with_prefix("statehouse-drills-").context("a folder for the file")?;
+        Ok(Arc::new(SqliteLab { folder }))
+    }
+}
+
+struct SqliteLab {
+    folder: TempDir,
+}
+
+#[async_trait]
+impl Lab for SqliteLab {
+    async fn open_at(&self, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
+        let options = Options { clock, ..Options::at(self.folder.path().join("house.db")) };
+        Ok(Arc::new(SqliteStore::open(options).await?))
+    }
+}
+
+/// PostgreSQL on a server that somebody started: a schema for each lab.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Postgres;
+
+/// Where the PostgreSQL server is.
+const POSTGRES_VARIABLE: &str = "STATEHOUSE_TEST_POSTGRES";
+
+impl Engine for Postgres {
+    fn name(&self) -> &str {
+        "postgres"
+    }
+
+    fn lab(&self, _: &str) -> Result<Arc<dyn Lab>> {
+        static LABS: AtomicU64 = AtomicU64::new(0);
+        let url = std::env::var(POSTGRES_VARIABLE).with_context(|| {
+            format!("{POSTGRES_VARIABLE} has to hold the URL that `scripts/postgres start DIR` prints")
+        })?;
+        let mut options = statehouse_store_postgres::Options::from_url(&url)?;
+        // Several runs may use one server at the same time.
+        let run = Random::from_entropy().below(1 << 40);
+        options.schema = format!("lab_{run:x}_{}", LABS.fetch_add(1, Ordering::Relaxed));
+        Ok(Arc::new(PostgresLab { options }))
+    }
+}
+
+struct PostgresLab {
+    options: statehouse_store_postgres::Options,
+}
+
+#[async_trait]
+impl Lab for PostgresLab {
+    async fn open_at(&self, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
+        let options = self.options.clone().with_clock(clock);
+        Ok(Arc::new(PostgresStore::open(options).await?))
+    }
+
+    /// On the server's clock, as in production.
+    async fn open(&self) -> Result<Arc<dyn Store>> {
+        Ok(Arc::new(PostgresStore::open(self.options.clone()).await?))
+    }
+}
+
+impl Drop for PostgresLab {
+    fn drop(&mut self) {
+        let options = self.options.clone();
+        // A runtime of its own, on a thread of its own: the lab may go away within another runtime or after it.
+        let erased = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.is_ok_and(|runtime| runtime.block_on(PostgresStore::erase(&options)).is_ok())
+        });
+        // A schema that stays behind disturbs nobody.
+        let _ = erased.join();
+    }
+}
+
+/// DynamoDB on a server that somebody started: a prefix of table names for each lab.
+#[derive(Clone, Copy, Debug)]
+pub struct DynamoDb {
+    name: &'static str,
+    /// Holds the server's address.
+    variable: &'static str,
+    transaction_items: usize,
+}
+
+impl DynamoDb {
+    /// The emulator dynoxide, which takes transactions of any size that DynamoDB takes.
+    pub fn dynoxide() -> DynamoDb {
+        DynamoDb { name: "dynamodb", variable: "STATEHOUSE_TEST_DYNAMODB", transaction_items: 100 }
+    }
+
+    /// Amazon's DynamoDB Local of 2020, which takes transactions of 10 items.
+    pub fn local() -> DynamoDb {
+        let variable = "STATEHOUSE_TEST_DYNAMODB_LOCAL";
+        DynamoDb { name: "dynamodb-local", variable, transaction_items: 10 }
+    }
+}
+
+impl Engine for DynamoDb {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn lab(&self, _: &str) -> Result<Arc<dyn Lab>> {
+        static LABS: AtomicU64 = AtomicU64::new(0);
+        let endpoint = std::env::var(self.variable).with_context(|| {
+            format!("{} has to hold the address that `scripts/dynamodb start DIR` prints", self.variable)
+        })?;
+        // Several runs may use one server at the same time.
+        let run = Random::from_entropy().below(1 << 40);
+        let prefix = format!("lab-{run:x}-{}", LABS.fetch_add(1, Ordering::Relaxed));
+        let mut options = statehouse_store_dynamodb::Options::new(prefix);
+        options.endpoint = Some(endpoint);
+        options.credentials = statehouse_store_dynamodb::Credentials::Emulator;
+        options.transaction_items = self.transaction_items;
+        // Both emulators do one thing at a time, and a whole run of cases waits for them at once.
+        options.request_timeout = Duration::from_secs(60);
+        options.schema_lease = Duration::from_millis(250);
+        Ok(Arc::new(DynamoDbLab { options }))
+    }
+
+    fn largest_plan(&self) -> usize {
+        // A log entry is one operation of a plan and two items of a transaction.
+        if self.transaction_items < PLAN_OPERATIONS_MAX {
+            self.transaction_items - 1
+        } else {
+            PLAN_OPERATIONS_MAX
+        }
+    }
+}
+
+struct DynamoDbLab {
+    options: statehouse_store_dynamodb::Options,
+}
+
+#[async_trait]
+impl Lab for DynamoDbLab {
+    async fn open_at(&self, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
+        let options = statehouse_store_dynamodb::Options { clock, ..self.options.clone() };
+        Ok(Arc::new(DynamoStore::open(options).await?))
+    }
+}
+
+impl Drop for DynamoDbLab {
+    fn drop(&mut self) {
+        let options = self.options.clone();
+        // A runtime of its own, on a thread of its own: the lab may go away within another runtime or after it.
+        let erased = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.is_ok_and(|runtime| runtime.block_on(DynamoStore::erase(options)).is_ok())
+        });
+        // Tables that stay behind disturb nobody.
+        let _ = erased.join();
+    }
+}
+
+/// A clock that can be exchanged for another: the model's content outlives an opening, its clock does not.
+#[derive(Clone)]
+struct SwitchedClock {
+    current: Arc<Mutex<Arc<dyn Clock>>>,
+}
+
+impl SwitchedClock {
+    fn current(&self) -> Arc<dyn Clock> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl fmt::Debug for SwitchedClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SwitchedClock({:?})", self.current())
+    }
+}
+
+#[async_trait]
+impl Clock for SwitchedClock {
+    fn now(&self) -> Time {
+        self.current().now()
+    }
+
+    async fn sleep(&self, span: Duration) {
+        self.current().sleep(span).await;
+    }
+}

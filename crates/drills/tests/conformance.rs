@@ -1,0 +1,139 @@
+//! Every engine through every case, as trials of one harness: `sqlite::guards::expiry_is_exact_at_the_boundary`.
+//!
+//! An engine that cannot be reached fails each of its trials. The last line says how many cases each engine passed,
+//! so that a run which tested less than one thinks does not go unnoticed. For a longer run, set
+//! `STATEHOUSE_DRILL_SEEDS` to the number of differential and fault courses each engine is to go through.
+
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "this is the main function of a test harness")]
+
+use std::future::Future;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use libtest_mimic::{Arguments, Failed, Trial};
+use statehouse_drills::conformance::CASES;
+use statehouse_drills::engines::{self, Engine, Lab};
+use statehouse_drills::faults::World;
+use statehouse_store::{Clock, SystemClock};
+
+/// Longer than any trial takes, on any engine. A store that hangs fails its trial instead of the whole run.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// How many courses of the differential and fault runs each engine goes through, if the environment does not say.
+/// Seeds count from 1, so that a longer run repeats the shorter one first.
+const SEEDS: u64 = 4;
+const SEEDS_VARIABLE: &str = "STATEHOUSE_DRILL_SEEDS";
+
+/// Random plans of one course of the differential test.
+const PLANS: usize = 400;
+
+/// One engine's trials that were made, and that passed.
+struct Score {
+    engine: Arc<dyn Engine>,
+    cases: AtomicUsize,
+    left_out: usize,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let mut trials = Vec::new();
+    let mut scores = Vec::new();
+    let seeds = match std::env::var(SEEDS_VARIABLE).map(|count| count.parse()) {
+        Ok(Ok(count)) => count,
+        Ok(Err(error)) => {
+            eprintln!("{SEEDS_VARIABLE} has to be a number: {error}");
+            return ExitCode::FAILURE;
+        }
+        Err(_) => SEEDS,
+    };
+    for engine in engines::all() {
+        let fits = |largest_plan: usize| largest_plan <= engine.largest_plan();
+        let left_out = CASES.iter().filter(|case| !fits(case.largest_plan)).count();
+        let score = Arc::new(Score { engine: engine.clone(), cases: AtomicUsize::new(0), left_out });
+        for case in CASES.iter().filter(|case| fits(case.largest_plan)) {
+            let (name, engine, score) =
+                (format!("{}::{}", engine.name(), case.name), engine.clone(), score.clone());
+            trials.push(Trial::test(name.clone(), move || {
+                judge(engine.as_ref(), &name, async |lab| case.run(lab).await)?;
+                score.cases.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }));
+        }
+        for seed in 1..=seeds {
+            trials.push(differential(&engine, seed));
+            trials.push(faults(&engine, seed, World::Rough));
+            trials.push(faults(&engine, seed, World::Deadly));
+        }
+        scores.push(score);
+    }
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if !arguments.list {
+        let scores: Vec<String> = scores.iter().map(ToString::to_string).collect();
+        println!("conformance: {}", scores.join(", "));
+    }
+    conclusion.exit_code()
+}
+
+impl std::fmt::Display for Score {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} cases", self.engine.name(), self.cases.load(Ordering::Relaxed))?;
+        if self.left_out > 0 {
+            write!(
+                f,
+                " ({} left out: plans of more than {} operations)",
+                self.left_out,
+                self.engine.largest_plan()
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Random plans on the model and on this engine. What a course did is part of what it has shown, so it is printed.
+fn differential(engine: &Arc<dyn Engine>, seed: u64) -> Trial {
+    let (name, engine) = (format!("{}::differential::seed_{seed}", engine.name()), engine.clone());
+    Trial::test(name.clone(), move || {
+        judge(engine.as_ref(), &name, async |lab| {
+            let tally =
+                statehouse_drills::differential::run(lab, seed, PLANS, engine.largest_plan().min(12)).await?;
+            println!("{name}: {tally}");
+            Ok(())
+        })
+    })
+}
+
+/// Clients in a bad world around this engine. The faults that were achieved are printed for the same reason.
+fn faults(engine: &Arc<dyn Engine>, seed: u64, world: World) -> Trial {
+    let world_name = format!("{world:?}").to_lowercase();
+    let (name, engine) = (format!("{}::faults::{world_name}_{seed}", engine.name()), engine.clone());
+    Trial::test(name.clone(), move || {
+        judge(engine.as_ref(), &name, async |lab| {
+            println!("{name}: {}", statehouse_drills::faults::run(lab, seed, world).await?);
+            Ok(())
+        })
+    })
+}
+
+/// Runs one trial in a lab and a runtime of its own. Two threads, so that what races does so for real.
+fn judge(
+    engine: &dyn Engine,
+    name: &str,
+    trial: impl AsyncFnOnce(&dyn Lab) -> Result<()>,
+) -> Result<(), Failed> {
+    let verdict = || -> Result<()> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let lab = engine.lab(name).with_context(|| format!("{} gave no lab", engine.name()))?;
+        runtime.block_on(bounded(trial(lab.as_ref())))
+    };
+    verdict().map_err(|error| Failed::from(format!("{error:#}")))
+}
+
+async fn bounded(trial: impl Future<Output = Result<()>>) -> Result<()> {
+    tokio::select! {
+        verdict = trial => verdict,
+        () = SystemClock.sleep(PATIENCE) => bail!("the trial did not end within {PATIENCE:?}"),
+    }
+}

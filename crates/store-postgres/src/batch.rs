@@ -1,0 +1,402 @@
+//! Plans decided together: rows locked in one order, guards evaluated in memory, results written in bulk.
+//!
+//! This is the way of every plan that is not alone, and of every plan whose outcome a compiled statement did not
+//! settle. The rows that a batch names are locked and read, table by table, in the order of their keys. Then each plan
+//! is decided by [`eval::decide`], in the order of arrival, on the rows *as the plans before it left them*: many
+//! plans on one hot row become one write of it. What is written is the final image of each row, in one statement for
+//! each table and verb, then the heads of the log's partitions in their order, then the records.
+//!
+//! A row that is not there cannot be locked. Where it is inserted, the primary key is the lock: if somebody else was
+//! faster, the insert fails and the batch is decided anew. Where a plan only relies on the absence (it asserts it, or
+//! removes what may be missing), a placeholder is inserted and deleted again in the same transaction: nobody can
+//! insert the row before this commit.
+//!
+//! Nothing here talks to a server: [`crate::writer`] does.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use statehouse_store::eval::{self, Decision};
+use statehouse_store::log::partition_of;
+use statehouse_store::plan::{Step, Verb};
+use statehouse_store::table::VERSION;
+use statehouse_store::{
+    Applied, Commit, Plan, Position, Record, Row, StoreError, Table, Tenant, Time, Type, Value,
+};
+
+use crate::order;
+
+/// A row that the batch names, found or not.
+#[derive(Debug)]
+pub(crate) struct Slot<'p> {
+    pub table: &'p Arc<Table>,
+    pub tenant: &'p Tenant,
+    pub key: &'p [Value],
+    /// Whether it is stored.
+    found: bool,
+    /// As the plans so far leave it.
+    current: Option<Row>,
+    /// Whether a plan that is to be applied writes it or relies on it.
+    used: bool,
+    /// Whether a plan that is to be applied writes it.
+    written: bool,
+    /// Whether it was deleted and inserted again: then what the store holds beside our columns goes too.
+    reborn: bool,
+    /// The columns that were assigned, by their places.
+    assigned: BTreeSet<usize>,
+}
+
+/// What becomes of a plan.
+#[derive(Debug)]
+enum Verdict {
+    /// Certain already, whatever becomes of the transaction.
+    Certain(Result<Commit, StoreError>),
+    /// Decided on what earlier plans of the batch will have written: certain only once they are.
+    Dependent(Result<Commit, StoreError>),
+    /// It is applied with the transaction.
+    Apply { rows: Vec<Option<Row>>, record: Option<Pending> },
+    /// Under the same operation id as an earlier plan of the batch, whose record it gets.
+    Repeat(usize),
+}
+
+/// A record whose position is known when its partition's head is.
+#[derive(Debug)]
+struct Pending {
+    record: Record,
+    partition: u32,
+    /// Which record of the batch in this partition, from 1.
+    rank: u64,
+}
+
+/// Plans decided together.
+#[derive(Debug)]
+pub(crate) struct Batch<'p> {
+    plans: &'p [Plan],
+    /// In the order in which they are locked.
+    slots: Vec<Slot<'p>>,
+    /// The slots of each plan's steps.
+    steps: Vec<Vec<usize>>,
+    verdicts: Vec<Verdict>,
+    /// How many records go to each partition.
+    counts: BTreeMap<u32, u64>,
+}
+
+impl<'p> Batch<'p> {
+    /// Puts plans together. All of them must know a table by the same definition: see [`Admission`].
+    pub(crate) fn of(plans: &'p [Plan]) -> Batch<'p> {
+        let mut definitions: Vec<&'p Arc<Table>> = Vec::new();
+        let mut definition = |table: &'p Arc<Table>| match definitions.iter().position(|d| same(d, table)) {
+            Some(number) => number,
+            None => {
+                definitions.push(table);
+                definitions.len() - 1
+            }
+        };
+        let mut named = |plan: &'p Plan, step: &'p Step| {
+            order::place(step.table.name(), definition(&step.table), plan.tenant(), &step.key)
+        };
+        let mut places: BTreeMap<Vec<u8>, (&'p Plan, &'p Step)> = BTreeMap::new();
+        let keys: Vec<Vec<Vec<u8>>> =
+            plans.iter().map(|plan| plan.steps().iter().map(|step| named(plan, step)).collect()).collect();
+        for (plan, keys) in plans.iter().zip(&keys) {
+            for (step, key) in plan.steps().iter().zip(keys) {
+                places.entry(key.clone()).or_insert((plan, step));
+            }
+        }
+        let mut numbers: HashMap<&[u8], usize> = HashMap::with_capacity(places.len());
+        let mut slots = Vec::with_capacity(places.len());
+        for (number, (key, (plan, step))) in places.iter().enumerate() {
+            numbers.insert(key, number);
+            slots.push(Slot {
+                table: &step.table,
+                tenant: plan.tenant(),
+                key: &step.key,
+                found: false,
+                current: None,
+                used: false,
+                written: false,
+                reborn: false,
+                assigned: BTreeSet::new(),
+            });
+        }
+        let number = |key: &Vec<u8>| numbers.get(key.as_slice()).copied().unwrap_or_default();
+        let steps = keys.iter().map(|keys| keys.iter().map(number).collect()).collect();
+        Batch { plans, slots, steps, verdicts: Vec::new(), counts: BTreeMap::new() }
+    }
+
+    /// The slots of each table's definition, in the order in which they are locked, as ranges.
+    pub(crate) fn tables(&self) -> Vec<std::ops::Range<usize>> {
+        let mut ranges: Vec<std::ops::Range<usize>> = Vec::new();
+        for (number, slot) in self.slots.iter().enumerate() {
+            match ranges.last_mut() {
+                Some(last)
+                    if self.slots.get(last.start).is_some_and(|first| same(first.table, slot.table)) =>
+                {
+                    last.end = number + 1;
+                }
+                _ => ranges.push(number..number + 1),
+            }
+        }
+        ranges
+    }
+
+    /// The slots of one table.
+    pub(crate) fn slots(&self, range: &std::ops::Range<usize>) -> &[Slot<'p>] {
+        self.slots.get(range.clone()).unwrap_or_default()
+    }
+
+    /// Notes a row as it is stored.
+    pub(crate) fn found(&mut self, slot: usize, row: Row) {
+        if let Some(slot) = self.slots.get_mut(slot) {
+            slot.found = true;
+            slot.current = Some(row);
+        }
+    }
+
+    /// The operation ids whose records would change the outcome.
+    pub(crate) fn operations(&self) -> impl Iterator<Item = (&'p Tenant, &'p str)> + use<'p> {
+        let remembered = self.plans.iter().filter(|plan| plan.entry().is_some());
+        remembered.map(|plan| (plan.tenant(), plan.operation()))
+    }
+
+    /// Decides all plans, in their order. `recorded` holds the records of operations that are in the log already.
+    pub(crate) fn decide(
+        &mut self,
+        now: Time,
+        partitions: u32,
+        mut recorded: HashMap<(Tenant, String), Record>,
+    ) {
+        let mut applied: HashMap<(&Tenant, &str), usize> = HashMap::new();
+        for (number, plan) in self.plans.iter().enumerate() {
+            let operation = (plan.tenant(), plan.operation());
+            let remembered = plan.entry().is_some();
+            let verdict = if remembered && let Some(first) = applied.get(&operation) {
+                Verdict::Repeat(*first)
+            } else if remembered
+                && let Some(record) = recorded.remove(&(plan.tenant().clone(), plan.operation().to_owned()))
+            {
+                let again = record.clone();
+                recorded.insert((plan.tenant().clone(), plan.operation().to_owned()), again);
+                Verdict::Certain(Ok(Commit::of_record(record)))
+            } else {
+                self.decide_one(number, plan, now, partitions)
+            };
+            if remembered && matches!(verdict, Verdict::Apply { .. }) {
+                applied.insert(operation, number);
+            }
+            self.verdicts.push(verdict);
+        }
+    }
+
+    fn decide_one(&mut self, number: usize, plan: &'p Plan, now: Time, partitions: u32) -> Verdict {
+        let numbers = self.steps.get(number).cloned().unwrap_or_default();
+        // The rows are lent to the decision and given back: a batch may have large ones.
+        let mut after_others = false;
+        let mut current: Vec<Option<Row>> = Vec::with_capacity(numbers.len());
+        for slot in &numbers {
+            let slot = self.slots.get_mut(*slot);
+            after_others |= slot.as_ref().is_some_and(|slot| slot.written);
+            current.push(slot.and_then(|slot| slot.current.take()));
+        }
+        let decision = eval::decide(plan, now, &current);
+        for (slot, row) in numbers.iter().zip(current) {
+            if let Some(slot) = self.slots.get_mut(*slot) {
+                slot.current = row;
+            }
+        }
+        let settled =
+            |outcome| if after_others { Verdict::Dependent(outcome) } else { Verdict::Certain(outcome) };
+        let effect = match decision {
+            Err(error) => return settled(Err(error)),
+            Ok(Decision::Refuse(refused)) => return settled(Ok(Commit::Refused(refused))),
+            Ok(Decision::Apply(effect)) => effect,
+        };
+        for ((slot, step), row) in numbers.iter().zip(plan.steps()).zip(&effect.rows) {
+            if let Some(slot) = self.slots.get_mut(*slot) {
+                slot.apply(step, row.as_ref());
+            }
+        }
+        let record = plan.entry().map(|entry| {
+            let partition = partition_of(plan.tenant(), &entry.resource, &entry.key, partitions);
+            let rank = self.counts.entry(partition).or_default();
+            *rank += 1;
+            Pending { record: Record::of(plan, now, effect.events), partition, rank: *rank }
+        });
+        let rows = if plan.returns_rows() { effect.rows } else { Vec::new() };
+        Verdict::Apply { rows, record }
+    }
+
+    /// Whether anything is to be written or relied on.
+    pub(crate) fn applies(&self) -> bool {
+        self.verdicts.iter().any(|verdict| matches!(verdict, Verdict::Apply { .. }))
+    }
+
+    /// How many records go to each partition.
+    pub(crate) fn counts(&self) -> &BTreeMap<u32, u64> {
+        &self.counts
+    }
+
+    /// The records to be written: partition, rank in it, record.
+    pub(crate) fn records(&self) -> impl Iterator<Item = (u32, u64, &Record)> {
+        self.verdicts.iter().filter_map(|verdict| match verdict {
+            Verdict::Apply { record: Some(pending), .. } => {
+                Some((pending.partition, pending.rank, &pending.record))
+            }
+            _ => None,
+        })
+    }
+
+    /// The outcomes when the transaction is committed. `bases` has the head of each partition before it.
+    pub(crate) fn committed(self, bases: &BTreeMap<u32, u64>) -> Vec<Result<Commit, StoreError>> {
+        let mut outcomes: Vec<Result<Commit, StoreError>> = Vec::with_capacity(self.verdicts.len());
+        for verdict in self.verdicts {
+            let outcome = match verdict {
+                Verdict::Certain(outcome) | Verdict::Dependent(outcome) => outcome,
+                Verdict::Apply { rows, record } => {
+                    let record = record.map(|pending| {
+                        let base = bases.get(&pending.partition).copied().unwrap_or_default();
+                        let position = Position { partition: pending.partition, offset: base + pending.rank };
+                        Record { position: Some(position), ..pending.record }
+                    });
+                    Ok(Commit::Applied(Applied { record, rows, repeated: false }))
+                }
+                Verdict::Repeat(first) => match outcomes.get(first) {
+                    Some(Ok(Commit::Applied(Applied { record: Some(record), .. }))) => {
+                        Ok(Commit::of_record(record.clone()))
+                    }
+                    _ => Err(StoreError::unavailable("the operation it repeats was not applied")),
+                },
+            };
+            outcomes.push(outcome);
+        }
+        outcomes
+    }
+
+    /// The outcomes when nobody knows whether the transaction was committed.
+    pub(crate) fn unknown(self, why: &str) -> Vec<Result<Commit, StoreError>> {
+        let plans = self.plans.iter();
+        plans
+            .zip(self.verdicts)
+            .map(|(plan, verdict)| match verdict {
+                Verdict::Certain(outcome) => outcome,
+                Verdict::Dependent(_) => {
+                    Err(StoreError::unavailable(format!("the plans before it have no known outcome: {why}")))
+                }
+                Verdict::Apply { .. } | Verdict::Repeat(_) => Err(StoreError::unknown(plan.operation(), why)),
+            })
+            .collect()
+    }
+}
+
+impl Slot<'_> {
+    /// Takes over what an applied step makes of the row.
+    fn apply(&mut self, step: &Step, row: Option<&Row>) {
+        self.used = true;
+        match step.verb {
+            Verb::Assert => return,
+            Verb::Delete if self.current.is_none() => return,
+            Verb::Delete => self.assigned.clear(),
+            Verb::Put => {
+                self.reborn |= self.current.is_none() && self.found;
+                let places = step.assignments.iter().filter_map(|a| self.table.position(&a.column));
+                self.assigned.extend(places);
+            }
+        }
+        self.written = true;
+        self.current = row.cloned();
+    }
+
+    /// What is to be done to the stored row.
+    pub(crate) fn change(&self) -> Change<'_> {
+        match (self.found, &self.current) {
+            (false, None) if self.used => Change::HoldAbsent,
+            (false, Some(row)) => Change::Insert(row),
+            (true, None) => Change::Delete,
+            (true, Some(row)) if self.reborn => Change::Replace(row),
+            (true, Some(row)) if self.written => Change::Update(row, &self.assigned),
+            _ => Change::Nothing,
+        }
+    }
+}
+
+/// What is to be done to a stored row.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Change<'s> {
+    Nothing,
+    Insert(&'s Row),
+    /// The row, and the places of the columns that may differ.
+    Update(&'s Row, &'s BTreeSet<usize>),
+    Delete,
+    /// It was deleted and inserted again.
+    Replace(&'s Row),
+    /// It is not there, and nobody may insert it before the commit.
+    HoldAbsent,
+}
+
+/// Whether two handles are of one definition of a table.
+fn same(left: &Arc<Table>, right: &Arc<Table>) -> bool {
+    Arc::ptr_eq(left, right) || left == right
+}
+
+/// Which plans can be decided together: those that know their tables by the same definitions. Programs of two ages
+/// may know one table by different ones, even one plan may; then the plan is decided by itself, because a row can
+/// be taken over from plan to plan in one shape only.
+#[derive(Debug, Default)]
+pub(crate) struct Admission {
+    tables: HashMap<String, Vec<Arc<Table>>>,
+}
+
+impl Admission {
+    /// Whether a plan can join those admitted so far; if so, it has.
+    pub(crate) fn admits(&mut self, plan: &Plan) -> bool {
+        let known = |step: &Step| self.tables.get(step.table.name()).map(Vec::as_slice).unwrap_or_default();
+        let fits = plan.steps().iter().all(|step| known(step).iter().all(|known| same(known, &step.table)));
+        for step in plan.steps().iter().filter(|_| fits) {
+            match self.tables.get_mut(step.table.name()) {
+                Some(known) if known.iter().any(|known| same(known, &step.table)) => {}
+                Some(known) => known.push(step.table.clone()),
+                None => drop(self.tables.insert(step.table.name().to_owned(), vec![step.table.clone()])),
+            }
+        }
+        fits
+    }
+}
+
+/// What a required column without a default holds in a placeholder.
+pub(crate) fn nothing_of(kind: Type) -> Value {
+    match kind {
+        Type::Text => Value::Text(String::new()),
+        Type::Int => Value::Int(0),
+        Type::Float => Value::Float(0.0),
+        Type::Bool => Value::Bool(false),
+        Type::Bytes => Value::Bytes(Vec::new()),
+        Type::Time => Value::Time(Time::from_micros(0)),
+        Type::Json => Value::Json(serde_json::Value::Bool(false)),
+    }
+}
+
+/// Roughly how much a plan sends, in bytes, to keep batches from growing too large for a message.
+pub(crate) fn size_of(plan: &Plan) -> usize {
+    let constants =
+        plan.steps().iter().flat_map(|step| &step.assignments).filter_map(|a| a.expr.as_constant());
+    let lengths = constants.map(|value| match value {
+        Value::Text(text) => text.len(),
+        Value::Bytes(bytes) => bytes.len(),
+        Value::Json(json) => json_size(json),
+        _ => 8,
+    });
+    let events = plan.entry().into_iter().flat_map(|entry| &entry.events);
+    let data = events.flat_map(|draft| draft.data.values()).map(json_size);
+    lengths.chain(data).sum::<usize>() + 64 * plan.steps().len() + VERSION.len()
+}
+
+fn json_size(json: &serde_json::Value) -> usize {
+    match json {
+        serde_json::Value::String(text) => text.len() + 2,
+        serde_json::Value::Array(items) => items.iter().map(json_size).sum::<usize>() + 2,
+        serde_json::Value::Object(fields) => {
+            fields.iter().map(|(name, field)| name.len() + json_size(field) + 4).sum::<usize>() + 2
+        }
+        _ => 8,
+    }
+}

@@ -1,0 +1,97 @@
+//! What a plan would send, word for word.
+
+use std::collections::BTreeMap;
+
+use statehouse_store::log::partition_of;
+use statehouse_store::{Explanation, Plan, Record, Request, Time};
+
+use crate::batch::Batch;
+use crate::compile::compile;
+use crate::link::Call;
+use crate::shared::Shared;
+use crate::statements::{PLANNER, append, clock_call, lock_calls, records_of};
+use crate::tenancy::Scope;
+
+impl Shared {
+    pub(crate) fn explain(&self, plan: &Plan) -> Explanation {
+        let now = self.options.clock.as_ref().map(|clock| clock.now());
+        let lock_timeout_ms = self.options.lock_timeout.as_millis();
+        let Some(compiled) = compile(&self.names, plan, self.partitions, now, lock_timeout_ms) else {
+            return self.explain_batch(plan);
+        };
+        let purpose = match plan.entry() {
+            Some(_) => "write the row, take the log's head, append the record; a transaction by itself",
+            None => "write the row; a transaction by itself",
+        };
+        let mut requests = vec![request(purpose, &compiled.call)];
+        if self.role().is_some() {
+            let words = self.words(plan, "");
+            requests.insert(
+                0,
+                request("open the transaction, under the runtime role", &Call::new(words, Vec::new())),
+            );
+            requests.push(request("make it durable", &Call::new("commit", Vec::new())));
+        }
+        Explanation { requests, cost: self.cost(plan, "1, or 3 when the step is refused") }
+    }
+
+    fn words(&self, plan: &Plan, planner: &str) -> String {
+        self.open_words(self.options.lock_timeout.as_millis(), planner, &Scope::of(plan.tenant()))
+    }
+
+    fn explain_batch(&self, plan: &Plan) -> Explanation {
+        let plans = std::slice::from_ref(plan);
+        let batch = Batch::of(plans);
+        let mut requests =
+            vec![request("open the transaction", &Call::new(self.words(plan, PLANNER), Vec::new()))];
+        for call in lock_calls(&self.names, &batch) {
+            requests.push(request("lock and read the rows, in the order of their keys", &call));
+        }
+        if plan.entry().is_some() {
+            let lookup = records_of(&self.names, batch.operations());
+            requests.push(request("learn whether the operation was applied before", &lookup));
+        }
+        if self.options.clock.is_none() {
+            requests.push(request("read the clock, once", &clock_call()));
+        }
+        for step in plan.steps().iter().filter(|step| step.writes()) {
+            requests.push(Request {
+                purpose: "decide in memory; if all steps hold, write the row as it will be".into(),
+                text: step.to_string(),
+                parameters: Vec::new(),
+            });
+        }
+        if let Some(entry) = plan.entry() {
+            let partition = partition_of(plan.tenant(), &entry.resource, &entry.key, self.partitions);
+            let record = Record::of(plan, Time::from_micros(0), Vec::new());
+            let counts = BTreeMap::from([(partition, 1)]);
+            let [take, append] = append(&self.names, &counts, std::iter::once((partition, 1, &record)));
+            requests.push(request("take the log's head, as the last lock", &take));
+            requests.push(request("append the record (its time and events are known then)", &append));
+        }
+        requests.push(request("make it durable", &Call::new("commit", Vec::new())));
+        Explanation { requests, cost: self.cost(plan, "2, or 1 when a step is refused") }
+    }
+
+    fn cost(&self, plan: &Plan, round_trips: &str) -> Vec<(String, String)> {
+        let head = match plan.entry() {
+            Some(entry) => {
+                let partition = partition_of(plan.tenant(), &entry.resource, &entry.key, self.partitions);
+                format!("partition {partition} of {}", self.partitions)
+            }
+            None => "none".to_owned(),
+        };
+        vec![
+            ("round trips".to_owned(), round_trips.to_owned()),
+            ("row locks".to_owned(), plan.steps().len().to_string()),
+            ("log head".to_owned(), head),
+            ("synchronizations".to_owned(), "1, shared by all plans committed together".to_owned()),
+        ]
+    }
+}
+
+fn request(purpose: &str, call: &Call<'_>) -> Request {
+    let numbered = call.args.iter().enumerate();
+    let parameters = numbered.map(|(place, arg)| (crate::sql::placeholder(place), arg.to_string())).collect();
+    Request { purpose: purpose.to_owned(), text: call.text.clone(), parameters }
+}

@@ -1,0 +1,427 @@
+//! Connections: made with back-off, checked once, and used as a pipe.
+//!
+//! A [`Session`] is one live connection and the statements prepared on it. Requests are *queued*, not exchanged:
+//! [`Session::run`] queues any number of them in one go and then waits for all the answers, so that a whole
+//! transaction is one round trip. Nothing is kept in the connection from one transaction to the next except
+//! prepared statements, so a transaction pooler may stand between.
+//!
+//! A [`Link`] is the place of a session: when the session is gone, the next user makes a new one.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use statehouse_store::{Clock, Random, StoreError, SystemClock, Type};
+use tokio::task::AbortHandle;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Row, Statement};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use crate::fault::Fault;
+use crate::options::Options;
+use crate::sql::{Arg, text_at, value_at};
+
+/// One statement and its parameters.
+#[derive(Clone, Debug)]
+pub(crate) struct Call<'a> {
+    /// The statement.
+    pub text: String,
+    /// Its parameters, in order.
+    pub args: Vec<Arg<'a>>,
+}
+
+impl<'a> Call<'a> {
+    pub(crate) fn new(text: impl Into<String>, args: Vec<Arg<'a>>) -> Call<'a> {
+        Call { text: text.into(), args }
+    }
+}
+
+/// Statements that one connection keeps prepared, at most. Shapes come from actions, of which there are few; the
+/// bound is for poolers and for callers who make up shapes.
+const STATEMENTS_MAX: usize = 400;
+
+/// A live connection.
+pub(crate) struct Session {
+    client: Client,
+    driver: AbortHandle,
+    statements: Mutex<HashMap<String, Statement>>,
+    /// Held while the requests of one transaction are queued, so that two of them do not mix.
+    gate: Mutex<()>,
+    /// An answer that takes longer than this is not waited for.
+    patience: Duration,
+}
+
+type Pending<'s> = Pin<Box<dyn Future<Output = Result<Vec<Row>, tokio_postgres::Error>> + Send + 's>>;
+
+/// The answers to one pipeline.
+pub(crate) struct Answers {
+    /// Of each statement; or of the first that failed.
+    pub rows: Result<Vec<Vec<Row>>, Fault>,
+    /// What is known of the words that close the transaction.
+    pub closing: Closing,
+}
+
+/// What is known of the words that close a transaction.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Closing {
+    /// They were never sent: the transaction cannot have been committed.
+    Unsent,
+    /// They were carried out. If a statement before them failed, that was a rollback.
+    Done,
+    /// They were sent, and no answer says what became of them.
+    Unknown(String),
+}
+
+impl Session {
+    /// Whether the connection is gone.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.client.is_closed()
+    }
+
+    /// Runs statements as one pipeline: `open`, the calls, `close`. With neither, each call is a transaction of its
+    /// own, which its end closes. All are queued before the first answer is waited for.
+    pub(crate) async fn run(&self, open: Option<&str>, calls: &[Call<'_>], close: Option<&str>) -> Answers {
+        let mut statements = Vec::with_capacity(calls.len());
+        for call in calls {
+            match self.prepared(&call.text).await {
+                Ok(statement) => statements.push(statement),
+                Err(fault) => {
+                    // Without opening words the transaction is open already.
+                    self.give_up(close.filter(|_| open.is_none())).await;
+                    return Answers { rows: Err(fault), closing: Closing::Unsent };
+                }
+            }
+        }
+        let args: Vec<Vec<&(dyn ToSql + Sync)>> = calls
+            .iter()
+            .map(|call| call.args.iter().map(|arg| arg as &(dyn ToSql + Sync)).collect())
+            .collect();
+        let words = |text: &'_ str| -> Pending<'_> {
+            let text = text.to_owned();
+            Box::pin(async move { self.client.batch_execute(&text).await.map(|()| Vec::new()) })
+        };
+        let mut pending: Vec<Pending<'_>> = Vec::with_capacity(calls.len() + 2);
+        pending.extend(open.map(words));
+        for (statement, args) in statements.iter().zip(&args) {
+            pending.push(Box::pin(self.client.query(statement, args)));
+        }
+        pending.extend(close.map(words));
+        let requests = pending.len();
+        let mut answers = match self.within(self.queued(pending)).await {
+            Some(answers) => answers,
+            None => {
+                self.driver.abort();
+                let silence = format!("no answer for {:?}", self.patience);
+                return Answers {
+                    rows: Err(Fault::Lost(silence.clone())),
+                    closing: Closing::Unknown(silence),
+                };
+            }
+        };
+        let all_sent = answers.len() == requests;
+        let mut closing = match close.filter(|_| all_sent).and_then(|_| answers.pop()) {
+            Some(Ok(_)) => Closing::Done,
+            Some(Err(error)) => Closing::Unknown(Fault::of(&error).said().to_owned()),
+            None => {
+                self.give_up(close).await;
+                Closing::Unsent
+            }
+        };
+        if open.is_some() && matches!(answers.first(), Some(Ok(_))) {
+            drop(answers.remove(0));
+        }
+        let rows: Result<Vec<Vec<Row>>, Fault> =
+            answers.into_iter().map(|answer| answer.map_err(Fault::from)).collect();
+        if close.is_none() && all_sent {
+            closing = match &rows {
+                Err(Fault::Lost(why)) => Closing::Unknown(why.clone()),
+                _ => Closing::Done,
+            };
+        }
+        if matches!(rows, Err(Fault::Stale(_))) {
+            self.lock_statements().clear();
+        }
+        Answers { rows, closing }
+    }
+
+    /// Rolls back a transaction whose closing words could not be sent.
+    async fn give_up(&self, close: Option<&str>) {
+        if close.is_some() {
+            self.tell("rollback").await;
+        }
+    }
+
+    /// Queues words without waiting for the answer.
+    pub(crate) async fn tell(&self, words: &str) {
+        let mut request = std::pin::pin!(self.client.batch_execute(words));
+        std::future::poll_fn(|context| {
+            let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            let _ = request.as_mut().poll(context);
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    /// Sends words that are not a statement with parameters, and waits for the answer.
+    pub(crate) async fn say(&self, words: &str) -> Result<(), Fault> {
+        match self.within(self.gated(self.client.batch_execute(words))).await {
+            Some(answer) => answer.map_err(Fault::from),
+            None => {
+                self.driver.abort();
+                Err(Fault::Lost(format!("no answer for {:?}", self.patience)))
+            }
+        }
+    }
+
+    /// Queues all of these by polling each once, in order and without a word of anybody else's between them, and
+    /// then waits for each. If one cannot even be queued, those behind it are not: a commit must not follow a gap.
+    async fn queued(&self, mut pending: Vec<Pending<'_>>) -> Vec<Result<Vec<Row>, tokio_postgres::Error>> {
+        let mut ready: Vec<Option<Result<Vec<Row>, tokio_postgres::Error>>> =
+            Vec::with_capacity(pending.len());
+        std::future::poll_fn(|context| {
+            let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            for future in &mut pending {
+                let answer = match future.as_mut().poll(context) {
+                    Poll::Ready(answer) => Some(answer),
+                    Poll::Pending => None,
+                };
+                let failed = matches!(answer, Some(Err(_)));
+                ready.push(answer);
+                if failed {
+                    break;
+                }
+            }
+            Poll::Ready(())
+        })
+        .await;
+        let mut answers = Vec::with_capacity(pending.len());
+        for (future, ready) in pending.into_iter().zip(ready) {
+            answers.push(match ready {
+                Some(answer) => answer,
+                None => future.await,
+            });
+        }
+        answers
+    }
+
+    /// Queues one request, not between those of somebody's transaction, and waits for its answer.
+    async fn gated<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        let first = std::future::poll_fn(|context| {
+            let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            Poll::Ready(work.as_mut().poll(context))
+        });
+        match first.await {
+            Poll::Ready(done) => done,
+            Poll::Pending => work.await,
+        }
+    }
+
+    async fn within<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            done = work => Some(done),
+            () = SystemClock.sleep(self.patience) => None,
+        }
+    }
+
+    fn lock_statements(&self) -> std::sync::MutexGuard<'_, HashMap<String, Statement>> {
+        self.statements.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn prepared(&self, text: &str) -> Result<Statement, Fault> {
+        if let Some(statement) = self.lock_statements().get(text) {
+            return Ok(statement.clone());
+        }
+        let prepared = self.within(self.gated(self.client.prepare(text))).await;
+        let statement = match prepared {
+            Some(prepared) => prepared?,
+            None => {
+                self.driver.abort();
+                return Err(Fault::Lost(format!("no answer for {:?}", self.patience)));
+            }
+        };
+        let mut statements = self.lock_statements();
+        if statements.len() >= STATEMENTS_MAX {
+            statements.clear();
+        }
+        statements.insert(text.to_owned(), statement.clone());
+        Ok(statement)
+    }
+}
+
+/// Ends the connection even when the server does not answer any more.
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Session")
+    }
+}
+
+/// How to make sessions.
+pub(crate) struct Dialer {
+    driver: tokio_postgres::Config,
+    tls: MakeRustlsConnect,
+    patience: Duration,
+    random: Mutex<Random>,
+}
+
+/// How often a connection is tried before the caller is told that there is none.
+const ATTEMPTS: u32 = 6;
+/// The first pause between two attempts; each is twice as long as the one before, give or take a half.
+const FIRST_PAUSE: Duration = Duration::from_millis(25);
+
+impl Dialer {
+    pub(crate) fn new(options: &Options) -> Result<Dialer, StoreError> {
+        Ok(Dialer {
+            driver: options.driver.clone(),
+            tls: crate::tls::connector(options)?,
+            // The server gives up first, unless it is gone.
+            patience: options.statement_timeout + Duration::from_secs(5),
+            random: Mutex::new(Random::from_entropy()),
+        })
+    }
+
+    /// Waits before an attempt: longer each time, and not in step with others.
+    pub(crate) async fn pause(&self, attempt: u32) {
+        let longest = FIRST_PAUSE.saturating_mul(1 << attempt.min(6));
+        let share = 0.5 + self.random.lock().unwrap_or_else(PoisonError::into_inner).unit();
+        SystemClock.sleep(longest.mul_f64(share)).await;
+    }
+
+    /// Waits a moment that no two take alike, before a transaction that met another is run again.
+    pub(crate) async fn step_aside(&self, attempt: u32) {
+        let longest = Duration::from_millis(1 << attempt.min(8));
+        let share = self.random.lock().unwrap_or_else(PoisonError::into_inner).unit();
+        SystemClock.sleep(longest.mul_f64(share)).await;
+    }
+
+    /// Makes a session, trying a few times.
+    pub(crate) async fn session(&self) -> Result<Arc<Session>, StoreError> {
+        self.session_with(self.patience).await
+    }
+
+    /// Makes a session that waits so long for an answer, trying a few times.
+    pub(crate) async fn session_with(&self, patience: Duration) -> Result<Arc<Session>, StoreError> {
+        let mut attempt = 0;
+        loop {
+            match self.connect(patience).await {
+                Ok(session) => return Ok(Arc::new(session)),
+                Err(Refusal::Final(error)) => return Err(error),
+                Err(Refusal::Passing(why)) if attempt + 1 == ATTEMPTS => {
+                    return Err(StoreError::unavailable(format!("no connection to PostgreSQL: {why}")));
+                }
+                Err(Refusal::Passing(_)) => self.pause(attempt).await,
+            }
+            attempt += 1;
+        }
+    }
+
+    async fn connect(&self, patience: Duration) -> Result<Session, Refusal> {
+        let passing = |error: tokio_postgres::Error| match Fault::of(&error) {
+            // A wrong password or database stays wrong.
+            fault if is_identity(&error) => {
+                Refusal::Final(StoreError::schema("the PostgreSQL server", fault.said()))
+            }
+            other => Refusal::Passing(other.said().to_owned()),
+        };
+        let (client, connection) = self.driver.connect(self.tls.clone()).await.map_err(passing)?;
+        let driver = tokio::spawn(async move {
+            // Whoever waits for an answer is told of the error; there is nobody else to tell.
+            let _ = connection.await;
+        });
+        let session = Session {
+            client,
+            driver: driver.abort_handle(),
+            statements: Mutex::default(),
+            gate: Mutex::default(),
+            patience,
+        };
+        session.check().await?;
+        Ok(session)
+    }
+}
+
+fn is_identity(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|code| code.code().starts_with("28") || code.code() == "3D000")
+}
+
+enum Refusal {
+    /// Later it may work.
+    Passing(String),
+    /// It will not.
+    Final(StoreError),
+}
+
+/// Older servers lack what the statements use.
+const VERSION_MIN: i64 = 130_000;
+
+impl Session {
+    /// Refuses servers on which "applied" would not mean "durable", or text not what it is elsewhere.
+    async fn check(&self) -> Result<(), Refusal> {
+        let question = "select current_setting('server_version_num')::bigint, current_setting('fsync'), \
+                        current_setting('synchronous_commit'), current_setting('server_encoding'), \
+                        pg_is_in_recovery()";
+        let answers = self.run(None, &[Call::new(question, Vec::new())], None).await;
+        let rows = answers.rows.map_err(|fault| Refusal::Passing(fault.said().to_owned()))?;
+        let Some(row) = rows.first().and_then(|rows| rows.first()) else {
+            return Err(Refusal::Passing("the server did not say what it is".into()));
+        };
+        let server = "the PostgreSQL server";
+        let read = |error: StoreError| Refusal::Final(error);
+        let refuse = |why: &str| Err(Refusal::Final(StoreError::schema(server, why)));
+        let version = value_at(row, 0, Type::Int, server).map_err(read)?.as_int().unwrap_or(0);
+        if version < VERSION_MIN {
+            return refuse("it is older than version 13");
+        }
+        if text_at(row, 1, server).map_err(read)? == "off" {
+            return refuse(
+                "fsync is off, so a crash of the machine would lose or corrupt what was committed",
+            );
+        }
+        if text_at(row, 2, server).map_err(read)? == "off" {
+            return refuse(
+                "synchronous_commit is off for this role, so a crash would lose what was acknowledged; \
+                 set it to on (alter role … set synchronous_commit = on)",
+            );
+        }
+        if text_at(row, 3, server).map_err(read)? != "UTF8" {
+            return refuse("the database's encoding is not UTF8");
+        }
+        if value_at(row, 4, Type::Bool, server).map_err(read)?.as_bool() == Some(true) {
+            return Err(Refusal::Passing("it is a standby and takes no writes".into()));
+        }
+        Ok(())
+    }
+}
+
+/// The place of a session that is made when it is needed.
+#[derive(Default)]
+pub(crate) struct Link {
+    session: tokio::sync::Mutex<Option<Arc<Session>>>,
+}
+
+impl Link {
+    /// The live session, a new one if the last is gone.
+    pub(crate) async fn session(&self, dialer: &Dialer) -> Result<Arc<Session>, StoreError> {
+        let mut place = self.session.lock().await;
+        match &*place {
+            Some(session) if !session.is_closed() => Ok(session.clone()),
+            _ => Ok(place.insert(dialer.session().await?).clone()),
+        }
+    }
+
+    /// Lets go of the session.
+    pub(crate) async fn close(&self) {
+        self.session.lock().await.take();
+    }
+}

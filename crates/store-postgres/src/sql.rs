@@ -1,0 +1,474 @@
+//! The words of SQL: names, types, literals, and values on their way to the server and back.
+//!
+//! Values travel in PostgreSQL's binary format, which loses nothing: a time is a count of microseconds, a float
+//! its 64 bits. What comes back is held to the same law as what was sent ([`Value::admitted`]), so that a row that
+//! somebody wrote by hand, with `infinity` or `NaN` in it, is reported as corrupt and not passed on.
+
+use std::error::Error;
+use std::fmt;
+
+use bytes::{BufMut as _, BytesMut};
+use statehouse_store::value::canonical_json;
+use statehouse_store::{Row, StoreError, Table, Tenant, Time, Type, Value};
+use std::sync::Arc;
+use tokio_postgres::types::{FromSql, IsNull, ToSql, Type as PgType, to_sql_checked};
+
+/// Words that PostgreSQL does not take as a column's or a table's name unless they are quoted: the reserved ones,
+/// and those reserved for functions and types.
+const RESERVED: [&str; 101] = [
+    "all",
+    "analyse",
+    "analyze",
+    "and",
+    "any",
+    "array",
+    "as",
+    "asc",
+    "asymmetric",
+    "authorization",
+    "binary",
+    "both",
+    "case",
+    "cast",
+    "check",
+    "collate",
+    "collation",
+    "column",
+    "concurrently",
+    "constraint",
+    "create",
+    "cross",
+    "current_catalog",
+    "current_date",
+    "current_role",
+    "current_schema",
+    "current_time",
+    "current_timestamp",
+    "current_user",
+    "default",
+    "deferrable",
+    "desc",
+    "distinct",
+    "do",
+    "else",
+    "end",
+    "except",
+    "false",
+    "fetch",
+    "for",
+    "foreign",
+    "freeze",
+    "from",
+    "full",
+    "grant",
+    "group",
+    "having",
+    "ilike",
+    "in",
+    "initially",
+    "inner",
+    "intersect",
+    "into",
+    "is",
+    "isnull",
+    "join",
+    "lateral",
+    "leading",
+    "left",
+    "like",
+    "limit",
+    "localtime",
+    "localtimestamp",
+    "natural",
+    "not",
+    "notnull",
+    "null",
+    "offset",
+    "on",
+    "only",
+    "or",
+    "order",
+    "outer",
+    "overlaps",
+    "placing",
+    "primary",
+    "references",
+    "returning",
+    "right",
+    "select",
+    "session_user",
+    "similar",
+    "some",
+    "symmetric",
+    "system_user",
+    "table",
+    "tablesample",
+    "then",
+    "to",
+    "trailing",
+    "true",
+    "union",
+    "unique",
+    "user",
+    "using",
+    "variadic",
+    "verbose",
+    "when",
+    "where",
+    "window",
+    "with",
+];
+
+/// A name as it stands in a statement: quoted only where it has to be.
+pub(crate) fn name(name: &str) -> String {
+    let mut letters = name.chars();
+    let plain = letters.next().is_some_and(|first| first.is_ascii_lowercase() || first == '_')
+        && letters.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+        && RESERVED.binary_search(&name).is_err();
+    if plain { name.to_owned() } else { format!("\"{}\"", name.replace('"', "\"\"")) }
+}
+
+/// A text as a literal.
+pub(crate) fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
+}
+
+/// The PostgreSQL type that holds a type.
+pub(crate) fn type_name(kind: Type) -> &'static str {
+    match kind {
+        Type::Text => "text",
+        Type::Int => "bigint",
+        Type::Float => "double precision",
+        Type::Bool => "boolean",
+        Type::Bytes => "bytea",
+        Type::Time => "timestamptz",
+        Type::Json => "jsonb",
+    }
+}
+
+/// A constant as a literal of its column's type.
+pub(crate) fn literal(value: &Value) -> String {
+    match value {
+        Value::Bytes(bytes) => {
+            let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("'\\x{digits}'")
+        }
+        Value::Json(json) => quoted(&json.to_string()),
+        // The others print as SQL literals already.
+        other => other.to_string(),
+    }
+}
+
+/// `$1`, `$2`, … `$n` are counted from here.
+pub(crate) fn placeholder(index: usize) -> String {
+    format!("${}", index + 1)
+}
+
+/// Microseconds from the epoch of Unix, 1970, to that of PostgreSQL, 2000.
+const PG_EPOCH_MICROS: i64 = 946_684_800_000_000;
+
+/// How deeply JSON that is read may be nested: a column's content, inside a row, inside an event, inside a record.
+const JSON_DEPTH_READ: usize = Value::JSON_DEPTH_MAX + 16;
+
+/// A parameter of a statement.
+#[derive(Clone, Debug)]
+pub(crate) enum Arg<'a> {
+    /// One value.
+    One(&'a Value),
+    /// One value that nobody else holds.
+    Own(Value),
+    /// An array of values.
+    Many(Vec<&'a Value>),
+    /// A text.
+    Text(&'a str),
+    /// A 32- or 64-bit integer, as the statement declares it.
+    Int(i64),
+    /// A span of microseconds.
+    Interval(i64),
+    /// An array of texts.
+    Texts(Vec<&'a str>),
+    /// An array of 32- or 64-bit integers.
+    Ints(Vec<i64>),
+    /// An array of times.
+    Times(Vec<Time>),
+    /// JSON text.
+    Json(String),
+    /// An array of JSON texts.
+    Jsons(Vec<String>),
+}
+
+impl ToSql for Arg<'_> {
+    fn to_sql(&self, ty: &PgType, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
+        match self {
+            Arg::One(value) => Scalar(value).to_sql(ty, out),
+            Arg::Own(value) => Scalar(value).to_sql(ty, out),
+            Arg::Many(values) => values.iter().map(|value| Scalar(value)).collect::<Vec<_>>().to_sql(ty, out),
+            Arg::Text(text) => text.to_sql(ty, out),
+            Arg::Int(int) => Integer(*int).to_sql(ty, out),
+            Arg::Interval(micros) => {
+                out.put_i64(*micros);
+                // Days and months, whose length would depend on a calendar.
+                out.put_i64(0);
+                Ok(IsNull::No)
+            }
+            Arg::Texts(texts) => texts.to_sql(ty, out),
+            Arg::Ints(ints) => ints.iter().map(|int| Integer(*int)).collect::<Vec<_>>().to_sql(ty, out),
+            Arg::Times(times) => times.iter().map(|time| Instant(*time)).collect::<Vec<_>>().to_sql(ty, out),
+            Arg::Json(text) => JsonText(text).to_sql(ty, out),
+            Arg::Jsons(texts) => texts.iter().map(|text| JsonText(text)).collect::<Vec<_>>().to_sql(ty, out),
+        }
+    }
+
+    fn accepts(_: &PgType) -> bool {
+        true
+    }
+
+    to_sql_checked!();
+}
+
+/// As `explain` prints it.
+impl fmt::Display for Arg<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fn list<T: fmt::Display>(f: &mut fmt::Formatter<'_>, items: impl Iterator<Item = T>) -> fmt::Result {
+            f.write_str("{")?;
+            for (place, item) in items.enumerate() {
+                write!(f, "{}{item}", if place > 0 { ", " } else { "" })?;
+            }
+            f.write_str("}")
+        }
+        match self {
+            Arg::One(value) => write!(f, "{value}"),
+            Arg::Own(value) => write!(f, "{value}"),
+            Arg::Many(values) => list(f, values.iter()),
+            Arg::Text(text) => f.write_str(&quoted(text)),
+            Arg::Int(int) => write!(f, "{int}"),
+            Arg::Interval(micros) => write!(f, "'{micros} microseconds'"),
+            Arg::Texts(texts) => list(f, texts.iter().map(|text| quoted(text))),
+            Arg::Ints(ints) => list(f, ints.iter()),
+            Arg::Times(times) => list(f, times.iter()),
+            Arg::Json(text) => f.write_str(&quoted(text)),
+            Arg::Jsons(texts) => list(f, texts.iter().map(|text| quoted(text))),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Scalar<'a>(&'a Value);
+
+impl ToSql for Scalar<'_> {
+    fn to_sql(&self, ty: &PgType, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
+        match self.0 {
+            Value::Null => return Ok(IsNull::Yes),
+            Value::Text(text) => out.put_slice(text.as_bytes()),
+            Value::Int(int) => return Integer(*int).to_sql(ty, out),
+            Value::Float(float) => out.put_f64(*float),
+            Value::Bool(bool) => out.put_u8(u8::from(*bool)),
+            Value::Bytes(bytes) => out.put_slice(bytes),
+            Value::Time(time) => return Instant(*time).to_sql(ty, out),
+            Value::Json(json) => {
+                out.put_u8(1);
+                serde_json::to_writer(out.writer(), json)?;
+            }
+        }
+        Ok(IsNull::No)
+    }
+
+    fn accepts(_: &PgType) -> bool {
+        true
+    }
+
+    to_sql_checked!();
+}
+
+#[derive(Debug)]
+struct Integer(i64);
+
+impl ToSql for Integer {
+    fn to_sql(&self, ty: &PgType, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
+        if *ty == PgType::INT4 {
+            out.put_i32(i32::try_from(self.0)?);
+        } else {
+            out.put_i64(self.0);
+        }
+        Ok(IsNull::No)
+    }
+
+    fn accepts(_: &PgType) -> bool {
+        true
+    }
+
+    to_sql_checked!();
+}
+
+#[derive(Debug)]
+struct Instant(Time);
+
+impl ToSql for Instant {
+    fn to_sql(&self, _: &PgType, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
+        out.put_i64(self.0.micros().saturating_sub(PG_EPOCH_MICROS));
+        Ok(IsNull::No)
+    }
+
+    fn accepts(_: &PgType) -> bool {
+        true
+    }
+
+    to_sql_checked!();
+}
+
+/// The binary form of jsonb is its text behind a version number.
+#[derive(Debug)]
+struct JsonText<'a>(&'a str);
+
+impl ToSql for JsonText<'_> {
+    fn to_sql(&self, _: &PgType, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
+        out.put_u8(1);
+        out.put_slice(self.0.as_bytes());
+        Ok(IsNull::No)
+    }
+
+    fn accepts(_: &PgType) -> bool {
+        true
+    }
+
+    to_sql_checked!();
+}
+
+/// A value as the server sent it.
+struct Received(Value);
+
+impl<'a> FromSql<'a> for Received {
+    fn from_sql(ty: &PgType, raw: &'a [u8]) -> Result<Received, Box<dyn Error + Sync + Send>> {
+        let value = match *ty {
+            PgType::TEXT => Value::Text(std::str::from_utf8(raw)?.to_owned()),
+            PgType::INT8 => Value::Int(i64::from_be_bytes(raw.try_into()?)),
+            PgType::INT4 => Value::Int(i32::from_be_bytes(raw.try_into()?).into()),
+            PgType::FLOAT8 => Value::Float(f64::from_be_bytes(raw.try_into()?)).admitted(Type::Float)?,
+            PgType::BOOL => Value::Bool(raw != [0]),
+            PgType::BYTEA => Value::Bytes(raw.to_vec()),
+            PgType::TIMESTAMPTZ => {
+                let micros = i64::from_be_bytes(raw.try_into()?).saturating_add(PG_EPOCH_MICROS);
+                Value::Time(Time::from_micros(micros)).admitted(Type::Time)?
+            }
+            PgType::JSONB => {
+                let text = raw.split_first().map(|(_, text)| text).unwrap_or_default();
+                match canonical_json(serde_json::from_slice(text)?, JSON_DEPTH_READ)? {
+                    serde_json::Value::Null => Value::Null,
+                    json => Value::Json(json),
+                }
+            }
+            ref other => return Err(format!("a column of type {other} is none of ours").into()),
+        };
+        Ok(Received(value))
+    }
+
+    fn from_sql_null(_: &PgType) -> Result<Received, Box<dyn Error + Sync + Send>> {
+        Ok(Received(Value::Null))
+    }
+
+    fn accepts(_: &PgType) -> bool {
+        true
+    }
+}
+
+/// One value of a row that the server sent. `place` names the table for the error.
+pub(crate) fn value_at(
+    row: &tokio_postgres::Row,
+    index: usize,
+    kind: Type,
+    place: &str,
+) -> Result<Value, StoreError> {
+    let Received(value) =
+        row.try_get(index).map_err(|error| StoreError::corrupt(place, with_source(&error)))?;
+    match value.kind() {
+        Some(got) if got != kind => {
+            Err(StoreError::corrupt(place, format!("column {index} holds {got} where {kind} is declared")))
+        }
+        _ => Ok(value),
+    }
+}
+
+/// A required text of a row that the server sent.
+pub(crate) fn text_at(row: &tokio_postgres::Row, index: usize, place: &str) -> Result<String, StoreError> {
+    match value_at(row, index, Type::Text, place)? {
+        Value::Text(text) => Ok(text),
+        _ => Err(StoreError::corrupt(place, format!("column {index} is null"))),
+    }
+}
+
+/// A required integer of a row that the server sent.
+pub(crate) fn int_at(row: &tokio_postgres::Row, index: usize, place: &str) -> Result<i64, StoreError> {
+    match value_at(row, index, Type::Int, place)? {
+        Value::Int(int) => Ok(int),
+        _ => Err(StoreError::corrupt(place, format!("column {index} is null"))),
+    }
+}
+
+/// A required time of a row that the server sent.
+pub(crate) fn time_at(row: &tokio_postgres::Row, index: usize, place: &str) -> Result<Time, StoreError> {
+    match value_at(row, index, Type::Time, place)? {
+        Value::Time(time) => Ok(time),
+        _ => Err(StoreError::corrupt(place, format!("column {index} is null"))),
+    }
+}
+
+/// A row of a table: its declared columns from `first` on, in their order, then the version.
+pub(crate) fn row_at(
+    row: &tokio_postgres::Row,
+    first: usize,
+    table: &Arc<Table>,
+    tenant: &Tenant,
+) -> Result<Row, StoreError> {
+    let columns = table.columns();
+    let mut values = Vec::with_capacity(columns.len());
+    for (place, column) in columns.iter().enumerate() {
+        let value = value_at(row, first + place, column.kind, table.name())?;
+        values.push(value);
+    }
+    let version = int_at(row, first + columns.len(), table.name())?;
+    Ok(Row::new(table.clone(), tenant.clone(), values, version))
+}
+
+/// An error and what is behind it, which the driver's errors do not print themselves.
+pub(crate) fn with_source(error: &dyn Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {}", with_source(source)),
+        None => error.to_string(),
+    }
+}
+
+/// The declared columns of a table and its version, from an alias: what [`row_at`] reads.
+pub(crate) fn all_columns(table: &Table, alias: &str) -> String {
+    let columns = table.columns().iter().map(|column| column.name.as_str());
+    let names =
+        columns.chain([statehouse_store::table::VERSION]).map(|column| format!("{alias}.{}", name(column)));
+    names.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_quoted_only_where_they_must_be() {
+        assert!(RESERVED.is_sorted());
+        for plain in ["profiles", "user_id", "_x9", "status", "key", "position", "time"] {
+            assert_eq!(name(plain), plain);
+        }
+        assert_eq!(name("user"), "\"user\"");
+        assert_eq!(name("order"), "\"order\"");
+        assert_eq!(name("My\"House"), "\"My\"\"House\"");
+        assert_eq!(name(""), "\"\"");
+    }
+
+    #[test]
+    fn literals_are_written_as_their_type_reads_them() {
+        assert_eq!(literal(&Value::from("it's")), "'it''s'");
+        assert_eq!(literal(&Value::from(vec![0, 255])), "'\\x00ff'");
+        assert_eq!(literal(&Value::from(-5)), "-5");
+        assert_eq!(literal(&Value::from(1e20)), "1e20");
+        assert_eq!(literal(&Value::from(true)), "true");
+        assert_eq!(literal(&Value::from(serde_json::json!({"a": "it's"}))), "'{\"a\":\"it''s\"}'");
+        assert_eq!(literal(&Value::from(Time::from_micros(0))), "'1970-01-01T00:00:00.000000Z'");
+    }
+}

@@ -1,0 +1,363 @@
+//! The statements of a batch: each takes arrays, so that its text depends on the tables and columns alone.
+//!
+//! Rows are read and locked through a lateral subquery: its index lookup runs once for each key, in the order of the
+//! arrays, which is the order of [`crate::order`]. The writes join their table with the arrays; that the planner
+//! may not turn this into a scan of the table is seen to by the words that open the transaction
+//! ([`PLANNER`]), because a plan that was made while the table was empty is kept when it is not.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use statehouse_store::table::{TENANT, VERSION};
+use statehouse_store::{Column, Record, Row, StoreError, Table, Tenant, Time, Value};
+
+use crate::batch::{Batch, Change, Slot, nothing_of};
+use crate::ddl::Names;
+use crate::link::Call;
+use crate::sql::{Arg, all_columns, int_at, name, placeholder, text_at, time_at, type_name, value_at};
+
+/// What keeps a cached plan right whatever the size of a table: only nested loops over index lookups.
+pub(crate) const PLANNER: &str = "; set local plan_cache_mode = force_generic_plan; set local enable_seqscan = off; \
+                                  set local enable_hashjoin = off; set local enable_mergejoin = off";
+
+/// Names of columns as they stand in a list.
+fn list<'a>(columns: impl IntoIterator<Item = &'a str>) -> String {
+    columns.into_iter().map(name).collect::<Vec<_>>().join(", ")
+}
+
+/// `unnest($1::text[], …)`: the tenant and these columns.
+fn arrays<'a>(columns: impl IntoIterator<Item = &'a Column>) -> String {
+    let types = std::iter::once("text").chain(columns.into_iter().map(|column| type_name(column.kind)));
+    let arrays = types.enumerate().map(|(place, kind)| format!("{}::{kind}[]", placeholder(place)));
+    format!("unnest({})", arrays.collect::<Vec<_>>().join(", "))
+}
+
+/// `t.tenant = k.tenant and t.id = k.id`.
+fn same_key(table: &Table) -> String {
+    let keys = table.key_columns().iter().map(|column| column.name.as_str());
+    let parts = std::iter::once(TENANT).chain(keys).map(|key| {
+        let key = name(key);
+        format!("t.{key} = k.{key}")
+    });
+    parts.collect::<Vec<_>>().join(" and ")
+}
+
+fn key_names(table: &Table) -> impl Iterator<Item = &str> {
+    std::iter::once(TENANT).chain(table.key_columns().iter().map(|column| column.name.as_str()))
+}
+
+/// A row's key: its tenant and the values of the key columns.
+pub(crate) type Key<'a> = (&'a Tenant, &'a [Value]);
+
+/// One array for each key column, the tenant first.
+fn key_arrays<'a>(table: &Table, keys: &[Key<'a>]) -> Vec<Arg<'a>> {
+    let mut args = vec![Arg::Texts(keys.iter().map(|(tenant, _)| tenant.as_str()).collect())];
+    for place in 0..table.key_len() {
+        args.push(Arg::Many(keys.iter().filter_map(|(_, key)| key.get(place)).collect()));
+    }
+    args
+}
+
+/// Reads rows by their keys. Each answer begins with the number of its key, from 1. With `lock` they stay as they
+/// are until the transaction ends.
+pub(crate) fn rows_by_key<'a>(names: &Names, table: &Table, keys: &[Key<'a>], lock: bool) -> Call<'a> {
+    let text = format!(
+        "select k._place, {}\nfrom {} with ordinality as k({}, _place)\ncross join lateral (\n\
+         select {}\nfrom {} as t\nwhere {}\n{}\n) as t",
+        all_columns(table, "t"),
+        arrays(table.key_columns()),
+        list(key_names(table)),
+        all_columns(table, "t"),
+        names.table(table.name()),
+        same_key(table),
+        if lock { "for update" } else { "limit 1" },
+    );
+    Call::new(text, key_arrays(table, keys))
+}
+
+/// Locks and reads the rows of a batch, a call for each table.
+pub(crate) fn lock_calls<'p>(names: &Names, batch: &Batch<'p>) -> Vec<Call<'p>> {
+    let lock = |range: &std::ops::Range<usize>| {
+        let slots = batch.slots(range);
+        let table = slots.first()?.table;
+        let keys: Vec<Key<'p>> = slots.iter().map(|slot| (slot.tenant, slot.key)).collect();
+        Some(rows_by_key(names, table, &keys, true))
+    };
+    batch.tables().iter().filter_map(lock).collect()
+}
+
+/// The columns of a record as [`record_at`] reads them.
+pub(crate) const RECORD: &str = "l.partition, l.position, l.tenant, l.operation, l.resource, l.key, l.at, l.fingerprint, l.fate, l.events";
+
+/// Looks up the records of operations.
+pub(crate) fn records_of<'a>(
+    names: &Names,
+    operations: impl Iterator<Item = (&'a Tenant, &'a str)>,
+) -> Call<'a> {
+    let (tenants, operations): (Vec<&str>, Vec<&str>) =
+        operations.map(|(tenant, operation)| (tenant.as_str(), operation)).unzip();
+    let text = format!(
+        "select {RECORD}\nfrom unnest($1::text[], $2::text[]) as k(tenant, operation)\ncross join lateral (\n\
+         select *\nfrom {} as l\nwhere l.tenant = k.tenant and l.operation = k.operation\nlimit 1\n) as l",
+        names.log(),
+    );
+    Call::new(text, vec![Arg::Texts(tenants), Arg::Texts(operations)])
+}
+
+/// Reads the columns of [`RECORD`].
+pub(crate) fn record_at(row: &tokio_postgres::Row, first: usize) -> Result<Record, StoreError> {
+    use statehouse_store::{Fate, Position, Type};
+    const LOG: &str = "statehouse_log";
+    let corrupt = |why: String| StoreError::corrupt(LOG, why);
+    let int = |place: usize| int_at(row, first + place, LOG);
+    let text = |place: usize| text_at(row, first + place, LOG);
+    let fate = match text(8)?.as_str() {
+        "applied" => Fate::Applied,
+        "aborted" => Fate::Aborted,
+        other => return Err(corrupt(format!("a record's fate is {other:?}"))),
+    };
+    let Value::Json(events) = value_at(row, first + 9, Type::Json, LOG)? else {
+        return Err(corrupt("a record has no events, not even none".into()));
+    };
+    Ok(Record {
+        position: Some(Position {
+            partition: u32::try_from(int(0)?).map_err(|_| corrupt("a partition is negative".into()))?,
+            offset: u64::try_from(int(1)?).map_err(|_| corrupt("a position is negative".into()))?,
+        }),
+        tenant: Tenant::new(text(2)?).map_err(|error| corrupt(error.to_string()))?,
+        operation: text(3)?,
+        resource: text(4)?,
+        key: text(5)?,
+        at: time_at(row, first + 6, LOG)?,
+        fingerprint: text(7)?,
+        fate,
+        events: serde_json::from_value(events).map_err(|error| corrupt(error.to_string()))?,
+    })
+}
+
+/// Reads the server's clock.
+pub(crate) fn clock_call() -> Call<'static> {
+    Call::new("select clock_timestamp()", Vec::new())
+}
+
+/// The answer of [`clock_call`].
+pub(crate) fn clock_at(rows: &[tokio_postgres::Row]) -> Result<Time, StoreError> {
+    let Some(row) = rows.first() else { return Err(StoreError::corrupt("the server", "it has no clock")) };
+    time_at(row, 0, "clock_timestamp()")
+}
+
+/// Writes what a decided batch makes of the rows, then the log. The last call answers with the heads before.
+pub(crate) fn write_calls<'b>(
+    names: &Names,
+    batch: &'b Batch<'_>,
+    placeholders: &'b Placeholders,
+) -> Vec<Call<'b>> {
+    let mut calls = Vec::new();
+    let mut released = Vec::new();
+    for range in batch.tables() {
+        let slots = batch.slots(&range);
+        let Some(table) = slots.first().map(|slot| slot.table) else { continue };
+        let mut inserts: Vec<&Row> = Vec::new();
+        let mut updates: Vec<&Row> = Vec::new();
+        let mut assigned: BTreeSet<usize> = BTreeSet::new();
+        let mut deletes: Vec<&Slot<'_>> = Vec::new();
+        let mut held: Vec<&Slot<'_>> = Vec::new();
+        for slot in slots {
+            match slot.change() {
+                Change::Nothing => {}
+                Change::Insert(row) => inserts.push(row),
+                Change::Update(row, columns) => {
+                    updates.push(row);
+                    assigned.extend(columns);
+                }
+                Change::Delete => deletes.push(slot),
+                Change::Replace(row) => {
+                    deletes.push(slot);
+                    inserts.push(row);
+                }
+                Change::HoldAbsent => held.push(slot),
+            }
+        }
+        if !deletes.is_empty() {
+            calls.push(delete(names, table, &deletes));
+        }
+        if !updates.is_empty() {
+            calls.push(update(names, table, &updates, &assigned));
+        }
+        if !inserts.is_empty() {
+            calls.push(insert(names, table, &inserts));
+        }
+        if !held.is_empty() {
+            calls.push(hold(names, table, &held, placeholders));
+            released.push(delete(names, table, &held));
+        }
+    }
+    calls.extend(released);
+    if !batch.counts().is_empty() {
+        calls.extend(append(names, batch.counts(), batch.records()));
+    }
+    calls
+}
+
+fn keys_of<'b>(slots: &[&'b Slot<'_>]) -> Vec<Key<'b>> {
+    slots.iter().map(|slot| (slot.tenant, slot.key)).collect()
+}
+
+fn delete<'b>(names: &Names, table: &Table, slots: &[&'b Slot<'_>]) -> Call<'b> {
+    let text = format!(
+        "delete from {} as t\nusing {} as k({})\nwhere {}",
+        names.table(table.name()),
+        arrays(table.key_columns()),
+        list(key_names(table)),
+        same_key(table),
+    );
+    Call::new(text, key_arrays(table, &keys_of(slots)))
+}
+
+fn update<'b>(names: &Names, table: &Table, rows: &[&'b Row], assigned: &BTreeSet<usize>) -> Call<'b> {
+    let columns = table.columns();
+    let set: Vec<&Column> = assigned.iter().filter_map(|place| columns.get(*place)).collect();
+    let sent = table.key_columns().iter().chain(set.iter().copied());
+    let version = placeholder(1 + table.key_len() + set.len());
+    let arrays = arrays(sent.clone());
+    let arrays = arrays.strip_suffix(')').unwrap_or(&arrays);
+    let changes: Vec<String> = set
+        .iter()
+        .map(|column| column.name.as_str())
+        .chain([VERSION])
+        .map(|column| format!("{0} = k.{0}", name(column)))
+        .collect();
+    let text = format!(
+        "update {} as t\nset {}\nfrom {arrays}, {version}::bigint[]) as k({}, {VERSION})\nwhere {}",
+        names.table(table.name()),
+        changes.join(", "),
+        list(std::iter::once(TENANT).chain(sent.map(|column| column.name.as_str()))),
+        same_key(table),
+    );
+    let keys: Vec<Key<'b>> = rows.iter().map(|row| (row.tenant(), row.key())).collect();
+    let mut args = key_arrays(table, &keys);
+    args.extend(assigned.iter().map(|place| content(rows, *place)));
+    args.push(versions(rows));
+    Call::new(text, args)
+}
+
+fn insert<'b>(names: &Names, table: &Table, rows: &[&'b Row]) -> Call<'b> {
+    let columns = table.columns();
+    let version = placeholder(1 + columns.len());
+    let arrays = arrays(columns);
+    let arrays = arrays.strip_suffix(')').unwrap_or(&arrays);
+    let text = format!(
+        "insert into {} ({}, {VERSION})\nselect * from {arrays}, {version}::bigint[])",
+        names.table(table.name()),
+        list(std::iter::once(TENANT).chain(columns.iter().map(|column| column.name.as_str()))),
+    );
+    let mut args = vec![Arg::Texts(rows.iter().map(|row| row.tenant().as_str()).collect())];
+    args.extend((0..columns.len()).map(|place| content(rows, place)));
+    args.push(versions(rows));
+    Call::new(text, args)
+}
+
+fn content<'b>(rows: &[&'b Row], place: usize) -> Arg<'b> {
+    Arg::Many(rows.iter().filter_map(|row| row.values().get(place)).collect())
+}
+
+fn versions(rows: &[&Row]) -> Arg<'static> {
+    Arg::Ints(rows.iter().map(|row| row.version()).collect())
+}
+
+/// What placeholders of rows hold: made once, because parameters are borrowed.
+#[derive(Debug)]
+pub(crate) struct Placeholders(BTreeMap<&'static str, Value>);
+
+impl Placeholders {
+    pub(crate) fn new() -> Placeholders {
+        Placeholders(
+            statehouse_store::Type::ALL.iter().map(|kind| (kind.name(), nothing_of(*kind))).collect(),
+        )
+    }
+}
+
+/// Inserts placeholders for rows whose absence is relied on; they are deleted again before the commit.
+fn hold<'b>(
+    names: &Names,
+    table: &Table,
+    slots: &[&'b Slot<'_>],
+    placeholders: &'b Placeholders,
+) -> Call<'b> {
+    let required: Vec<&Column> =
+        table.other_columns().iter().filter(|column| column.required && column.default.is_none()).collect();
+    let sent = table.key_columns().iter().chain(required.iter().copied());
+    let text = format!(
+        "insert into {} ({})\nselect * from {}",
+        names.table(table.name()),
+        list(std::iter::once(TENANT).chain(sent.clone().map(|column| column.name.as_str()))),
+        arrays(sent),
+    );
+    let mut args = key_arrays(table, &keys_of(slots));
+    for column in required {
+        let nothing = placeholders.0.get(column.kind.name()).into_iter();
+        args.push(Arg::Many(nothing.cycle().take(slots.len()).collect()));
+    }
+    Call::new(text, args)
+}
+
+/// Takes the heads of these partitions, in their order, and appends records behind them.
+pub(crate) fn append<'b>(
+    names: &Names,
+    counts: &BTreeMap<u32, u64>,
+    records: impl Iterator<Item = (u32, u64, &'b Record)>,
+) -> [Call<'b>; 2] {
+    let partitions = || Arg::Ints(counts.keys().map(|partition| i64::from(*partition)).collect());
+    let take = format!(
+        "select from {} as h\nwhere h.partition = any ($1::integer[])\norder by h.partition\nfor update",
+        names.heads(),
+    );
+    let append = format!(
+        "with moved as (\nupdate {} as h\nset head = h.head + k.count\n\
+         from unnest($1::integer[], $2::bigint[]) as k(partition, count)\nwhere h.partition = k.partition\n\
+         returning h.partition, h.head - k.count as base\n), logged as (\n\
+         insert into {} (partition, position, tenant, operation, resource, key, at, fingerprint, fate, events)\n\
+         select r.partition, moved.base + r.rank, r.tenant, r.operation, r.resource, r.key, r.at, r.fingerprint, \
+         r.fate, r.events\n\
+         from unnest($3::integer[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::text[], \
+         $9::timestamptz[], $10::text[], $11::text[], $12::jsonb[]) \
+         as r(partition, rank, tenant, operation, resource, key, at, fingerprint, fate, events)\n\
+         join moved on moved.partition = r.partition\n)\nselect partition, base from moved",
+        names.heads(),
+        names.log(),
+    );
+    let records: Vec<(u32, u64, &'b Record)> = records.collect();
+    let texts =
+        |of: fn(&'b Record) -> &'b str| Arg::Texts(records.iter().map(|(_, _, record)| of(record)).collect());
+    let fate = |record: &'b Record| match record.fate {
+        statehouse_store::Fate::Applied => "applied",
+        statehouse_store::Fate::Aborted => "aborted",
+    };
+    let events = |record: &Record| serde_json::to_string(&record.events).unwrap_or_else(|_| "[]".into());
+    let args = vec![
+        partitions(),
+        Arg::Ints(counts.values().map(|count| i64::try_from(*count).unwrap_or(i64::MAX)).collect()),
+        Arg::Ints(records.iter().map(|(partition, _, _)| i64::from(*partition)).collect()),
+        Arg::Ints(records.iter().map(|(_, rank, _)| i64::try_from(*rank).unwrap_or(i64::MAX)).collect()),
+        texts(|record| record.tenant.as_str()),
+        texts(|record| &record.operation),
+        texts(|record| &record.resource),
+        texts(|record| &record.key),
+        Arg::Times(records.iter().map(|(_, _, record)| record.at).collect()),
+        texts(|record| &record.fingerprint),
+        Arg::Texts(records.iter().map(|(_, _, record)| fate(record)).collect()),
+        Arg::Jsons(records.iter().map(|(_, _, record)| events(record)).collect()),
+    ];
+    [Call::new(take, vec![partitions()]), Call::new(append, args)]
+}
+
+/// The answer of the second call of [`append`]: the heads before it.
+pub(crate) fn bases_at(rows: &[tokio_postgres::Row]) -> Result<BTreeMap<u32, u64>, StoreError> {
+    let place = "statehouse_heads";
+    let negative = |_| StoreError::corrupt(place, "a head is negative");
+    rows.iter()
+        .map(|row| {
+            let partition = u32::try_from(int_at(row, 0, place)?).map_err(negative)?;
+            Ok((partition, u64::try_from(int_at(row, 1, place)?).map_err(negative)?))
+        })
+        .collect()
+}

@@ -1,0 +1,90 @@
+//! Tenants kept apart by the database too: forced row-level security under a role that owns nothing.
+//!
+//! Every statement names its tenant anyway. This is the second fence, for the day when a statement is wrong: a
+//! transaction says for whom it works (`set local statehouse.tenants`), and the policy on every table hides and
+//! refuses everything else. A batch that serves several tenants lists them; workers that walk over all tenants say
+//! `*`. A transaction that says nothing sees nothing.
+//!
+//! Owners, superusers and roles with BYPASSRLS pass through row-level security. So it is *forced*, which binds
+//! the owner, and the work is done under a role that neither owns the tables nor bypasses: the one that
+//! connects, or, where an administrator connects, the one named as `role`, taken on by `set local role` within
+//! each transaction. The setting and the role ride in the words that open the transaction, and are gone with it.
+
+use std::collections::BTreeSet;
+
+use statehouse_store::Tenant;
+
+use crate::ddl::Names;
+use crate::sql::{name, quoted};
+
+/// The policy's name on every table.
+pub(crate) const POLICY: &str = "statehouse_tenants";
+
+/// For whom a transaction works.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Scope {
+    /// For these tenants.
+    Of(BTreeSet<Tenant>),
+    /// For whoever: workers and tools.
+    All,
+}
+
+impl Scope {
+    pub(crate) fn of(tenant: &Tenant) -> Scope {
+        Scope::Of(BTreeSet::from([tenant.clone()]))
+    }
+
+    /// The words that restrict a transaction. Tenants' names hold no quotes and no commas.
+    pub(crate) fn words(&self, role: Option<&str>) -> String {
+        let role = role.map(|role| format!("; set local role {}", name(role))).unwrap_or_default();
+        let tenants = match self {
+            Scope::All => "*".to_owned(),
+            Scope::Of(tenants) => tenants.iter().map(Tenant::as_str).collect::<Vec<_>>().join(","),
+        };
+        format!("{role}; set local statehouse.tenants = {}", quoted(&tenants))
+    }
+}
+
+/// The condition of the policy. The settings are read in subqueries so that they are read once a statement and
+/// not once a row.
+const CONDITION: &str = "(select current_setting('statehouse.tenants', true)) = '*' \
+                         or tenant = any ((select string_to_array(current_setting('statehouse.tenants', true), \
+                         ','))::text[])";
+
+/// What puts a table under row-level security.
+pub(crate) fn protect(full_name: &str) -> Vec<String> {
+    vec![
+        format!("alter table {full_name} enable row level security"),
+        format!("alter table {full_name} force row level security"),
+        format!("create policy {POLICY} on {full_name} using ({CONDITION}) with check ({CONDITION})"),
+    ]
+}
+
+/// What lets the runtime role work with a declared table.
+pub(crate) fn admit(full_name: &str, role: &str) -> String {
+    format!("grant select, insert, update, delete on {full_name} to {}", name(role))
+}
+
+/// What lets the runtime role work with Statehouse's own tables. It cannot change what the tables are.
+pub(crate) fn admit_to_own(names: &Names, role: &str) -> Vec<String> {
+    let role = name(role);
+    vec![
+        format!("grant usage on schema {} to {role}", name(names.schema())),
+        format!("grant select on {}, {} to {role}", names.meta(), names.tables()),
+        format!("grant select, update on {} to {role}", names.heads()),
+        format!("grant select, insert, delete on {} to {role}", names.log()),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transaction_says_for_whom_it_works() {
+        let tenants = ["b", "a"].map(|name| Tenant::new(name).unwrap());
+        let scope = Scope::Of(tenants.into_iter().collect());
+        assert_eq!(scope.words(None), "; set local statehouse.tenants = 'a,b'");
+        assert_eq!(Scope::All.words(Some("app")), "; set local role app; set local statehouse.tenants = '*'");
+    }
+}

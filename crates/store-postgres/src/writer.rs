@@ -1,0 +1,361 @@
+//! Writers: each owns a connection, takes the plans that wait, and settles them in one transaction.
+//!
+//! A plan that is alone goes as one compiled statement, which is a transaction by itself: one
+//! round trip ([`crate::compile`]). Plans that wait together, and whatever a compiled statement left open, go
+//! as a batch: one round trip to lock and read, one to write and commit ([`crate::batch`]).
+//!
+//! **What is certain.** The server's answer to a statement is. An error means that the transaction is rolled back,
+//! because the commit queued behind it can only confirm that. What conflicts with others is run again, from the
+//! start; what cannot succeed is told to its caller, and the plans that were with it are run one by one.
+//! As long as no commit was sent, the loss of a connection is certain too: nothing was done, and the
+//! batch is run again on a new one.
+//!
+//! **What is not.** When the commit was sent and its answer is lost, the plans that would have been applied have an
+//! unknown outcome, and the plans that were refused on the strength of those have been refused by a state that may
+//! not exist: they are told to try again.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use statehouse_store::{Applied, Commit, Plan, Record, StoreError, Tenant};
+
+use crate::batch::Batch;
+use crate::compile::compile;
+use crate::fault::Fault;
+use crate::link::{Call, Closing, Link, Session};
+use crate::order::place;
+use crate::queue::Job;
+use crate::shared::Shared;
+use crate::sql::{int_at, row_at};
+use crate::statements::{
+    Placeholders, bases_at, clock_at, clock_call, lock_calls, record_at, records_of, write_calls,
+};
+use crate::tenancy::Scope;
+
+/// How often a batch is run before its callers are told that it did not work out.
+const ATTEMPTS: u32 = 12;
+/// How long a plan that is run by itself, because somebody's lock held up its batch, waits for that lock.
+const SHORT_LOCK_TIMEOUT_MS: u128 = 250;
+
+/// What came of one run of a batch.
+enum Run {
+    /// Every plan has its outcome.
+    Settled(Vec<Result<Commit, StoreError>>),
+    /// Nothing was done.
+    Failed(Fault),
+}
+
+/// What came of running a plan as one statement.
+#[expect(clippy::large_enum_variant, reason = "it is returned once and taken apart at once")]
+pub(crate) enum Attempt {
+    /// It has its outcome.
+    Settled(Result<Commit, StoreError>),
+    /// The statement did nothing, and why is not known.
+    LeftOpen,
+    /// It was not run.
+    NotMade,
+}
+
+/// A writer's connection. Whoever holds the turn may use it.
+#[derive(Default)]
+pub(crate) struct Seat {
+    link: Link,
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl Seat {
+    /// Lets go of the connection.
+    pub(crate) async fn close(&self) {
+        self.link.close().await;
+    }
+}
+
+/// One writer.
+pub(crate) struct Writer {
+    pub shared: Arc<Shared>,
+    /// Which of the seats is its own.
+    pub seat: usize,
+}
+
+/// Settles plans until the queue is closed.
+pub(crate) async fn work(writer: Writer) {
+    let shared = &*writer.shared;
+    let Some(seat) = shared.seats.get(writer.seat) else { return };
+    while shared.queue.wait().await {
+        let turn = seat.turn.lock().await;
+        loop {
+            let jobs = shared.queue.take();
+            let left_open = jobs.iter().any(|job| job.left_open);
+            let (plans, replies): (Vec<Plan>, Vec<_>) =
+                jobs.into_iter().map(|job: Job| (job.plan, job.reply)).unzip();
+            if plans.is_empty() {
+                break;
+            }
+            let outcomes = shared.on(seat).settle(&plans, left_open).await;
+            for (reply, outcome) in replies.into_iter().zip(outcomes) {
+                // Who no longer waits does not hear it.
+                let _ = reply.send(outcome);
+            }
+            // Those who were just answered are about to ask for more. The turn is kept until they have, or each
+            // batch would find one of them ahead of it, alone.
+            tokio::task::yield_now().await;
+        }
+        drop(turn);
+    }
+}
+
+/// A way to settle plans: on one seat, while holding its turn.
+pub(crate) struct Desk<'s> {
+    shared: &'s Shared,
+    link: &'s Link,
+}
+
+impl Shared {
+    fn on<'s>(&'s self, seat: &'s Seat) -> Desk<'s> {
+        Desk { shared: self, link: &seat.link }
+    }
+
+    /// Settles a plan at once if nobody else is writing: without a queue and the change of tasks that it takes.
+    /// Dropping this midway leaves the connection in order, because the whole transaction is queued in one go.
+    pub(crate) async fn settle_at_once(&self, plan: &Plan) -> Attempt {
+        let Some(seat) = self.seats.first() else { return Attempt::NotMade };
+        let Ok(_turn) = seat.turn.try_lock() else { return Attempt::NotMade };
+        if !self.queue.is_empty() {
+            return Attempt::NotMade;
+        }
+        self.on(seat).settle_alone(plan).await
+    }
+}
+
+impl Desk<'_> {
+    async fn settle(&self, plans: &[Plan], left_open: bool) -> Vec<Result<Commit, StoreError>> {
+        if let [plan] = plans
+            && !left_open
+            && let Attempt::Settled(outcome) = self.settle_alone(plan).await
+        {
+            return vec![outcome];
+        }
+        let lock_timeout_ms = self.shared.options.lock_timeout.as_millis();
+        match self.settle_together(plans, lock_timeout_ms).await {
+            Ok(outcomes) => outcomes,
+            Err(fault) => self.settle_apart(plans, fault).await,
+        }
+    }
+
+    /// Runs a plan as one statement, if it is one that can be compiled.
+    async fn settle_alone(&self, plan: &Plan) -> Attempt {
+        let shared = self.shared;
+        let now = shared.options.clock.as_ref().map(|clock| clock.now());
+        let lock_timeout_ms = shared.options.lock_timeout.as_millis();
+        let Some(compiled) = compile(&shared.names, plan, shared.partitions, now, lock_timeout_ms) else {
+            return Attempt::NotMade;
+        };
+        let Ok(session) = self.link.session(&shared.dialer).await else { return Attempt::NotMade };
+        let call = std::slice::from_ref(&compiled.call);
+        let answers = if shared.role().is_some() {
+            // A role cannot be taken on within a statement.
+            let open = shared.open_words(lock_timeout_ms, "", &Scope::of(plan.tenant()));
+            session.run(Some(&open), call, Some("commit")).await
+        } else {
+            session.run(None, call, None).await
+        };
+        match (answers.rows, answers.closing) {
+            (Ok(rows), Closing::Done) => {
+                let rows = rows.first().map(Vec::as_slice).unwrap_or_default();
+                let applied = match compiled.outcome(rows) {
+                    Ok(Some(applied)) => applied,
+                    Ok(None) => {
+                        shared.counters.left_open.fetch_add(1, Ordering::Relaxed);
+                        return Attempt::LeftOpen;
+                    }
+                    // It was committed, and cannot be read: not an answer to give as if nothing had been done.
+                    Err(error) => {
+                        return Attempt::Settled(Err(StoreError::unknown(
+                            plan.operation(),
+                            error.to_string(),
+                        )));
+                    }
+                };
+                shared.counters.alone.fetch_add(1, Ordering::Relaxed);
+                shared.publish(applied.record.iter().filter_map(|record| record.position));
+                Attempt::Settled(Ok(Commit::Applied(applied)))
+            }
+            (Ok(_) | Err(Fault::Lost(_)), Closing::Unknown(why)) => {
+                Attempt::Settled(Err(StoreError::unknown(plan.operation(), why)))
+            }
+            // The server said no, or nothing was sent.
+            _ => {
+                shared.counters.compiled_faults.fetch_add(1, Ordering::Relaxed);
+                Attempt::LeftOpen
+            }
+        }
+    }
+
+    /// Runs plans in one transaction, again and again if others are in the way.
+    async fn settle_together(
+        &self,
+        plans: &[Plan],
+        lock_timeout_ms: u128,
+    ) -> Result<Vec<Result<Commit, StoreError>>, Fault> {
+        let mut attempt = 0;
+        loop {
+            let session = match self.link.session(&self.shared.dialer).await {
+                Ok(session) => session,
+                Err(error) => return Ok(plans.iter().map(|_| Err(error.clone())).collect()),
+            };
+            match self.run(&session, plans, lock_timeout_ms).await {
+                Run::Settled(outcomes) => {
+                    self.shared.counters.batches.fetch_add(1, Ordering::Relaxed);
+                    self.shared.counters.batched.fetch_add(plans.len() as u64, Ordering::Relaxed);
+                    return Ok(outcomes);
+                }
+                Run::Failed(fault) if fault.is_passing() && attempt + 1 < ATTEMPTS => {
+                    self.shared.counters.reruns.fetch_add(1, Ordering::Relaxed);
+                    self.shared.dialer.step_aside(attempt).await;
+                }
+                Run::Failed(fault) => return Err(fault),
+            }
+            attempt += 1;
+        }
+    }
+
+    /// Runs plans one by one, because something about one of them stopped all.
+    async fn settle_apart(&self, plans: &[Plan], fault: Fault) -> Vec<Result<Commit, StoreError>> {
+        let concerns_one =
+            matches!(fault, Fault::Locked(_) | Fault::NoTable(_) | Fault::Schema(_) | Fault::Data(_));
+        if plans.len() == 1 || !concerns_one {
+            let failed = |plan: &Plan| {
+                let tables: Vec<&str> = plan.steps().iter().map(|step| step.table.name()).collect();
+                Err(fault.clone().into_error(&tables))
+            };
+            return plans.iter().map(failed).collect();
+        }
+        let mut outcomes = Vec::with_capacity(plans.len());
+        // Whoever needs a row that an earlier plan did not get need not wait for it as well.
+        let mut held: HashMap<Vec<u8>, StoreError> = HashMap::new();
+        for plan in plans {
+            let rows =
+                || plan.steps().iter().map(|step| place(step.table.name(), 0, plan.tenant(), &step.key));
+            if let Some(error) = rows().find_map(|row| held.get(&row)) {
+                outcomes.push(Err(error.clone()));
+                continue;
+            }
+            let alone = std::slice::from_ref(plan);
+            match self.settle_together(alone, SHORT_LOCK_TIMEOUT_MS).await {
+                Ok(outcome) => outcomes.extend(outcome),
+                Err(fault) => {
+                    if matches!(fault, Fault::Locked(_)) {
+                        held.extend(rows().map(|row| (row, StoreError::unavailable(fault.said()))));
+                    }
+                    outcomes.extend(Box::pin(self.settle_apart(alone, fault)).await);
+                }
+            }
+        }
+        outcomes
+    }
+
+    async fn run(&self, session: &Session, plans: &[Plan], lock_timeout_ms: u128) -> Run {
+        let shared = self.shared;
+        let mut batch = Batch::of(plans);
+        let open = shared.open_words(
+            lock_timeout_ms,
+            crate::statements::PLANNER,
+            &Scope::Of(plans.iter().map(|plan| plan.tenant().clone()).collect()),
+        );
+        match self.read(session, &open, &mut batch).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                session.tell("rollback").await;
+                return Run::Settled(plans.iter().map(|_| Err(error.clone())).collect());
+            }
+            Err(fault) => {
+                session.tell("rollback").await;
+                return Run::Failed(fault);
+            }
+        }
+        if !batch.applies() {
+            session.tell("rollback").await;
+            return Run::Settled(batch.committed(&BTreeMap::new()));
+        }
+        self.write(session, batch).await
+    }
+
+    /// Locks and reads the rows, looks up the operations, reads the clock, and decides. The operations are looked up
+    /// after the rows are locked: if a plan waited for its own first attempt, it finds the record now.
+    async fn read(
+        &self,
+        session: &Session,
+        open: &str,
+        batch: &mut Batch<'_>,
+    ) -> Result<Result<(), StoreError>, Fault> {
+        let shared = self.shared;
+        let mut calls = lock_calls(&shared.names, batch);
+        let tables = batch.tables();
+        let remembers = batch.operations().next().is_some();
+        if remembers {
+            calls.push(records_of(&shared.names, batch.operations()));
+        }
+        if shared.options.clock.is_none() {
+            calls.push(clock_call());
+        }
+        let mut answers = session.run(Some(open), &calls, None).await.rows?;
+        drop(calls);
+        let mut decide = || {
+            let now = match &shared.options.clock {
+                Some(clock) => clock.now(),
+                None => clock_at(&answers.pop().unwrap_or_default())?,
+            };
+            let mut recorded: HashMap<(Tenant, String), Record> = HashMap::new();
+            if remembers {
+                for row in answers.pop().unwrap_or_default() {
+                    let record = record_at(&row, 0)?;
+                    recorded.insert((record.tenant.clone(), record.operation.clone()), record);
+                }
+            }
+            for (range, rows) in tables.iter().zip(&answers) {
+                for row in rows {
+                    let place = usize::try_from(int_at(row, 0, "unnest")? - 1).unwrap_or(usize::MAX);
+                    let number = range.start.saturating_add(place);
+                    let Some(slot) = batch.slots(range).get(place) else { continue };
+                    let found = row_at(row, 1, slot.table, slot.tenant)?;
+                    batch.found(number, found);
+                }
+            }
+            batch.decide(now, shared.partitions, recorded);
+            Ok(())
+        };
+        Ok(decide())
+    }
+
+    async fn write(&self, session: &Session, batch: Batch<'_>) -> Run {
+        let shared = self.shared;
+        let placeholders = Placeholders::new();
+        let calls: Vec<Call<'_>> = write_calls(&shared.names, &batch, &placeholders);
+        let answers = session.run(None, &calls, Some("commit")).await;
+        drop(calls);
+        match (answers.rows, answers.closing) {
+            (Ok(rows), Closing::Done) => {
+                let mut bases = BTreeMap::new();
+                if !batch.counts().is_empty() {
+                    let heads = rows.last().map(Vec::as_slice).unwrap_or_default();
+                    bases = match bases_at(heads) {
+                        Ok(bases) => bases,
+                        Err(error) => return Run::Settled(batch.unknown(&error.to_string())),
+                    };
+                }
+                let outcomes = batch.committed(&bases);
+                let records = outcomes.iter().filter_map(|outcome| match outcome {
+                    Ok(Commit::Applied(Applied { record: Some(record), .. })) => record.position,
+                    _ => None,
+                });
+                shared.publish(records);
+                Run::Settled(outcomes)
+            }
+            (Ok(_) | Err(Fault::Lost(_)), Closing::Unknown(why)) => Run::Settled(batch.unknown(&why)),
+            (Err(fault), _) => Run::Failed(fault),
+            // Statements without a closing are not sent from here.
+            (Ok(_), Closing::Unsent) => Run::Failed(Fault::Busy("the transaction was not closed".into())),
+        }
+    }
+}

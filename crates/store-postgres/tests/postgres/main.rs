@@ -1,0 +1,17 @@
+//! What only PostgreSQL has to show: the order of its log, row-level security, connections that break around a
+//! commit, several processes, deadlocks, its tables. What every engine has to show is in the conformance cases.
+//!
+//! Needs a server: `STATEHOUSE_TEST_POSTGRES` has to hold the URL that `scripts/postgres start DIR` prints. Without
+//! one every test fails.
+
+mod compiled;
+mod contention;
+mod golden;
+mod log_order;
+mod migration;
+mod processes;
+mod proxy;
+mod support;
+mod tenancy;
+mod tls;
+mod unknown;

@@ -1,0 +1,248 @@
+//! A proxy that understands just enough of the protocol to cut a connection at a commit.
+//!
+//! A commit is the word, or the execution of a statement that writes and is a transaction by itself: those of the store
+//! begin by setting their scope.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use statehouse_store::Random;
+use statehouse_store_postgres::{Encryption, Options};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use crate::support::url;
+
+/// When a connection is cut.
+#[derive(Clone, Debug)]
+pub enum Cut {
+    Never,
+    /// At the next commit, before the server hears of it.
+    BeforeCommit,
+    /// At the next commit, when the server has done it and before the client hears of it.
+    AfterCommit,
+    /// Again and again, at commits and elsewhere.
+    AtRandom(Random),
+}
+
+/// What was achieved.
+#[derive(Debug, Default)]
+pub struct Achieved {
+    pub before: AtomicU64,
+    pub after: AtomicU64,
+    pub elsewhere: AtomicU64,
+}
+
+pub struct Proxy {
+    address: SocketAddr,
+    /// Counts up whenever all connections are to end.
+    ended: watch::Sender<u64>,
+    cut: Arc<Mutex<Cut>>,
+    pub achieved: Arc<Achieved>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Fate {
+    Pass,
+    Before,
+    After,
+}
+
+impl Proxy {
+    pub async fn start() -> Proxy {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (cut, achieved) = (Arc::new(Mutex::new(Cut::Never)), Arc::new(Achieved::default()));
+        let target = target();
+        let ended = watch::Sender::new(0);
+        tokio::spawn({
+            let (cut, achieved, ended) = (cut.clone(), achieved.clone(), ended.clone());
+            async move {
+                while let Ok((client, _)) = listener.accept().await {
+                    let (cut, achieved, target) = (cut.clone(), achieved.clone(), target.clone());
+                    let mut ended = ended.subscribe();
+                    tokio::spawn(async move {
+                        let Ok(server) = TcpStream::connect(target).await else { return };
+                        tokio::select! {
+                            () = carry(client, server, cut, achieved) => {}
+                            _ = ended.changed() => {}
+                        }
+                    });
+                }
+            }
+        });
+        Proxy { address, ended, cut, achieved }
+    }
+
+    /// Ends all connections that there are.
+    pub fn cut_all(&self) {
+        self.ended.send_modify(|times| *times += 1);
+    }
+
+    pub fn set(&self, cut: Cut) {
+        *self.cut.lock().unwrap() = cut;
+    }
+
+    /// The same options, through this proxy.
+    pub fn options(&self, direct: &Options) -> Options {
+        let mut options = Options::from_url(&self.url()).unwrap();
+        options.schema = direct.schema.clone();
+        options.partitions = direct.partitions;
+        options.encrypt(Encryption::Disable);
+        options
+    }
+
+    /// The server's URL, through this proxy.
+    pub fn url(&self) -> String {
+        let direct: tokio_postgres::Config = url().parse().unwrap();
+        let user = direct.get_user().unwrap_or("postgres");
+        let password = direct.get_password().map(|word| format!(":{}", String::from_utf8_lossy(word)));
+        let database = direct.get_dbname().unwrap_or(user);
+        format!(
+            "postgres://{user}{}@{}/{database}?sslmode=disable",
+            password.unwrap_or_default(),
+            self.address
+        )
+    }
+}
+
+fn target() -> String {
+    let direct: tokio_postgres::Config = url().parse().unwrap();
+    let host = match direct.get_hosts().first() {
+        Some(tokio_postgres::config::Host::Tcp(host)) => host.clone(),
+        _ => "127.0.0.1".to_owned(),
+    };
+    format!("{host}:{}", direct.get_ports().first().copied().unwrap_or(5432))
+}
+
+async fn carry(client: TcpStream, server: TcpStream, cut: Arc<Mutex<Cut>>, achieved: Arc<Achieved>) {
+    client.set_nodelay(true).unwrap();
+    server.set_nodelay(true).unwrap();
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
+    let swallow = watch::Sender::new(false);
+    let answers = answers(from_server, to_client, swallow.subscribe(), achieved.clone());
+    tokio::select! {
+        () = requests(from_client, to_server, cut, swallow, achieved) => {}
+        () = answers => {}
+    }
+}
+
+/// Carries requests, message by message, until one is to be cut. When this ends, so do both connections.
+async fn requests(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    cut: Arc<Mutex<Cut>>,
+    swallow: watch::Sender<bool>,
+    achieved: Arc<Achieved>,
+) {
+    let mut buffer = Vec::new();
+    let mut started = false;
+    let mut swallowing = false;
+    let mut writing: HashSet<Vec<u8>> = HashSet::new();
+    loop {
+        let mut chunk = [0; 65_536];
+        let Ok(length @ 1..) = from.read(&mut chunk).await else { return };
+        buffer.extend_from_slice(&chunk[..length]);
+        let mut send = Vec::new();
+        while let Some(length) = message_length(&buffer, started) {
+            let message: Vec<u8> = buffer.drain(..length).collect();
+            let commits = started && commits(&message, &mut writing);
+            started = true;
+            match if swallowing { Fate::Pass } else { draw(&cut, commits) } {
+                Fate::Pass => {}
+                Fate::Before => {
+                    let counter = if commits { &achieved.before } else { &achieved.elsewhere };
+                    counter.fetch_add(1, Ordering::Relaxed);
+                    let _ = to.write_all(&send).await;
+                    return;
+                }
+                Fate::After => {
+                    swallowing = true;
+                    swallow.send_replace(true);
+                }
+            }
+            send.extend(message);
+        }
+        if to.write_all(&send).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Whether the server commits something when it gets this message. Notes the names of statements that write.
+fn commits(message: &[u8], writing: &mut HashSet<Vec<u8>>) -> bool {
+    let mut texts = message.get(5..).unwrap_or_default().split(|byte| *byte == 0);
+    let (first, second) = (texts.next().unwrap_or_default(), texts.next().unwrap_or_default());
+    match message.first() {
+        Some(b'Q') => first == b"commit",
+        Some(b'P') => {
+            if second.starts_with(b"with scope") {
+                writing.insert(first.to_vec());
+            }
+            false
+        }
+        // A bind names its portal, then its statement.
+        Some(b'B') => writing.contains(second),
+        _ => false,
+    }
+}
+
+fn message_length(buffer: &[u8], started: bool) -> Option<usize> {
+    let start = usize::from(started);
+    let length: [u8; 4] = buffer.get(start..start + 4)?.try_into().unwrap();
+    let length = u32::from_be_bytes(length) as usize + start;
+    (buffer.len() >= length).then_some(length)
+}
+
+fn draw(cut: &Mutex<Cut>, commits: bool) -> Fate {
+    let mut cut = cut.lock().unwrap();
+    match (&mut *cut, commits) {
+        (Cut::BeforeCommit, true) => {
+            *cut = Cut::Never;
+            Fate::Before
+        }
+        (Cut::AfterCommit, true) => {
+            *cut = Cut::Never;
+            Fate::After
+        }
+        (Cut::AtRandom(random), commits) => {
+            if !random.chance(if commits { 0.06 } else { 0.002 }) {
+                Fate::Pass
+            } else if commits && random.chance(0.5) {
+                Fate::After
+            } else {
+                Fate::Before
+            }
+        }
+        _ => Fate::Pass,
+    }
+}
+
+/// Carries answers; once `swallow` says so, no longer, and when the commit is done the connection ends.
+async fn answers(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    swallow: watch::Receiver<bool>,
+    achieved: Arc<Achieved>,
+) {
+    let mut chunk = [0; 65_536];
+    let mut tail = Vec::new();
+    loop {
+        let Ok(length @ 1..) = from.read(&mut chunk).await else { return };
+        if *swallow.borrow() {
+            tail.extend_from_slice(&chunk[..length]);
+            // Ready for the next, outside of any transaction.
+            if tail.windows(6).any(|window| window == b"Z\0\0\0\x05I") {
+                achieved.after.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+        } else if to.write_all(&chunk[..length]).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Row-level security: the store works under it, and nobody who has the runtime role gets past it.
+
+use statehouse_store::{
+    Address, Commit, Consistency, Migrate, Plan, Query, Random, Resolution, Scan, Step, Store, StoreError,
+    Value,
+};
+use statehouse_store_postgres::{Options, PostgresStore};
+use tokio_postgres::{Client, NoTls};
+
+use crate::support::{Namespace, bump, counters, increment, logged, raw, schema_of, tenant, url};
+
+/// A role that owns nothing, and a store under it with a row of each of two tenants.
+struct Scene {
+    namespace: Namespace,
+    role: String,
+    store: PostgresStore,
+}
+
+impl Scene {
+    async fn set() -> Scene {
+        let role = format!("role_{:x}", Random::from_entropy().below(1 << 48));
+        raw().await.batch_execute(&format!("create role {role} login password 'runtime'")).await.unwrap();
+        let mut namespace = Namespace::new();
+        namespace.options.row_level_security = true;
+        namespace.options.runtime_role = Some(role.clone());
+        let table = counters("counters");
+        let store = namespace.open_with(&[&table]).await;
+        for name in ["acme", "bond"] {
+            store.commit(&logged(&tenant(name), "create", "x", vec![increment(&table, "x")])).await.unwrap();
+        }
+        Scene { namespace, role, store }
+    }
+
+    /// A connection as the runtime role itself.
+    async fn intruder(&self) -> Client {
+        let mut config: tokio_postgres::Config = url().parse().unwrap();
+        config.user(&self.role).password("runtime");
+        let (client, connection) = config.connect(NoTls).await.unwrap();
+        tokio::spawn(connection);
+        client
+    }
+
+    fn role_url(&self) -> String {
+        let config: tokio_postgres::Config = url().parse().unwrap();
+        let host = match config.get_hosts().first() {
+            Some(tokio_postgres::config::Host::Tcp(host)) => host.clone(),
+            _ => "127.0.0.1".to_owned(),
+        };
+        let port = config.get_ports().first().copied().unwrap_or(5432);
+        let database = config.get_dbname().unwrap_or("postgres");
+        format!("postgres://{}:runtime@{host}:{port}/{database}?rls=on", self.role)
+    }
+
+    async fn clear(self) {
+        let Scene { namespace, role, store } = self;
+        store.close().await;
+        PostgresStore::erase(&namespace.options).await.unwrap();
+        raw().await.batch_execute(&format!("drop owned by {role}; drop role {role}")).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_runtime_role_cannot_cross_tenants_by_any_verb() {
+    let scene = Scene::set().await;
+    let intruder = scene.intruder().await;
+    let schema = scene.namespace.schema();
+    let counters = format!("{schema}.counters");
+    let log = format!("{schema}.statehouse_log");
+    let record = |tenant: &str| {
+        format!(
+            "insert into {log} values (0, 1000, '{tenant}', 'forged', '', '', now(), '', 'applied', '[]')"
+        )
+    };
+    for setting in ["", "set local statehouse.tenants = 'acme';"] {
+        // What is to see nothing and change nothing.
+        for text in [
+            format!("select 1 from {counters} where tenant = 'bond'"),
+            format!("select 1 from {counters} where tenant = 'bond' for update"),
+            format!("update {counters} set n = 99 where tenant = 'bond' returning 1"),
+            format!("delete from {counters} where tenant = 'bond' returning 1"),
+            format!("select 1 from {log} where tenant = 'bond'"),
+            format!("delete from {log} where tenant = 'bond' returning 1"),
+        ] {
+            intruder.batch_execute(&format!("begin; {setting}")).await.unwrap();
+            let rows = intruder.query(&text, &[]).await.unwrap();
+            assert!(rows.is_empty(), "{setting} {text}");
+            intruder.batch_execute("commit").await.unwrap();
+        }
+        // What is to fail.
+        for text in [
+            format!("insert into {counters} (tenant, id) values ('bond', 'new')"),
+            format!(
+                "insert into {counters} (tenant, id) values ('bond', 'x') on conflict (tenant, id) do update set n = 99"
+            ),
+            record("bond"),
+        ] {
+            let outcome = intruder.batch_execute(&format!("begin; {setting} {text}")).await;
+            let error = outcome.expect_err(&text);
+            assert_eq!(error.code().map(|code| code.code()), Some("42501"), "{setting} {text}: {error:?}");
+            intruder.batch_execute("rollback").await.unwrap();
+        }
+    }
+    // With its own tenant's name set it can move its rows nowhere else.
+    let words =
+        format!("begin; set local statehouse.tenants = 'acme'; update {counters} set tenant = 'bond'");
+    assert!(intruder.batch_execute(&words).await.is_err());
+    intruder.batch_execute("rollback").await.unwrap();
+    // What it may do, it can: the fence is not simply closed.
+    intruder.batch_execute("begin; set local statehouse.tenants = 'acme'").await.unwrap();
+    let rows = intruder.query(&format!("update {counters} set n = n returning tenant"), &[]).await.unwrap();
+    let tenants: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    assert_eq!(tenants, ["acme"]);
+    intruder.batch_execute("rollback").await.unwrap();
+    // It can neither switch the fence off nor change the tables.
+    for text in [
+        format!("alter table {counters} disable row level security"),
+        format!("alter table {counters} no force row level security"),
+        format!("drop policy statehouse_tenants on {counters}"),
+        format!("drop table {counters}"),
+        format!("truncate {counters}"),
+        format!("update {schema}.statehouse_tables set name = name"),
+        format!("update {schema}.statehouse_meta set value = 2"),
+        format!("update {log} set events = '[]'"),
+        "set row_security = off; select 1 from pg_class where false".to_owned(),
+    ] {
+        let outcome = intruder.batch_execute(&text).await;
+        // Switching `row_security` off is allowed, and makes the next statement fail instead of seeing more.
+        let rows = intruder.query(&format!("select 1 from {counters}"), &[]).await;
+        assert!(outcome.is_err() || rows.is_err(), "{text}");
+        intruder.batch_execute("reset row_security").await.unwrap();
+    }
+    drop(intruder);
+    scene.clear().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_store_does_all_its_work_under_the_fence() {
+    let scene = Scene::set().await;
+    let table = counters("counters");
+    // As the administrator who takes on the role, and as the role itself, which may migrate if nothing is to do.
+    let mut direct = Options::from_url(&scene.role_url()).unwrap();
+    direct.schema = scene.namespace.schema().to_owned();
+    let direct = PostgresStore::open(direct).await.unwrap();
+    assert!(direct.migrate(&schema_of(&[&table]), Migrate::Apply).await.unwrap().is_empty());
+    let refused = direct.migrate(&schema_of(&[&table, &counters("more")]), Migrate::Apply).await;
+    assert!(matches!(refused, Err(StoreError::Schema { .. })), "{refused:?}");
+    for (name, store) in [("switched", &scene.store), ("direct", &direct)] {
+        let (acme, bond) = (tenant("acme"), tenant("bond"));
+        let row = |tenant| Address::new(&table, tenant, [Value::from("x")]).unwrap();
+        let before = store.get(&[row(&acme), row(&bond)], Consistency::Strong).await.unwrap();
+        // Alone, in a batch, and of two tenants at once.
+        let alone = logged(&acme, &format!("{name}-1"), "x", vec![bump(&table, "x")]);
+        assert!(matches!(store.commit(&alone).await.unwrap(), Commit::Applied(_)));
+        let new = format!("new-{name}");
+        let steps = vec![
+            bump(&table, "x"),
+            Step::insert(&table, [new.as_str().into()]),
+            Step::assert_absent(&table, ["y".into()]),
+        ];
+        let large = logged(&acme, &format!("{name}-2"), "x", steps);
+        let remove = Step::delete(&table, [new.as_str().into()]);
+        let (first, second, third) = tokio::join!(
+            store.commit(&large),
+            async { store.commit(&logged(&bond, &format!("{name}-3"), "x", vec![bump(&table, "x")])).await },
+            async {
+                store.commit(&Plan::of(&bond, "unlogged").step(increment(&table, "z")).build().unwrap()).await
+            },
+        );
+        for outcome in [first, second, third] {
+            assert!(matches!(outcome, Ok(Commit::Applied(_))), "{outcome:?}");
+        }
+        let removed = store.commit(&logged(&acme, &format!("{name}-4"), "x", vec![remove])).await;
+        assert!(matches!(removed, Ok(Commit::Applied(_))), "{removed:?}");
+        let after = store.get(&[row(&acme), row(&bond)], Consistency::Strong).await.unwrap();
+        let n = |rows: &[Option<statehouse_store::Row>], place: usize| {
+            rows[place].as_ref().unwrap().int("n").unwrap()
+        };
+        assert_eq!((n(&after, 0), n(&after, 1)), (n(&before, 0) + 2, n(&before, 1) + 1));
+        // Reads of one tenant, walks over all, the log, and what is unknown.
+        let query = Query::table(&table, &bond, ["x".into()]).unwrap();
+        assert_eq!(store.query(&query).await.unwrap().rows.len(), 1);
+        assert_eq!(store.scan(&Scan::all(&table)).await.unwrap().rows.len(), 3);
+        assert_eq!(store.scan(&Scan::of(&table, &acme)).await.unwrap().rows.len(), 1);
+        let resolved = store.resolve(&acme, &format!("{name}-never")).await.unwrap();
+        assert_eq!(resolved, Resolution::Aborted);
+        assert!(matches!(store.resolve(&acme, &format!("{name}-1")).await.unwrap(), Resolution::Applied(_)));
+        for partition in 0..store.partitions() {
+            let page = store.read_log(partition, 0, 100).await.unwrap();
+            assert_eq!(page.records.len() as u64, page.head - (page.oldest - 1));
+            store.trim_log(partition, 1).await.unwrap();
+        }
+    }
+    direct.close().await;
+    scene.clear().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_that_passes_through_the_fence_is_refused() {
+    let mut namespace = Namespace::new();
+    namespace.options.row_level_security = true;
+    let error = PostgresStore::open(namespace.options.clone()).await.unwrap_err();
+    assert!(error.to_string().contains("row-level security does not bind it"), "{error}");
+    namespace.options.runtime_role = Some("nobody_of_that_name".into());
+    let error = PostgresStore::open(namespace.options.clone()).await.unwrap_err();
+    assert!(error.to_string().contains("does not exist"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tables_that_were_there_before_are_fenced_too() {
+    let mut namespace = Namespace::new();
+    let table = counters("counters");
+    namespace.open_with(&[&table]).await.close().await;
+    let role = format!("role_{:x}", Random::from_entropy().below(1 << 48));
+    let admin = raw().await;
+    admin.batch_execute(&format!("create role {role}")).await.unwrap();
+    namespace.options.row_level_security = true;
+    namespace.options.runtime_role = Some(role.clone());
+    let store = namespace.open_with(&[&table]).await;
+    let commit = store.commit(&logged(&tenant("acme"), "op", "x", vec![increment(&table, "x")])).await;
+    assert!(matches!(commit, Ok(Commit::Applied(_))), "{commit:?}");
+    let text = "select count(*) from pg_class c join pg_namespace n on n.oid = c.relnamespace \
+                where n.nspname = $1 and c.relrowsecurity and c.relforcerowsecurity";
+    let fenced: i64 = admin.query_one(text, &[&namespace.schema()]).await.unwrap().get(0);
+    assert_eq!(fenced, 2);
+    store.close().await;
+    PostgresStore::erase(&namespace.options).await.unwrap();
+    admin.batch_execute(&format!("drop owned by {role}; drop role {role}")).await.unwrap();
+}
