@@ -1,4 +1,4 @@
-//! `cargo bench`: every engine against hand-written code, in one run.
+//! `cargo bench`: every engine against hand-written code, in one run. `cargo bench -- sqlite` runs one of them.
 
 /// The allocator that the shipped binary has.
 #[global_allocator]
@@ -10,5 +10,15 @@ fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(statehouse_bench::sqlite::run())
+    let only: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let wanted = |engine: &str| only.is_empty() || only.iter().any(|name| name == engine);
+    runtime.block_on(async {
+        if wanted("sqlite") {
+            statehouse_bench::sqlite::run().await?;
+        }
+        if wanted("postgres") {
+            statehouse_bench::postgres::run().await?;
+        }
+        Ok(())
+    })
 }

@@ -6,5 +6,7 @@
 //! and the same durability.
 
 pub mod load;
+pub mod postgres;
 pub mod report;
 pub mod sqlite;
+pub mod waist;

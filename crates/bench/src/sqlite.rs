@@ -6,28 +6,25 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rusqlite::{Connection, params};
-use statehouse_store::guard::column;
-use statehouse_store::{
-    Address, Commit, Consistency, Draft, Entry, Ids, Migrate, Plan, Random, Schema, Step, Store, SystemClock,
-    Table, Tenant, Type,
-};
+use statehouse_store::{Ids, Random, SystemClock};
 use statehouse_store_sqlite::{Options, SqliteStore};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::load::{self, Round, drive, median, ratio};
 use crate::report;
+use crate::waist::{ROWS, Waist, name, pick};
 
 const CALLERS: u64 = 64;
-const ROWS: u64 = 10_000;
 const ROUNDS: usize = 9;
 const SPAN: Duration = Duration::from_millis(700);
 
 /// Measures and prints.
 pub async fn run() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let house = Arc::new(House::open(&folder.path().join("house.db")).await?);
+    let store = SqliteStore::open(Options::at(folder.path().join("house.db"))).await?;
+    let house = Arc::new(Waist::over(Arc::new(store)).await?);
     // The store comes first and alone, so that the memory is its own.
-    house.writes().await?;
+    house.writes(CALLERS, SPAN).await?;
     let resident = load::peak_resident_bytes();
     let by_hand = Arc::new(ByHand::open(&folder.path().join("grouped.db"), 256)?);
     let one_by_one = Arc::new(ByHand::open(&folder.path().join("single.db"), 1)?);
@@ -35,7 +32,7 @@ pub async fn run() -> Result<()> {
     for _ in 0..ROUNDS {
         grouped.push(by_hand.writes().await?);
         single.push(one_by_one.writes().await?);
-        ours.push(house.writes().await?);
+        ours.push(house.writes(CALLERS, SPAN).await?);
     }
     report::heading(&format!("SQLite: guarded update + log record, {CALLERS} callers"));
     report::measured("Statehouse", median(&ours)?);
@@ -49,100 +46,15 @@ pub async fn run() -> Result<()> {
 
     let (mut ours, mut reference) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        ours.push(house.reads().await?);
+        ours.push(house.reads(SPAN).await?);
         reference.push(by_hand.reads().await?);
     }
     report::heading("SQLite: point reads, 1 caller");
     report::measured("Statehouse", median(&ours)?);
     report::measured("by hand, prepared statement", median(&reference)?);
     report::ratio("Statehouse / by hand", ratio(&ours, &reference)?, 0.7);
-    house.store.close().await;
+    house.store().close().await;
     Ok(())
-}
-
-/// Through the waist.
-struct House {
-    store: Arc<SqliteStore>,
-    table: Arc<Table>,
-    tenant: Tenant,
-    ids: Ids,
-}
-
-impl House {
-    async fn open(path: &Path) -> Result<House> {
-        let table = Table::named("profiles")
-            .partition("user_id", Type::Int)
-            .required("display_name", Type::Text)
-            .optional("bio", Type::Text)
-            .defaulted("status", Type::Text, "ACTIVE")
-            .required("updated_at", Type::Time)
-            .build()?;
-        let store = Arc::new(SqliteStore::open(Options::at(path)).await?);
-        store.migrate(&Schema::new([table.clone()])?, Migrate::Apply).await?;
-        let tenant = Tenant::new("acme")?;
-        for user in 0..ROWS {
-            let step = Step::insert(&table, [(user as i64).into()])
-                .set("display_name", "somebody")
-                .set("bio", "a few words about somebody, as people write them")
-                .set("updated_at", statehouse_store::guard::now());
-            let plan = Plan::of(&tenant, format!("create-{user}")).step(step).build()?;
-            // Without waiting one by one, so that the group commit carries the load of setting up too.
-            let store = store.clone();
-            if user % 256 == 255 {
-                store.commit(&plan).await?;
-            } else {
-                tokio::spawn(async move { store.commit(&plan).await });
-            }
-        }
-        let ids = Ids::new(Arc::new(SystemClock), Random::from_entropy());
-        Ok(House { store, table, tenant, ids })
-    }
-
-    async fn writes(self: &Arc<House>) -> Result<Round> {
-        let house = self.clone();
-        drive(CALLERS, SPAN, move |caller, number| {
-            let house = house.clone();
-            async move {
-                let user = pick(caller, number);
-                let update = Step::update(&house.table, [user.into()])
-                    .guard(column("status").eq("ACTIVE"))
-                    .set("display_name", name(number))
-                    .set("updated_at", statehouse_store::guard::now());
-                let event = Draft::named("profile.updated").with("display_name", name(number));
-                let plan = Plan::of(&house.tenant, house.ids.next())
-                    .step(update)
-                    .log(Entry::about("profile", user.to_string()).event(event))
-                    .build()?;
-                let outcome = house.store.commit(&plan).await?;
-                ensure!(matches!(outcome, Commit::Applied(_)), "not applied: {outcome:?}");
-                Ok(())
-            }
-        })
-        .await
-    }
-
-    async fn reads(self: &Arc<House>) -> Result<Round> {
-        let house = self.clone();
-        drive(1, SPAN, move |caller, number| {
-            let house = house.clone();
-            async move {
-                let address = Address::new(&house.table, &house.tenant, [pick(caller, number).into()])?;
-                let rows = house.store.get(&[address], Consistency::Strong).await?;
-                ensure!(rows.iter().flatten().count() == 1, "the row is missing");
-                Ok(())
-            }
-        })
-        .await
-    }
-}
-
-/// The row that a caller touches; spread over the table without a generator's cost.
-fn pick(caller: u64, number: u64) -> i64 {
-    ((caller * 7919 + number * 104_729) % ROWS) as i64
-}
-
-fn name(number: u64) -> String {
-    format!("somebody {number}")
 }
 
 /// The same by hand: a writer thread, a queue, prepared statements, one transaction for what waits.

@@ -21,6 +21,7 @@ use statehouse_store::{
     Draft as EventDraft, Event, Reason, Refused, Row, Step, Store, StoreError, Tenant, Value,
 };
 
+use crate::cache::Cache;
 use crate::form::{Form, Misfit, Property};
 
 /// Where an action is found over HTTP.
@@ -137,6 +138,8 @@ pub enum Expected {
 pub struct Desk<'a> {
     /// The store, for strong reads.
     pub store: &'a dyn Store,
+    /// Answers to earlier reads, for callers that ask for them.
+    pub cache: &'a Cache,
 }
 
 /// An action that writes.
@@ -199,13 +202,16 @@ pub struct Answer {
     pub created: Option<String>,
     /// Where the next page begins.
     pub next: Option<String>,
+    /// Of a write: what a cached read has to bring along to see it (see [`crate::cache`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
 }
 
 impl Answer {
     /// An answer with a body and a version.
     pub fn row(body: Json) -> Answer {
         let version = body.get("version").and_then(Json::as_i64);
-        Answer { body, version, created: None, next: None }
+        Answer { body, version, created: None, next: None, token: None }
     }
 }
 

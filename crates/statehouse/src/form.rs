@@ -194,11 +194,20 @@ fn escape(name: &str) -> String {
 
 fn type_schema(kind: Type) -> Json {
     match kind {
-        Type::Text => json!({"type": "string"}),
+        Type::Text => json!({"type": "string", "pattern": "^[^\\u0000]*$"}),
         Type::Int => json!({"type": "integer", "format": "int64", "minimum": i64::MIN, "maximum": i64::MAX}),
-        Type::Float => json!({"type": "number", "format": "double"}),
+        Type::Float => json!({
+            "type": "number",
+            "format": "double",
+            "exclusiveMinimum": -Value::FLOAT_MAX,
+            "exclusiveMaximum": Value::FLOAT_MAX,
+        }),
         Type::Bool => json!({"type": "boolean"}),
-        Type::Bytes => json!({"type": "string", "contentEncoding": "base64"}),
+        Type::Bytes => json!({
+            "type": "string",
+            "contentEncoding": "base64",
+            "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$",
+        }),
         Type::Time => json!({"type": "string", "format": "date-time"}),
         Type::Json => json!({}),
     }

@@ -6,8 +6,9 @@
 //! H3. A repetition is recognized before its draft is judged: a call that was applied is answered from its record even
 //!     if it would be refused today.
 //! H4. A draft that lost a race is drafted anew, a bounded number of times, with growing pauses.
+//! H5. Every event says what it is about ([`subject_of`]), also in a batch, whose record stands under its first subject.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
@@ -15,12 +16,15 @@ use statehouse_store::{
     Clock, Commit, Draft as EventDraft, Entry, Event, Fate, Ids, Migrate, Plan, Random, Record, Refused,
     Schema, Store, StoreError, SystemClock, Tenant, Value,
 };
+use tokio::task::JoinHandle;
 
 use crate::action::{
     Action, Answer, Call, Code, Desk, Does, Draft, Expected, Pieces, Refusal, Verdict, Write,
 };
 use crate::blueprint::Blueprint;
+use crate::cache::{self, Cache, Token};
 use crate::form::{Form, Misfit};
+use crate::own;
 use crate::resource::{self, Resource, no_such};
 
 /// How often a draft that lost a race is drafted anew.
@@ -61,6 +65,8 @@ pub struct House {
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
     ids: Ids,
+    cache: Arc<Cache>,
+    follower: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// One call that is ready to be drafted.
@@ -86,10 +92,43 @@ impl House {
         ids: Ids,
     ) -> Result<House, crate::Problems> {
         let resources = resource::declare(blueprint)?;
-        let tables = resources.iter().flat_map(|resource| resource.tables.clone());
+        let tables = resources.iter().flat_map(|resource| resource.tables.clone()).chain(own::tables());
         // Names were checked by the declaration, so a clash cannot be left.
         let schema = Schema::new(tables).unwrap_or_default();
-        Ok(House { name: blueprint.name.clone(), resources, schema, store, clock, ids })
+        let cache = Arc::new(Cache::holding(cache::BYTES_DEFAULT, store.partitions(), clock.clone()));
+        let follower = Mutex::default();
+        Ok(House { name: blueprint.name.clone(), resources, schema, store, clock, ids, cache, follower })
+    }
+
+    /// The same house with a cache of another size.
+    #[must_use]
+    pub fn with_cache(mut self, bytes: usize) -> House {
+        self.cache = Arc::new(Cache::holding(bytes, self.store.partitions(), self.clock.clone()));
+        self
+    }
+
+    /// Starts what follows the log on behalf of this house, in the caller's tokio runtime, until the house is gone.
+    /// Without it cached reads are strong ones.
+    pub fn start_followers(&self) {
+        let mut follower = self.follower.lock().unwrap_or_else(PoisonError::into_inner);
+        if follower.is_none() {
+            *follower = Some(tokio::spawn(self.cache.clone().follow(self.store.clone())));
+        }
+    }
+
+    /// The cache of reads.
+    pub fn cache(&self) -> &Cache {
+        &self.cache
+    }
+
+    /// What time it is for this house.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    /// Where its ids come from.
+    pub fn ids(&self) -> &Ids {
+        &self.ids
     }
 
     /// The house's name.
@@ -139,7 +178,7 @@ impl House {
         let (resource, action) = self.action(&request.action)?;
         let call = admit(resource, action, tenant, request)?;
         match &action.does {
-            Does::Read(read) => read.read(&call, &Desk { store: &*self.store }).await,
+            Does::Read(read) => read.read(&call, &self.desk()).await,
             Does::Write(write) => {
                 let ready = Ready { resource, write: &**write, call };
                 let answers =
@@ -183,8 +222,12 @@ impl House {
         assemble(tenant, &ready, &drafts, &self.ids.next(), "")
     }
 
+    fn desk(&self) -> Desk<'_> {
+        Desk { store: &*self.store, cache: &self.cache }
+    }
+
     async fn draft(&self, ready: &[Ready<'_>]) -> Result<Vec<Draft>, (usize, Refusal)> {
-        let desk = Desk { store: &*self.store };
+        let desk = self.desk();
         let mut drafts = Vec::with_capacity(ready.len());
         for (number, one) in ready.iter().enumerate() {
             drafts.push(one.write.draft(&one.call, &desk).await.map_err(|refusal| (number, refusal))?);
@@ -263,6 +306,22 @@ impl House {
     }
 }
 
+impl Drop for House {
+    fn drop(&mut self) {
+        if let Some(follower) = self.follower.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            follower.abort();
+        }
+        self.cache.stop();
+    }
+}
+
+/// What an event of a record is about: the resource and the key, as text (H5).
+pub fn subject_of<'r>(record: &'r Record, event: &'r Event) -> Option<(&'r str, &'r str)> {
+    let (resource, _) = event.name.split_once('.')?;
+    let key = event.data.get(SUBJECT).and_then(Json::as_str);
+    Some((resource, key.unwrap_or(&record.key)))
+}
+
 /// Checks a request against the action's form.
 fn admit(resource: &Resource, action: &Action, tenant: &Tenant, request: Request) -> Result<Call, Refusal> {
     let Request { key, input, expected, .. } = request;
@@ -296,6 +355,8 @@ fn pieces(draft: &Draft) -> Option<&Pieces> {
 
 /// The event of a call in a batch that had nothing to write: it keeps the answer for a repetition.
 const UNCHANGED: &str = "unchanged";
+/// Where an event in a batch has its own key.
+const SUBJECT: &str = "subject";
 
 /// One plan of all drafts, with one event for each; `None` if none of them has anything to write.
 fn assemble(
@@ -315,6 +376,9 @@ fn assemble(
             Draft::Write(pieces) => {
                 let mut event = pieces.event.clone();
                 event.row_of = event.row_of.map(|step| step + plan.steps.len());
+                if pieces.subject != first.subject {
+                    event = event.with(SUBJECT, pieces.subject.as_str());
+                }
                 plan = plan.steps(pieces.steps.iter().cloned());
                 event
             }
@@ -348,12 +412,15 @@ fn answers(ready: &[Ready<'_>], record: &Record, fingerprint: &str) -> Result<Ve
     if record.fingerprint != fingerprint || record.events.len() != ready.len() {
         return Err(reused());
     }
+    let token = Token::of(record).to_string();
     let answer = |(one, event): (&Ready<'_>, &Event)| {
-        if event.name != UNCHANGED {
-            return Ok(one.write.answer(&one.call, event));
-        }
-        let kept = event.data.get("answer").cloned().unwrap_or_default();
-        serde_json::from_value(kept).map_err(|_| reused())
+        let answer = if event.name == UNCHANGED {
+            let kept = event.data.get("answer").cloned().unwrap_or_default();
+            serde_json::from_value(kept).map_err(|_| reused())?
+        } else {
+            one.write.answer(&one.call, event)
+        };
+        Ok(Answer { token: Some(token.clone()), ..answer })
     };
     ready.iter().zip(&record.events).map(answer).collect()
 }

@@ -6,8 +6,11 @@
 pub mod action;
 pub mod atlas;
 pub mod blueprint;
+pub mod cache;
+pub mod engine;
 pub mod form;
 pub mod house;
+pub mod own;
 pub mod product;
 pub mod resource;
 

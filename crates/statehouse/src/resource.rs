@@ -9,6 +9,7 @@ use crate::atlas::Archetype;
 use crate::blueprint::problem::{Problem, Problems};
 use crate::blueprint::{Blueprint, Thing};
 use crate::form::Misfit;
+use crate::own;
 use crate::product;
 
 /// A declared thing with its tables and actions.
@@ -70,6 +71,8 @@ pub fn key_text<'a>(parts: impl IntoIterator<Item = &'a Value>) -> String {
 fn key_part(text: &str, kind: Type) -> Option<Value> {
     let json = match kind {
         Type::Text | Type::Bytes | Type::Time => text.into(),
+        // JSON would pass over it, and one row would have two names.
+        _ if text.contains(char::is_whitespace) => return None,
         _ => serde_json::from_str(text).ok()?,
     };
     Value::from_json(json, kind).ok().filter(|value| !value.is_null())
@@ -100,10 +103,10 @@ pub fn declare(blueprint: &Blueprint) -> Result<Vec<Resource>, Problems> {
             continue;
         };
         let Some(resource) = declare(thing, &mut problems) else { continue };
-        let taken = resources
-            .iter()
-            .flat_map(|other| &other.tables)
-            .find(|table| resource.tables.iter().any(|own| own.name() == table.name()));
+        let taken = resource.tables.iter().find(|table| {
+            let others = resources.iter().flat_map(|other| &other.tables);
+            others.into_iter().any(|other| other.name() == table.name()) || own::has_table(table.name())
+        });
         if let Some(table) = taken {
             let title = format!("the table `{table}` of `{}` is another's already", thing.name);
             let advice = "give one of them another table: `table = \"…\"`";

@@ -20,7 +20,9 @@
 //! - I5. A retry under the same operation id returns the first answer. *The house's H2 and H3.*
 //!
 //! **Failures.** *Retry ambiguity on write*: I5. *Concurrent overwrite race*: I1; the loser is told the current
-//! version. *Stale read after update*: reads are strong. *Cache invalidation lag*: there is no cache to lag yet.
+//! version. *Stale read after update*: reads are strong unless the caller says `consistency=cached`, and then the token
+//! of a write (`after`) makes the read see it. *Cache invalidation lag*: the cache follows the log, answers nothing when
+//! it has lost touch, and never keeps a row that was read before a write and arrived after it ([`crate::cache`]).
 //!
 //! **Hotspots.** *Write contention on hot entity*: `hot = ["views"]` splits fields off; a mutation that only counts
 //! needs no version and is never retried.
@@ -30,6 +32,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::guard::{column, now};
+use statehouse_store::limits::row_weight;
 use statehouse_store::table::VERSION;
 use statehouse_store::{
     Address, Consistency, Cursor, Draft as EventDraft, Event, Expr, Guard, Operand, Query, Reason, Refused,
@@ -43,6 +46,7 @@ use crate::action::{
 use crate::blueprint::Thing;
 use crate::blueprint::problem::{Problem, Problems};
 use crate::blueprint::settings::Field;
+use crate::cache::{Lookup, Token};
 use crate::form::{Form, Misfit, Property};
 use crate::resource::{Resource, key_text};
 
@@ -210,13 +214,24 @@ fn actions(entity: &Arc<Entity>, key: &[Field], needs_version: bool) -> Vec<Acti
             summary: format!("Read a {name}."),
             target: target.clone(),
             shape: "read source",
-            mechanism: "strong read by key",
+            mechanism: "strong read by key, or a cached one that sees the caller's own writes",
             route: at(Method::Get, Place::Item),
-            input: vec![],
+            input: vec![
+                Property::optional(
+                    "consistency",
+                    Form::OneOf(&CONSISTENCIES),
+                    "how fresh; strong if not given, cached may be some seconds old",
+                ),
+                Property::optional(
+                    "after",
+                    Form::Value(Type::Text),
+                    "tokens of writes that a cached read must see, with commas between them",
+                ),
+            ],
             output: row.clone(),
             refusals: &[Code::NotFound, Code::Deleted],
             needs_version: false,
-            answers: &["stale read after update"],
+            answers: &["stale read after update", "cache invalidation lag"],
             does: Does::Read(Arc::new(Reader { entity: entity.clone(), list: false })),
         },
         Action {
@@ -323,6 +338,10 @@ fn actions(entity: &Arc<Entity>, key: &[Field], needs_version: bool) -> Vec<Acti
         },
     ]
 }
+
+/// How fresh a read has to be.
+const CONSISTENCIES: [&str; 2] = ["strong", CACHED];
+const CACHED: &str = "cached";
 
 /// The most rows of a page.
 const LIST_MAX: i64 = 500;
@@ -693,6 +712,31 @@ impl Read for Reader {
 
 impl Reader {
     async fn one(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal> {
+        let text = |name: &str| call.input.get(name).and_then(Json::as_str);
+        let after = match text("after").map(Token::parse_list) {
+            None => Vec::new(),
+            Some(Some(tokens)) => tokens,
+            Some(None) => {
+                let detail = "expected what writes returned as their token".to_owned();
+                return Err(Refusal::misfits(vec![Misfit { pointer: "/after".into(), detail }]));
+            }
+        };
+        if text("consistency") != Some(CACHED) {
+            return self.strong(call, desk).await.map(|(answer, _)| answer);
+        }
+        match desk.cache.look(&call.tenant, &self.entity.name, &key_text(&call.key), &after) {
+            Lookup::Hit(answer) => Ok(Answer::clone(&answer)),
+            Lookup::Bypass => self.strong(call, desk).await.map(|(answer, _)| answer),
+            Lookup::Miss(ticket) => {
+                let (answer, bytes) = self.strong(call, desk).await?;
+                desk.cache.keep(ticket, &answer, bytes);
+                Ok(answer)
+            }
+        }
+    }
+
+    /// The row as it is, and what it weighs.
+    async fn strong(&self, call: &Call, desk: &Desk<'_>) -> Result<(Answer, usize), Refusal> {
         let entity = &self.entity;
         let (row, hot) = entity.rows(call, desk).await?;
         let row =
@@ -706,7 +750,8 @@ impl Reader {
                 body.insert(field.name.clone(), value);
             }
         }
-        Ok(Answer::row(body))
+        let bytes = row_weight(&row) + hot.as_ref().map_or(0, row_weight);
+        Ok((Answer::row(body), bytes))
     }
 
     async fn list(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal> {
@@ -722,6 +767,6 @@ impl Reader {
         let page = desk.store.query(&query).await?;
         let rows: Vec<Json> = page.rows.iter().map(Row::to_json).collect();
         let next = page.next.map(|cursor| cursor.to_string());
-        Ok(Answer { body: json!(rows), version: None, created: None, next })
+        Ok(Answer { body: json!(rows), version: None, created: None, next, token: None })
     }
 }

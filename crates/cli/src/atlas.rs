@@ -1,0 +1,87 @@
+//! `atlas`: the 34 archetypes, and what is built of them.
+
+use serde_json::{Value as Json, json};
+use statehouse::action::Action;
+use statehouse::atlas::{self, Archetype};
+use statehouse::{Blueprint, resource};
+
+use crate::arguments::Atlas;
+use crate::output::{Failure, Output};
+
+/// A blueprint with one thing of each built archetype: what it can do is read off it.
+const SPECIMENS: &str =
+    "[entity.thing]\nkey = { id = \"int\" }\nfields = { n = \"int?\", list = \"json?\" }\n";
+
+pub(crate) fn run(arguments: &Atlas, output: &Output) -> Result<(), Failure> {
+    let specimens = resource::declare(&Blueprint::read("specimens", SPECIMENS)?)?;
+    let actions = |archetype: &Archetype| -> Option<Vec<Action>> {
+        let specimen = specimens.iter().find(|resource| resource.archetype.code == archetype.code)?;
+        Some(specimen.actions.clone())
+    };
+    let Some(wanted) = &arguments.archetype else {
+        let all: Vec<Json> = atlas::archetypes().iter().map(|a| entry(a, actions(a).as_deref())).collect();
+        output.show(&json!(all), || {
+            let line = |archetype: &Archetype| {
+                let mark = if resource::is_built(archetype) { "built" } else { "not built yet" };
+                format!("{}  {:<14} {:<48} {mark}", archetype.code, archetype.keyword(), archetype.name)
+            };
+            atlas::archetypes().iter().map(line).collect::<Vec<_>>().join("\n")
+        });
+        return Ok(());
+    };
+    let found = atlas::archetypes()
+        .iter()
+        .find(|archetype| archetype.keyword() == wanted || archetype.code.eq_ignore_ascii_case(wanted));
+    let Some(archetype) = found else {
+        return Err(Failure::Usage(format!(
+            "there is no archetype `{wanted}`; `statehouse atlas` lists them"
+        )));
+    };
+    let actions = actions(archetype);
+    output.show(&entry(archetype, actions.as_deref()), || describe(archetype, actions.as_deref()));
+    Ok(())
+}
+
+fn entry(archetype: &Archetype, actions: Option<&[Action]>) -> Json {
+    let actions: Option<Vec<Json>> = actions.map(|actions| {
+        let action = |a: &Action| json!({"name": a.name, "shape": a.shape, "mechanism": a.mechanism});
+        actions.iter().map(action).collect()
+    });
+    let failures =
+        archetype.failures.iter().map(|name| json!({"name": name, "drill": null, "engines": null}));
+    let hotspots = archetype.hotspots.iter().map(|name| json!({"name": name, "switch": null, "bench": null}));
+    json!({
+        "code": archetype.code, "name": archetype.name, "kind": archetype.kind(),
+        "implemented": resource::is_built(archetype),
+        "states": archetype.states, "truth": archetype.truth, "actors": archetype.actors,
+        "actions": actions,
+        "failures": failures.collect::<Vec<_>>(), "hotspots": hotspots.collect::<Vec<_>>(),
+    })
+}
+
+fn describe(archetype: &Archetype, actions: Option<&[Action]>) -> String {
+    let list = |name: &str, items: &[String]| format!("{name:<10} {}", items.join(", "));
+    let mut lines = vec![
+        format!("{} {} ({})", archetype.code, archetype.name, archetype.keyword()),
+        list("states", &archetype.states),
+        list("truth", &archetype.truth),
+        list("actors", &archetype.actors),
+        list("failures", &archetype.failures),
+        list("hotspots", &archetype.hotspots),
+        format!("{:<10} {}", "design", archetype.starter_box),
+    ];
+    match actions {
+        None => lines.push(format!("{:<10} not built yet", "actions")),
+        Some(actions) => {
+            lines.push("actions".into());
+            for action in actions {
+                let answers = match action.answers {
+                    [] => String::new(),
+                    answers => format!("; answers: {}", answers.join(", ")),
+                };
+                lines.push(format!("  {:<9} {}, {}{answers}", action.name, action.shape, action.mechanism));
+            }
+        }
+    }
+    lines.join("\n")
+}

@@ -1,0 +1,75 @@
+//! `call`: one action on a store, without a server.
+
+use serde_json::{Map, Value as Json, json};
+use statehouse::action::Place;
+use statehouse::{Expected, House, Operation, Request};
+use statehouse_store::{Migrate, Tenant};
+
+use crate::arguments::{Call, Spoken};
+use crate::blueprint;
+use crate::output::{Failure, Output};
+
+pub(crate) async fn run(call: Call, output: &Output) -> Result<(), Failure> {
+    let house = blueprint::open(&call.live).await?;
+    house.migrate(Migrate::Apply).await?;
+    let (tenant, request) = request(&house, &call.spoken)?;
+    let fingerprint = format!("{} {:?} {}", request.action, request.key, Json::Object(request.input.clone()));
+    let operation = Operation { id: call.operation, fingerprint };
+    let answer = house.call(&tenant, request, operation).await;
+    house.store().close().await;
+    let answer = answer?;
+    output.show(&json!(answer), || {
+        let next = answer.next.as_ref().map(|next| format!("\nMore: cursor={next}")).unwrap_or_default();
+        format!("{:#}{next}", answer.body)
+    });
+    Ok(())
+}
+
+/// What was said, as a request.
+pub(crate) fn request(house: &House, spoken: &Spoken) -> Result<(Tenant, Request), Failure> {
+    let (resource, action) = house.action(&spoken.action)?;
+    let key = match (&spoken.key, action.route.place) {
+        (Some(key), Place::Item | Place::ItemAction) => resource.parse_key(key)?,
+        (None, Place::Item | Place::ItemAction) => {
+            let names: Vec<&str> = resource.key.iter().map(|(name, _)| name.as_str()).collect();
+            return Err(Failure::Usage(format!("{} needs --key {}", spoken.action, names.join(","))));
+        }
+        (_, Place::Collection) => Vec::new(),
+    };
+    let mut input = match &spoken.input {
+        None => Map::new(),
+        Some(text) => match serde_json::from_str(text) {
+            Ok(Json::Object(fields)) => fields,
+            Ok(_) => return Err(Failure::Usage("--input must be a JSON object".into())),
+            Err(error) => return Err(Failure::Usage(format!("--input is not JSON: {error}"))),
+        },
+    };
+    for field in &spoken.fields {
+        let Some((name, value)) = field.split_once('=') else {
+            return Err(Failure::Usage(format!("`{field}` is not NAME=VALUE")));
+        };
+        let form = action.input.iter().find(|property| property.name == name).map(|property| &property.form);
+        input.insert(name.to_owned(), value_of(value, form));
+    }
+    let expected = match spoken.version.as_deref() {
+        None => None,
+        Some("any" | "*") => Some(Expected::Any),
+        Some(text) => Some(Expected::Version(
+            text.parse().map_err(|_| Failure::Usage(format!("--version {text} is not a number or `any`")))?,
+        )),
+    };
+    let tenant = Tenant::new(&spoken.tenant).map_err(|error| Failure::Usage(error.to_string()))?;
+    Ok((tenant, Request { action: spoken.action.clone(), key, input, expected }))
+}
+
+/// A value on the command line: text where text is wanted, JSON where it can be.
+fn value_of(text: &str, form: Option<&statehouse::form::Form>) -> Json {
+    use statehouse::form::Form;
+    use statehouse_store::Type;
+    let wants_text =
+        matches!(form, Some(Form::Value(Type::Text | Type::Bytes | Type::Time) | Form::OneOf(_)));
+    if wants_text && text != "null" {
+        return text.into();
+    }
+    serde_json::from_str(text).unwrap_or_else(|_| text.into())
+}

@@ -1,0 +1,52 @@
+//! The `statehouse` command.
+//!
+//! Data goes to standard output, everything else to standard error. Exit codes: 0 done, 1 failed, 2 wrong usage,
+//! 3 the blueprint is invalid, 4 refused by a conflict.
+
+mod arguments;
+mod atlas;
+mod blueprint;
+mod call;
+mod explain;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use arguments::{Arguments, Command};
+use output::{Failure, Output};
+
+/// Fast where many threads allocate, which is what a server does.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let output = Output::new(arguments.json);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let result = match runtime {
+        Ok(runtime) => runtime.block_on(run(arguments, &output)),
+        Err(error) => Err(Failure::from(anyhow::Error::from(error))),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => output.fail(&failure),
+    }
+}
+
+async fn run(arguments: Arguments, output: &Output) -> Result<(), Failure> {
+    match arguments.command {
+        Command::Init(init) => blueprint::init(&init, output),
+        Command::Check(check) => blueprint::check(&check, output),
+        Command::Plan(plan) => blueprint::plan(&plan, output).await,
+        Command::Apply(apply) => blueprint::apply(&apply, output).await,
+        Command::Call(call) => call::run(call, output).await,
+        Command::Explain(explain) => explain::run(explain, output).await,
+        Command::Atlas(atlas) => atlas::run(&atlas, output),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Arguments::command(), "statehouse", &mut std::io::stdout());
+            Ok(())
+        }
+    }
+}
