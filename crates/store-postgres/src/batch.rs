@@ -400,3 +400,135 @@ fn json_size(json: &serde_json::Value) -> usize {
         _ => 8,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use statehouse_store::guard::column;
+    use statehouse_store::{Draft, Entry};
+
+    fn table() -> Arc<Table> {
+        Table::named("counters").partition("id", Type::Text).defaulted("n", Type::Int, 0).build().unwrap()
+    }
+
+    fn acme() -> Tenant {
+        Tenant::new("acme").unwrap()
+    }
+
+    fn plan(operation: &str, steps: Vec<Step>) -> Plan {
+        let entry = Entry::about("counter", "x").event(Draft::named("changed"));
+        Plan::of(&acme(), operation).steps(steps).log(entry).build().unwrap()
+    }
+
+    fn row(table: &Arc<Table>, id: &str, n: i64) -> Row {
+        Row::new(table.clone(), acme(), vec![id.into(), n.into()], 1)
+    }
+
+    fn below(table: &Arc<Table>, limit: i64) -> Step {
+        Step::update(table, ["a".into()]).guard(column("n").lt(limit)).set("n", column("n").add(1))
+    }
+
+    /// Decides plans on rows that are found, which are named by their first column.
+    fn decided<'p>(plans: &'p [Plan], found: &[Row]) -> Batch<'p> {
+        let mut batch = Batch::of(plans);
+        for row in found {
+            let place = batch.slots.iter().position(|slot| slot.key == row.key()).unwrap();
+            batch.found(place, row.clone());
+        }
+        batch.decide(Time::from_micros(0), 4, HashMap::new());
+        batch
+    }
+
+    fn summary(outcomes: &[Result<Commit, StoreError>]) -> Vec<&'static str> {
+        outcomes
+            .iter()
+            .map(|outcome| match outcome {
+                Ok(Commit::Applied(applied)) if applied.repeated => "repeated",
+                Ok(Commit::Applied(_)) => "applied",
+                Ok(Commit::Refused(_)) => "refused",
+                Ok(Commit::Fenced) => "fenced",
+                Err(StoreError::OutcomeUnknown { .. }) => "unknown",
+                Err(StoreError::Unavailable { .. }) => "unavailable",
+                Err(_) => "error",
+            })
+            .collect()
+    }
+
+    #[test]
+    fn many_plans_on_one_row_are_one_write_of_it() {
+        let table = table();
+        let plans: Vec<Plan> = (0..4).map(|n| plan(&format!("op-{n}"), vec![below(&table, 3)])).collect();
+        let batch = decided(&plans, &[row(&table, "a", 0)]);
+        let changes: Vec<Change<'_>> = batch.slots.iter().map(Slot::change).collect();
+        let [Change::Update(row, _)] = changes.as_slice() else { panic!("{changes:?}") };
+        assert_eq!((row.int("n"), row.version()), (Some(3), 4));
+        assert_eq!(batch.records().map(|(_, rank, _)| rank).collect::<Vec<_>>(), [1, 2, 3]);
+        let outcomes = batch.committed(&BTreeMap::from([(2, 10)]));
+        assert_eq!(summary(&outcomes), ["applied", "applied", "applied", "refused"]);
+    }
+
+    #[test]
+    fn a_refusal_that_rests_on_an_unknown_outcome_is_not_given() {
+        let table = table();
+        let unrelated = Step::update(&table, ["b".into()]).guard(column("n").gt(5)).set("n", 0);
+        let plans = [
+            plan("op-1", vec![below(&table, 1)]),
+            plan("op-2", vec![below(&table, 1)]),
+            plan("op-3", vec![unrelated]),
+            plan("op-1", vec![below(&table, 1)]),
+        ];
+        let found = [row(&table, "a", 0), row(&table, "b", 0)];
+        let batch = decided(&plans, &found);
+        assert_eq!(summary(&batch.unknown("cut")), ["unknown", "unavailable", "refused", "unknown"]);
+        let batch = decided(&plans, &found);
+        let bases = batch.counts().keys().map(|partition| (*partition, 0)).collect();
+        assert_eq!(summary(&batch.committed(&bases)), ["applied", "refused", "refused", "repeated"]);
+    }
+
+    #[test]
+    fn rows_that_come_and_go_within_a_batch() {
+        let table = table();
+        let key = |id: &str| [Value::from(id)];
+        let check = |steps: Vec<Step>, found: &[Row], expected: &str| {
+            let plans: Vec<Plan> =
+                steps.into_iter().enumerate().map(|(n, step)| plan(&format!("op-{n}"), vec![step])).collect();
+            let batch = decided(&plans, found);
+            let change = format!("{:?}", batch.slots[0].change());
+            assert!(change.starts_with(expected), "{change} is not {expected}");
+        };
+        let there = [row(&table, "a", 7)];
+        check(vec![Step::insert(&table, key("a"))], &[], "Insert");
+        check(vec![Step::insert(&table, key("a")), Step::delete(&table, key("a"))], &[], "HoldAbsent");
+        check(vec![Step::assert_absent(&table, key("a"))], &[], "HoldAbsent");
+        check(vec![Step::remove(&table, key("a"))], &[], "HoldAbsent");
+        check(vec![Step::update(&table, key("a")).set("n", 1)], &[], "Nothing");
+        check(vec![Step::remove(&table, key("a"))], &there, "Delete");
+        check(vec![Step::assert(&table, key("a"))], &there, "Nothing");
+        check(vec![Step::delete(&table, key("a")), Step::insert(&table, key("a"))], &there, "Replace");
+    }
+
+    #[test]
+    fn plans_that_know_a_table_differently_are_not_decided_together() {
+        let (old, new) = (
+            table(),
+            Table::named("counters")
+                .partition("id", Type::Text)
+                .defaulted("n", Type::Int, 0)
+                .optional("note", Type::Text)
+                .build()
+                .unwrap(),
+        );
+        let write = |table: &Arc<Table>, id: &str| Step::upsert(table, [id.into()]);
+        let mut admission = Admission::default();
+        assert!(admission.admits(&plan("op-1", vec![write(&old, "a")])));
+        assert!(admission.admits(&plan("op-2", vec![write(&table(), "b")])));
+        assert!(!admission.admits(&plan("op-3", vec![write(&new, "c")])));
+        let mixed = plan("op-4", vec![write(&old, "a"), write(&new, "b")]);
+        assert!(!admission.admits(&mixed));
+        let mut admission = Admission::default();
+        assert!(admission.admits(&mixed));
+        assert!(!admission.admits(&plan("op-5", vec![write(&old, "c")])));
+        let plans = [mixed];
+        assert_eq!(Batch::of(&plans).tables().len(), 2);
+    }
+}

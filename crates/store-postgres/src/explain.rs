@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 
 use statehouse_store::log::partition_of;
-use statehouse_store::{Explanation, Plan, Record, Request, Time};
+use statehouse_store::plan::{Expect, Step, Verb};
+use statehouse_store::{Explanation, Plan, Record, Request, Row, Time, Value};
 
 use crate::batch::Batch;
 use crate::compile::compile;
 use crate::link::Call;
 use crate::shared::Shared;
-use crate::statements::{PLANNER, append, clock_call, lock_calls, records_of};
+use crate::sql::{placeholder, quoted};
+use crate::statements::{self, Key, PLANNER, Placeholders, append, clock_call, lock_calls, records_of};
 use crate::tenancy::Scope;
 
 impl Shared {
@@ -54,12 +56,8 @@ impl Shared {
         if self.options.clock.is_none() {
             requests.push(request("read the clock, once", &clock_call()));
         }
-        for step in plan.steps().iter().filter(|step| step.writes()) {
-            requests.push(Request {
-                purpose: "decide in memory; if all steps hold, write the row as it will be".into(),
-                text: step.to_string(),
-                parameters: Vec::new(),
-            });
+        for step in plan.steps() {
+            requests.extend(self.explain_step(plan, step));
         }
         if let Some(entry) = plan.entry() {
             let partition = partition_of(plan.tenant(), &entry.resource, &entry.key, self.partitions);
@@ -71,6 +69,52 @@ impl Shared {
         }
         requests.push(request("make it durable", &Call::new("commit", Vec::new())));
         Explanation { requests, cost: self.cost(plan, "2, or 1 when a step is refused") }
+    }
+
+    /// What writes the row of a step that was decided in memory. Of the row only what the plan says is known here.
+    fn explain_step(&self, plan: &Plan, step: &Step) -> Vec<Request> {
+        let (names, table) = (&self.names, &*step.table);
+        let key: Key<'_> = (plan.tenant(), &step.key);
+        let others = table.other_columns().iter().map(|_| Value::Null);
+        let values = step.key.iter().cloned().chain(others).collect();
+        let row = Row::new(step.table.clone(), plan.tenant().clone(), values, 1);
+        let assigned = |column: &str| step.assignments.iter().find(|a| a.column == column);
+        let key_values =
+            || std::iter::once(plan.tenant().to_string()).chain(step.key.iter().map(Value::to_string));
+        let update = || {
+            let places = step.assignments.iter().filter_map(|a| table.position(&a.column)).collect();
+            let call = statements::update(names, table, &[&row], &places);
+            let set = table.other_columns().iter().filter_map(|column| assigned(&column.name));
+            let values =
+                key_values().chain(set.map(|a| a.expr.to_string())).chain(["version + 1".to_owned()]);
+            described("write the row that is there, decided in memory", &call, values)
+        };
+        let insert = || {
+            let call = statements::insert(names, table, &[&row]);
+            let others = table.other_columns().iter().map(|column| match assigned(&column.name) {
+                Some(assignment) => assignment.expr.to_string(),
+                None => column.default.as_ref().unwrap_or(&Value::Null).to_string(),
+            });
+            let values = key_values().chain(others).chain(["1".to_owned()]);
+            described("insert the row that is not there, decided in memory", &call, values)
+        };
+        let delete =
+            |purpose: &str| described(purpose, &statements::delete(names, table, &[key]), key_values());
+        let hold = || {
+            let placeholders = Placeholders::new();
+            let call = statements::hold(names, table, &[key], &placeholders);
+            let held = request("hold the absence of the row with a placeholder", &call);
+            vec![held, delete("delete the placeholder")]
+        };
+        match (step.verb, step.expect) {
+            (Verb::Put, Expect::Absent) => vec![insert()],
+            (Verb::Put, Expect::Present) => vec![update()],
+            (Verb::Put, Expect::Either) => vec![update(), insert()],
+            (Verb::Delete, _) => vec![delete("delete the row, decided in memory")],
+            (Verb::Assert, Expect::Absent) => hold(),
+            // The lock is all that an assert takes.
+            (Verb::Assert, _) => Vec::new(),
+        }
     }
 
     fn cost(&self, plan: &Plan, round_trips: &str) -> Vec<(String, String)> {
@@ -90,8 +134,14 @@ impl Shared {
     }
 }
 
+/// A request whose parameters are known only as what the plan says of them. Each stands for an array of one.
+fn described(purpose: &str, call: &Call<'_>, values: impl Iterator<Item = String>) -> Request {
+    let parameters = values.enumerate().map(|(place, value)| (placeholder(place), format!("{{{value}}}")));
+    Request { purpose: purpose.to_owned(), text: call.text.clone(), parameters: parameters.collect() }
+}
+
 fn request(purpose: &str, call: &Call<'_>) -> Request {
     let numbered = call.args.iter().enumerate();
-    let parameters = numbered.map(|(place, arg)| (crate::sql::placeholder(place), arg.to_string())).collect();
+    let parameters = numbered.map(|(place, arg)| (placeholder(place), arg.to_string())).collect();
     Request { purpose: purpose.to_owned(), text: call.text.clone(), parameters }
 }

@@ -107,7 +107,12 @@ impl Options {
         if driver.get_application_name().is_none() {
             driver.application_name("statehouse");
         }
-        let mut options = Options {
+        let encryption = match driver.get_ssl_mode() {
+            SslMode::Disable => Encryption::Disable,
+            SslMode::Require => Encryption::Require,
+            _ => Encryption::Prefer,
+        };
+        Options {
             driver,
             schema: "public".to_owned(),
             partitions: None,
@@ -118,12 +123,10 @@ impl Options {
             statement_timeout: Duration::from_secs(10),
             // Longer than the second after which the server looks for deadlocks.
             lock_timeout: Duration::from_secs(3),
-            encryption: Encryption::Prefer,
+            encryption,
             root_certificates: None,
             clock: None,
-        };
-        options.encrypt(Encryption::Prefer);
-        options
+        }
     }
 
     /// Runs `Now` on this clock instead of the server's: for tests and simulations.

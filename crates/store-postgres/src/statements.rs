@@ -178,7 +178,7 @@ pub(crate) fn write_calls<'b>(
             }
         }
         if !deletes.is_empty() {
-            calls.push(delete(names, table, &deletes));
+            calls.push(delete(names, table, &keys_of(&deletes)));
         }
         if !updates.is_empty() {
             calls.push(update(names, table, &updates, &assigned));
@@ -187,8 +187,8 @@ pub(crate) fn write_calls<'b>(
             calls.push(insert(names, table, &inserts));
         }
         if !held.is_empty() {
-            calls.push(hold(names, table, &held, placeholders));
-            released.push(delete(names, table, &held));
+            calls.push(hold(names, table, &keys_of(&held), placeholders));
+            released.push(delete(names, table, &keys_of(&held)));
         }
     }
     calls.extend(released);
@@ -202,7 +202,8 @@ fn keys_of<'b>(slots: &[&'b Slot<'_>]) -> Vec<Key<'b>> {
     slots.iter().map(|slot| (slot.tenant, slot.key)).collect()
 }
 
-fn delete<'b>(names: &Names, table: &Table, slots: &[&'b Slot<'_>]) -> Call<'b> {
+/// Deletes rows.
+pub(crate) fn delete<'b>(names: &Names, table: &Table, keys: &[Key<'b>]) -> Call<'b> {
     let text = format!(
         "delete from {} as t\nusing {} as k({})\nwhere {}",
         names.table(table.name()),
@@ -210,10 +211,16 @@ fn delete<'b>(names: &Names, table: &Table, slots: &[&'b Slot<'_>]) -> Call<'b> 
         list(key_names(table)),
         same_key(table),
     );
-    Call::new(text, key_arrays(table, &keys_of(slots)))
+    Call::new(text, key_arrays(table, keys))
 }
 
-fn update<'b>(names: &Names, table: &Table, rows: &[&'b Row], assigned: &BTreeSet<usize>) -> Call<'b> {
+/// Writes the assigned columns and the versions of rows that are there.
+pub(crate) fn update<'b>(
+    names: &Names,
+    table: &Table,
+    rows: &[&'b Row],
+    assigned: &BTreeSet<usize>,
+) -> Call<'b> {
     let columns = table.columns();
     let set: Vec<&Column> = assigned.iter().filter_map(|place| columns.get(*place)).collect();
     let sent = table.key_columns().iter().chain(set.iter().copied());
@@ -240,7 +247,8 @@ fn update<'b>(names: &Names, table: &Table, rows: &[&'b Row], assigned: &BTreeSe
     Call::new(text, args)
 }
 
-fn insert<'b>(names: &Names, table: &Table, rows: &[&'b Row]) -> Call<'b> {
+/// Inserts rows.
+pub(crate) fn insert<'b>(names: &Names, table: &Table, rows: &[&'b Row]) -> Call<'b> {
     let columns = table.columns();
     let version = placeholder(1 + columns.len());
     let arrays = arrays(columns);
@@ -277,10 +285,10 @@ impl Placeholders {
 }
 
 /// Inserts placeholders for rows whose absence is relied on; they are deleted again before the commit.
-fn hold<'b>(
+pub(crate) fn hold<'b>(
     names: &Names,
     table: &Table,
-    slots: &[&'b Slot<'_>],
+    keys: &[Key<'b>],
     placeholders: &'b Placeholders,
 ) -> Call<'b> {
     let required: Vec<&Column> =
@@ -292,10 +300,10 @@ fn hold<'b>(
         list(std::iter::once(TENANT).chain(sent.clone().map(|column| column.name.as_str()))),
         arrays(sent),
     );
-    let mut args = key_arrays(table, &keys_of(slots));
+    let mut args = key_arrays(table, keys);
     for column in required {
         let nothing = placeholders.0.get(column.kind.name()).into_iter();
-        args.push(Arg::Many(nothing.cycle().take(slots.len()).collect()));
+        args.push(Arg::Many(nothing.cycle().take(keys.len()).collect()));
     }
     Call::new(text, args)
 }

@@ -4,6 +4,14 @@
 //! Needs a server: `STATEHOUSE_TEST_POSTGRES` has to hold the URL that `scripts/postgres start DIR` prints. Without
 //! one every test fails.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "these are tests, down to their helpers"
+)]
+
 mod compiled;
 mod contention;
 mod golden;

@@ -96,7 +96,11 @@ async fn the_runtime_role_cannot_cross_tenants_by_any_verb() {
         ] {
             let outcome = intruder.batch_execute(&format!("begin; {setting} {text}")).await;
             let error = outcome.expect_err(&text);
-            assert_eq!(error.code().map(|code| code.code()), Some("42501"), "{setting} {text}: {error:?}");
+            assert_eq!(
+                error.code().map(tokio_postgres::error::SqlState::code),
+                Some("42501"),
+                "{setting} {text}: {error:?}"
+            );
             intruder.batch_execute("rollback").await.unwrap();
         }
     }
@@ -190,6 +194,9 @@ async fn the_store_does_all_its_work_under_the_fence() {
             store.trim_log(partition, 1).await.unwrap();
         }
     }
+    // Statements that are transactions by themselves said in time for whom they work.
+    let counts = direct.counts();
+    assert!(counts.alone >= 2 && counts.compiled_faults == 0, "{counts:?}");
     direct.close().await;
     scene.clear().await;
 }
