@@ -53,9 +53,21 @@ async fn waist(url: &str, schema: &str, row_level_security: bool) -> Result<Arc<
     let mut options = Options::from_url(url)?;
     options.schema = schema.to_owned();
     options.row_level_security = row_level_security;
+    if row_level_security {
+        // Row-level security does not bind a superuser, which the server's owner is.
+        let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
+        tokio::spawn(connection);
+        let create =
+            format!("do $$ begin create role {ROLE}; exception when duplicate_object then null; end $$");
+        client.batch_execute(&create).await?;
+        options.runtime_role = Some(ROLE.to_owned());
+    }
     PostgresStore::erase(&options).await?;
     Ok(Arc::new(Waist::over(Arc::new(PostgresStore::open(options).await?)).await?))
 }
+
+/// Who writes when tenants are kept apart by the server.
+const ROLE: &str = "statehouse_bench";
 
 /// A server for this run.
 struct Server {

@@ -144,6 +144,9 @@ impl Property {
                 && let Some(kind) = fields.get("type").cloned()
             {
                 fields.insert("type".into(), json!([kind, "null"]));
+                if let Some(Json::Array(choices)) = fields.get_mut("anyOf") {
+                    choices.push(json!({"type": "null"}));
+                }
             }
             if !self.about.is_empty() {
                 fields.insert("description".into(), self.about.as_str().into());
@@ -201,6 +204,7 @@ fn type_schema(kind: Type) -> Json {
             "format": "double",
             "exclusiveMinimum": -Value::FLOAT_MAX,
             "exclusiveMaximum": Value::FLOAT_MAX,
+            "anyOf": [{"const": 0}, {"minimum": Value::FLOAT_MIN}, {"maximum": -Value::FLOAT_MIN}],
         }),
         Type::Bool => json!({"type": "boolean"}),
         Type::Bytes => json!({

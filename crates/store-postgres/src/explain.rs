@@ -10,7 +10,7 @@ use crate::batch::Batch;
 use crate::compile::compile;
 use crate::link::Call;
 use crate::shared::Shared;
-use crate::sql::{placeholder, quoted};
+use crate::sql::placeholder;
 use crate::statements::{self, Key, PLANNER, Placeholders, append, clock_call, lock_calls, records_of};
 use crate::tenancy::Scope;
 

@@ -1,0 +1,134 @@
+//! What the server counts, in Prometheus' text form. No label has a tenant or a key: their number has no bound.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use statehouse::House;
+
+/// Upper bounds of the buckets of durations, in seconds.
+const BUCKETS: [f64; 14] =
+    [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
+
+/// What is counted.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    requests: Mutex<BTreeMap<(Arc<str>, u16), u64>>,
+    durations: Mutex<BTreeMap<Arc<str>, Durations>>,
+    problems: Mutex<BTreeMap<&'static str, u64>>,
+    /// Connections that are open.
+    pub connections: AtomicI64,
+    /// Connections that were accepted.
+    pub accepted: AtomicU64,
+    /// Requests under way.
+    pub in_flight: AtomicI64,
+    /// Event streams that are open.
+    pub streams: AtomicI64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Durations {
+    buckets: [u64; BUCKETS.len()],
+    sum: f64,
+    count: u64,
+}
+
+/// One more, as long as this lives.
+#[derive(Debug)]
+pub struct Gauged<F: Fn(&Metrics) -> &AtomicI64>(Arc<Metrics>, F);
+
+impl<F: Fn(&Metrics) -> &AtomicI64> Gauged<F> {
+    /// Counts one more.
+    pub fn enter(metrics: &Arc<Metrics>, gauge: F) -> Gauged<F> {
+        gauge(metrics).fetch_add(1, Ordering::Relaxed);
+        Gauged(metrics.clone(), gauge)
+    }
+}
+
+impl<F: Fn(&Metrics) -> &AtomicI64> Drop for Gauged<F> {
+    fn drop(&mut self) {
+        self.1(&self.0).fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Metrics {
+    /// Counts an answered request. `route` is an action's name or a path's pattern, never a path.
+    pub fn answered(&self, route: &Arc<str>, status: u16, code: Option<&'static str>, took: Duration) {
+        let lock = PoisonError::into_inner;
+        *self.requests.lock().unwrap_or_else(lock).entry((route.clone(), status)).or_default() += 1;
+        if let Some(code) = code {
+            *self.problems.lock().unwrap_or_else(PoisonError::into_inner).entry(code).or_default() += 1;
+        }
+        let mut durations = self.durations.lock().unwrap_or_else(PoisonError::into_inner);
+        let durations = durations.entry(route.clone()).or_default();
+        let seconds = took.as_secs_f64();
+        durations.sum += seconds;
+        durations.count += 1;
+        for (bucket, bound) in durations.buckets.iter_mut().zip(BUCKETS) {
+            *bucket += u64::from(seconds <= bound);
+        }
+    }
+
+    /// Everything that was counted, as text.
+    pub fn text(&self, house: &House) -> String {
+        let mut text = String::new();
+        let head = |text: &mut String, name: &str, kind: &str, help: &str| {
+            let _ = writeln!(text, "# HELP statehouse_{name} {help}\n# TYPE statehouse_{name} {kind}");
+        };
+        head(&mut text, "info", "gauge", "The server's version and the engine below it.");
+        let (version, engine) = (env!("CARGO_PKG_VERSION"), house.store().engine());
+        let _ = writeln!(text, "statehouse_info{{version=\"{version}\",engine=\"{engine}\"}} 1");
+        head(&mut text, "http_requests_total", "counter", "Requests answered, by action or path and status.");
+        for ((route, status), count) in self.requests.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let _ = writeln!(
+                text,
+                "statehouse_http_requests_total{{route=\"{route}\",status=\"{status}\"}} {count}"
+            );
+        }
+        head(&mut text, "http_request_seconds", "histogram", "Time from the headers to the first byte.");
+        for (route, durations) in self.durations.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let name = "statehouse_http_request_seconds";
+            for (bound, count) in BUCKETS.iter().zip(durations.buckets) {
+                let _ = writeln!(text, "{name}_bucket{{route=\"{route}\",le=\"{bound}\"}} {count}");
+            }
+            let Durations { sum, count, .. } = durations;
+            let _ = writeln!(text, "{name}_bucket{{route=\"{route}\",le=\"+Inf\"}} {count}");
+            let _ = writeln!(
+                text,
+                "{name}_sum{{route=\"{route}\"}} {sum}\n{name}_count{{route=\"{route}\"}} {count}"
+            );
+        }
+        head(&mut text, "problems_total", "counter", "Problems answered, by code.");
+        for (code, count) in self.problems.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let _ = writeln!(text, "statehouse_problems_total{{code=\"{code}\"}} {count}");
+        }
+        let cache = house.cache().figures();
+        let signed = |gauge: &AtomicI64| u64::try_from(gauge.load(Ordering::Relaxed)).unwrap_or(0);
+        for (name, kind, help, figure) in [
+            ("http_connections", "gauge", "Connections that are open.", signed(&self.connections)),
+            (
+                "http_connections_total",
+                "counter",
+                "Connections accepted.",
+                self.accepted.load(Ordering::Relaxed),
+            ),
+            ("http_in_flight_requests", "gauge", "Requests under way.", signed(&self.in_flight)),
+            ("event_streams", "gauge", "Event streams that are open.", signed(&self.streams)),
+            ("cache_hits_total", "counter", "Cached reads that the cache answered.", cache.hits),
+            ("cache_misses_total", "counter", "Cached reads of rows that it did not hold.", cache.misses),
+            (
+                "cache_bypasses_total",
+                "counter",
+                "Cached reads that it was not fresh enough for.",
+                cache.bypasses,
+            ),
+            ("cache_bytes", "gauge", "What the cache holds.", cache.bytes),
+        ] {
+            head(&mut text, name, kind, help);
+            let _ = writeln!(text, "statehouse_{name} {figure}");
+        }
+        text
+    }
+}

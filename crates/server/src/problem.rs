@@ -1,0 +1,308 @@
+//! Problems: every answer that is not a success, in the form of RFC 9457, from one catalogue.
+//!
+//! A [`Kind`] has a stable code, the status that goes with it, and a page that says what it means and what to do. This
+//! is the only place that knows which HTTP status a refusal of the house has. A [`Problem`] is one occurrence; the front
+//! door ([`crate::http`]) adds the ids of the request when it writes it out, so a handler can simply return one.
+
+use std::ops::{Deref, DerefMut};
+
+use axum::response::{IntoResponse, Response};
+use http::header::{ALLOW, CONTENT_TYPE, ETAG, RETRY_AFTER};
+use http::{HeaderName, HeaderValue, StatusCode};
+use serde_json::{Map, Value as Json, json};
+use statehouse::{Code, Refusal};
+
+/// A kind of problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// The stable code.
+    pub code: &'static str,
+    /// The status that goes with it.
+    pub status: u16,
+    /// What it is, in a few words that never change.
+    pub title: &'static str,
+    /// What it means and what to do.
+    pub advice: &'static str,
+}
+
+macro_rules! kinds {
+    ($($name:ident = $code:literal, $status:literal, $title:literal, $advice:literal;)*) => {
+        $(
+            #[doc = $title]
+            pub const $name: Kind = Kind { code: $code, status: $status, title: $title, advice: $advice };
+        )*
+        /// Every kind.
+        pub const ALL: &[Kind] = &[$($name),*];
+    };
+}
+
+kinds! {
+    INVALID_INPUT = "invalid_input", 400, "The input does not fit",
+        "The body, the query or the key does not have the form that the action takes. `errors` names each place with a \
+         JSON pointer. Correct them; nothing was written.";
+    MALFORMED = "malformed", 400, "The request cannot be read",
+        "A header, the path or the JSON of the body is not well formed. Nothing was written.";
+    UNAUTHENTICATED = "unauthenticated", 401, "It is not known who calls",
+        "Send `Authorization: Bearer` with a key of this house or a token of an issuer that it trusts, one that has not \
+         expired and was not revoked.";
+    FORBIDDEN = "forbidden", 403, "The caller may not do this",
+        "The key or token does not have the scope that the call needs, or the request comes from a place that may not \
+         call this server.";
+    NOT_FOUND = "not_found", 404, "There is no such thing",
+        "No resource, action or row has this name for this caller. A row of another tenant is as absent as one that \
+         never was.";
+    METHOD_NOT_ALLOWED = "method_not_allowed", 405, "The path does not take this method",
+        "The `Allow` header lists the methods that it takes.";
+    REQUEST_TIMEOUT = "request_timeout", 408, "The body took too long to arrive",
+        "Send it again, faster or in smaller parts. Nothing was written.";
+    ALREADY_EXISTS = "already_exists", 409, "A row with this key exists",
+        "Read it, or choose another key. With `If-None-Match: *` the status is 412.";
+    NOT_DELETED = "not_deleted", 409, "The row is not deleted",
+        "Only a deleted row can be restored.";
+    OUT_OF_RANGE = "out_of_range", 409, "The result would be out of range",
+        "The number that the change would lead to cannot be stored. Nothing was written.";
+    OPERATION_FENCED = "operation_fenced", 409, "The operation was given up",
+        "The idempotency key was claimed before the write was applied, so it never will be. Use a new key.";
+    OPERATION_IN_PROGRESS = "operation_in_progress", 409, "The first request with this key still runs",
+        "Repeat the request after a moment: it gets the answer of the first one.";
+    DELETED = "deleted", 410, "The row was deleted",
+        "It is kept and can be restored.";
+    TRIMMED = "trimmed", 410, "The log no longer reaches back so far",
+        "Events after this cursor were forgotten. Read the rows anew, then follow the log without a cursor.";
+    VERSION_CONFLICT = "version_conflict", 412, "The row is at another version",
+        "Somebody else was faster. `current_version` and the `ETag` say where the row is: read it, merge, and retry.";
+    TOO_LARGE = "too_large", 413, "The request or its result is too large",
+        "No engine could hold it. The message has the limit. Nothing was written.";
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type", 415, "The body is of a type that is not understood",
+        "Send JSON as `application/json` (a patch also as `application/merge-patch+json`), plain or with \
+         `Content-Encoding: gzip`.";
+    OPERATION_REUSED = "operation_reused", 422, "The idempotency key was used for another request",
+        "A key stands for one request. Use a new one for a new request.";
+    VERSION_REQUIRED = "version_required", 428, "The version that was seen is missing",
+        "The action overwrites what others may have written. Send `If-Match` with the `ETag` of the row as you read it, \
+         or `If-Match: *` to overwrite whatever is there.";
+    HEADERS_TOO_LARGE = "headers_too_large", 431, "The headers are too many or too large",
+        "Send fewer or shorter ones.";
+    INTERNAL = "internal", 500, "Something went wrong that should not",
+        "It is a defect of the server. Quote `request_id` when you report it.";
+    CONTENDED = "contended", 503, "Too many callers write this row",
+        "It was tried several times. Repeat the request after a moment.";
+    OUTCOME_UNKNOWN = "outcome_unknown", 503, "It is not known whether the write was applied",
+        "Repeat the request with the same `Idempotency-Key`: it is applied once, and you get its answer. Without a key, \
+         read the row to see.";
+    UNAVAILABLE = "unavailable", 503, "This cannot be done right now",
+        "The store cannot be reached, or the server is stopping or full. Nothing was done. Repeat the request after a \
+         moment.";
+}
+
+/// The kind of a refusal of the house.
+pub fn kind_of(code: Code) -> Kind {
+    match code {
+        Code::InvalidInput => INVALID_INPUT,
+        Code::NotFound => NOT_FOUND,
+        Code::AlreadyExists => ALREADY_EXISTS,
+        Code::VersionConflict => VERSION_CONFLICT,
+        Code::VersionRequired => VERSION_REQUIRED,
+        Code::Deleted => DELETED,
+        Code::NotDeleted => NOT_DELETED,
+        Code::Contended => CONTENDED,
+        Code::OutOfRange => OUT_OF_RANGE,
+        Code::TooLarge => TOO_LARGE,
+        Code::OperationReused => OPERATION_REUSED,
+        Code::OperationFenced => OPERATION_FENCED,
+        Code::OutcomeUnknown => OUTCOME_UNKNOWN,
+        Code::Unavailable => UNAVAILABLE,
+        Code::Internal => INTERNAL,
+    }
+}
+
+/// One occurrence of a problem. Boxed, so that results which have one only in the worst case stay small.
+#[derive(Clone, Debug)]
+pub struct Problem(Box<Occurrence>);
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub struct Occurrence {
+    /// What kind.
+    pub kind: Kind,
+    /// The status, where it differs from the kind's.
+    pub status: Option<StatusCode>,
+    /// What happened this time. The caller sees it.
+    pub detail: String,
+    /// What happened this time, for the log only.
+    pub cause: Option<String>,
+    /// The row's version as it is.
+    pub current_version: Option<i64>,
+    /// Which call of a batch, from 0.
+    pub call: Option<usize>,
+    /// Places and what is wrong there.
+    pub errors: Vec<(String, String)>,
+    /// Headers that go with it.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl Deref for Problem {
+    type Target = Occurrence;
+    fn deref(&self) -> &Occurrence {
+        &self.0
+    }
+}
+
+impl DerefMut for Problem {
+    fn deref_mut(&mut self) -> &mut Occurrence {
+        &mut self.0
+    }
+}
+
+impl Problem {
+    /// A problem with a message for the caller.
+    pub fn new(kind: Kind, detail: impl Into<String>) -> Problem {
+        Problem(Box::new(Occurrence {
+            kind,
+            status: None,
+            detail: detail.into(),
+            cause: None,
+            current_version: None,
+            call: None,
+            errors: Vec::new(),
+            headers: Vec::new(),
+        }))
+    }
+
+    /// A defect or a failure whose cause is nobody's business but the operator's.
+    pub fn hidden(kind: Kind, cause: impl Into<String>) -> Problem {
+        let mut problem = Problem::new(kind, kind.title);
+        problem.cause = Some(cause.into());
+        problem
+    }
+
+    /// A path that does not take the method.
+    pub fn method_not_allowed(allowed: &[&str]) -> Problem {
+        let list = allowed.join(", ");
+        let detail = format!("this path takes {list}");
+        Problem::new(METHOD_NOT_ALLOWED, detail).header(ALLOW, &list)
+    }
+
+    /// Adds a header, if its content can be one.
+    #[must_use]
+    pub fn header(mut self, name: HeaderName, content: &str) -> Problem {
+        if let Ok(content) = HeaderValue::from_str(content) {
+            self.headers.push((name, content));
+        }
+        self
+    }
+
+    /// The status it is answered with.
+    pub fn status(&self) -> StatusCode {
+        self.status
+            .or_else(|| StatusCode::from_u16(self.kind.status).ok())
+            .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    }
+
+    /// The document, with the ids of the request.
+    pub fn document(&self, instance: &str, request_id: &str, trace_id: &str) -> Json {
+        let mut fields = Map::new();
+        let mut put = |name: &str, value: Json| drop(fields.insert(name.to_owned(), value));
+        put("type", format!("/problems/{}", self.kind.code).into());
+        put("title", self.kind.title.into());
+        put("status", self.status().as_u16().into());
+        put("detail", self.detail.as_str().into());
+        put("instance", instance.into());
+        put("code", self.kind.code.into());
+        put("request_id", request_id.into());
+        put("trace_id", trace_id.into());
+        if let Some(version) = self.current_version {
+            put("current_version", version.into());
+        }
+        if let Some(call) = self.call {
+            put("call", call.into());
+        }
+        if !self.errors.is_empty() {
+            let errors = self.errors.iter();
+            let errors = errors.map(|(pointer, detail)| json!({"pointer": pointer, "detail": detail}));
+            put("errors", errors.collect());
+        }
+        Json::Object(fields)
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Problem {
+        let kind = kind_of(refusal.code);
+        let Refusal { message, current_version, misfits, .. } = refusal;
+        let errors = misfits.into_iter().map(|misfit| (misfit.pointer, misfit.detail)).collect();
+        // What a store says when it fails names files, hosts and tables.
+        let mut problem = match refusal.code {
+            Code::Internal | Code::Unavailable | Code::OutcomeUnknown => Problem::hidden(kind, message),
+            _ => Problem::new(kind, message),
+        };
+        problem.current_version = current_version;
+        problem.errors = errors;
+        if let Some(version) = current_version {
+            problem = problem.header(ETAG, &format!("\"{version}\""));
+        }
+        if kind.status == 503 {
+            problem = problem.header(RETRY_AFTER, "1");
+        }
+        problem
+    }
+}
+
+/// The front door finds the problem in the extensions and writes it out; see [`crate::http`].
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut response = self.status().into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// The page about one kind.
+pub fn page(code: &str) -> Option<Response> {
+    let kind = ALL.iter().find(|kind| kind.code == code)?;
+    let Kind { code, status, title, advice } = kind;
+    let advice = markup(advice);
+    let html = format!(
+        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>{title}</title>\n\
+         <h1>{title}</h1>\n<p><code>{code}</code>, status {status}</p>\n<p>{advice}</p>\n</html>\n"
+    );
+    Some(([(CONTENT_TYPE, "text/html; charset=utf-8")], html).into_response())
+}
+
+/// Text with `code` in backquotes, as HTML.
+fn markup(text: &str) -> String {
+    let escaped = text.replace('&', "&amp;").replace('<', "&lt;");
+    let parts = escaped.split('`').enumerate();
+    parts.map(|(n, part)| if n % 2 == 1 { format!("<code>{part}</code>") } else { part.to_owned() }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_of_the_house_is_in_the_catalogue_under_its_own_name() {
+        for code in Code::ALL {
+            assert_eq!(kind_of(code).code, code.name());
+            assert!(ALL.contains(&kind_of(code)));
+        }
+    }
+
+    #[test]
+    fn codes_are_unique_and_have_pages() {
+        for (n, kind) in ALL.iter().enumerate() {
+            assert!(ALL.iter().skip(n + 1).all(|other| other.code != kind.code), "{}", kind.code);
+            assert!(page(kind.code).is_some());
+            assert!((400..600).contains(&kind.status));
+        }
+        assert!(page("nonsense").is_none());
+    }
+
+    #[test]
+    fn what_the_store_said_stays_inside() {
+        let refusal = Refusal::new(Code::Unavailable, "host db-7 refused the connection");
+        let problem = Problem::from(refusal);
+        assert!(!problem.document("/", "r", "t").to_string().contains("db-7"));
+        assert_eq!(problem.cause.as_deref(), Some("host db-7 refused the connection"));
+    }
+}

@@ -1,0 +1,201 @@
+//! `/v1/events`: order, places, tenants, heartbeats, trimmed logs.
+
+use serde_json::{Value as Json, json};
+use statehouse_server::Config;
+
+use crate::support::{Raw, Running, Site, cases};
+
+cases![
+    what_is_written_is_told_as_cloud_events,
+    a_stream_goes_on_where_it_was_cut_off,
+    only_the_callers_tenant_is_told,
+    one_resource_can_be_followed,
+    a_batch_is_told_whole,
+    silence_is_filled_with_heartbeats,
+    a_trimmed_log_is_said_to_be,
+    bad_places_are_refused,
+    streams_are_limited,
+];
+
+struct Stream {
+    raw: Raw,
+    text: String,
+}
+
+impl Stream {
+    async fn open(server: &Running, path: &str, headers: &str) -> Stream {
+        let mut raw = server.raw().await;
+        raw.say(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n")).await;
+        let text = raw.until("\n\n").await;
+        assert!(text.starts_with("HTTP/1.1 200") && text.contains("text/event-stream"), "{text}");
+        Stream { raw, text }
+    }
+
+    /// The next so many events, each with its id.
+    async fn take(&mut self, count: usize) -> Vec<(String, Json)> {
+        loop {
+            let events: Vec<(String, Json)> = self.text.split("\n\n").filter_map(parse).collect();
+            if events.len() >= count {
+                self.text.clear();
+                return events;
+            }
+            let more = self.raw.until("\n\n").await;
+            self.text.push_str(&more);
+        }
+    }
+}
+
+/// A message in the text of a chunked body: lines that are no fields are the chunks' lengths.
+fn parse(message: &str) -> Option<(String, Json)> {
+    let field = |name: &str| message.lines().find_map(|line| line.trim().strip_prefix(name));
+    let data = field("data: ")?;
+    Some((field("id: ")?.to_owned(), serde_json::from_str(data).ok()?))
+}
+
+async fn what_is_written_is_told_as_cloud_events(site: Site) {
+    let server = site.server().await;
+    let mut stream = Stream::open(&server, "/v1/events", "").await;
+    server.create(1).await;
+    server.put("PATCH", "/v1/profile/1", &[("if-match", "\"1\"")], json!({"bio": "b"})).await.ok(200);
+    let events = stream.take(2).await;
+    let (_, first) = &events[0];
+    assert_eq!((&first["specversion"], &first["type"]), (&json!("1.0"), &json!("profile.created")));
+    assert_eq!((&first["source"], &first["subject"]), (&json!("/shop"), &json!("profile/1")));
+    assert_eq!(first["data"]["row"]["display_name"], "Ann");
+    assert!(first["time"].as_str().unwrap().ends_with('Z'));
+    let (_, second) = &events[1];
+    assert_eq!((&second["type"], &second["data"]["row"]["version"]), (&json!("profile.updated"), &json!(2)));
+    assert_ne!(first["id"], second["id"]);
+}
+
+async fn a_stream_goes_on_where_it_was_cut_off(site: Site) {
+    let server = site.server().await;
+    for user in 1..=5 {
+        server.create(user).await;
+    }
+    let mut whole = Stream::open(&server, "/v1/events?after=oldest", "").await;
+    let events = whole.take(5).await;
+    for (cut, (id, _)) in events.iter().enumerate() {
+        if cut == 4 {
+            break;
+        }
+        let rest: Vec<Json> = events[cut + 1..].iter().map(|(_, event)| event["id"].clone()).collect();
+        for (path, headers) in [
+            (format!("/v1/events?after={id}"), String::new()),
+            // The header counts more: a browser repeats the URL it began with.
+            ("/v1/events?after=oldest".into(), format!("last-event-id: {id}\r\n")),
+        ] {
+            let mut stream = Stream::open(&server, &path, &headers).await;
+            let mut seen: Vec<Json> =
+                stream.take(rest.len()).await.into_iter().map(|(_, event)| event["id"].clone()).collect();
+            let mut expected = rest.clone();
+            seen.sort_by_key(Json::to_string);
+            expected.sort_by_key(Json::to_string);
+            assert_eq!(seen, expected);
+        }
+    }
+}
+
+async fn only_the_callers_tenant_is_told(site: Site) {
+    let server = site.server().await;
+    let mut other = Stream::open(&server, "/v1/events?after=oldest", "statehouse-tenant: other\r\n").await;
+    server.create(1).await;
+    let body = json!({"user_id": 2, "display_name": "theirs"});
+    server.put("POST", "/v1/profile", &[("statehouse-tenant", "other")], body).await.ok(201);
+    let events = other.take(1).await;
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0].1["data"]["row"]["display_name"], "theirs");
+    // Another tenant's place is no place.
+    let (id, _) = &events[0];
+    server.get(&format!("/v1/events?after={id}")).await.problem(400, "invalid_input");
+}
+
+async fn one_resource_can_be_followed(site: Site) {
+    let server = site.server().await;
+    let mut seats = Stream::open(&server, "/v1/events?resource=seat", "").await;
+    server.create(1).await;
+    server.put("POST", "/v1/seat", &[], json!({"event": "a,b", "seat_no": "1"})).await.ok(201);
+    let events = seats.take(1).await;
+    assert_eq!(
+        (&events[0].1["type"], &events[0].1["subject"]),
+        (&json!("seat.created"), &json!("seat/a%2Cb,1"))
+    );
+    server.get("/v1/events?resource=nothing").await.problem(400, "invalid_input");
+}
+
+async fn a_batch_is_told_whole(site: Site) {
+    let server = site.server().await;
+    let mut stream = Stream::open(&server, "/v1/events", "").await;
+    let calls = json!([
+        {"action": "profile.create", "input": {"user_id": 1, "display_name": "A"}},
+        {"action": "seat.create", "input": {"event": "gala", "seat_no": "1"}},
+    ]);
+    server.put("POST", "/v1/batch", &[], calls).await.ok(200);
+    let events = stream.take(2).await;
+    let subjects: Vec<&str> = events.iter().map(|(_, event)| event["subject"].as_str().unwrap()).collect();
+    assert_eq!(subjects, ["profile/1", "seat/gala,1"]);
+    // Whoever is cut off within the record gets all of it again.
+    let mut again = Stream::open(&server, &format!("/v1/events?after={}", events[0].0), "").await;
+    assert_eq!(again.take(2).await.len(), 2);
+    let mut behind = Stream::open(&server, &format!("/v1/events?after={}", events[1].0), "").await;
+    server.create(2).await;
+    assert_eq!(behind.take(1).await[0].1["subject"], "profile/2");
+}
+
+async fn silence_is_filled_with_heartbeats(site: Site) {
+    let mut config = Config::default();
+    config.limits.heartbeat_ms = 50;
+    let server = site.server_with(config).await;
+    let mut stream = Stream::open(&server, "/v1/events", "").await;
+    stream.raw.until(": still here").await;
+    // A heartbeat moves the place, so what others write is not read twice.
+    let theirs = json!({"user_id": 2, "display_name": "theirs"});
+    server.put("POST", "/v1/profile", &[("statehouse-tenant", "other")], theirs).await.ok(201);
+    stream.raw.until(": still here").await;
+}
+
+async fn a_trimmed_log_is_said_to_be(site: Site) {
+    let server = site.server().await;
+    server.create(1).await;
+    let mut stream = Stream::open(&server, "/v1/events?after=oldest", "").await;
+    let (id, _) = stream.take(1).await.remove(0);
+    for version in 1..4 {
+        let tag = format!("\"{version}\"");
+        let body = json!({"bio": version.to_string()});
+        server.put("PATCH", "/v1/profile/1", &[("if-match", &tag)], body).await.ok(200);
+    }
+    let store = server.house.store();
+    for partition in 0..store.partitions() {
+        store.trim_log(partition, 3).await.unwrap();
+    }
+    server.get(&format!("/v1/events?after={id}")).await.problem(410, "trimmed");
+    let mut oldest = Stream::open(&server, "/v1/events?after=oldest", "").await;
+    assert_eq!(oldest.take(1).await[0].1["data"]["row"]["version"], 4);
+}
+
+async fn bad_places_are_refused(site: Site) {
+    let server = site.server().await;
+    for place in ["x", "0", "AAAA", "..", "%20"] {
+        server.get(&format!("/v1/events?after={place}")).await.problem(400, "invalid_input");
+    }
+    server.get("/v1/events?since=1").await.problem(400, "invalid_input");
+    server.get_with("/v1/events", &[("last-event-id", "nonsense")]).await.problem(400, "invalid_input");
+}
+
+async fn streams_are_limited(site: Site) {
+    let mut config = Config::default();
+    config.limits.streams = 1;
+    let server = site.server_with(config).await;
+    let first = Stream::open(&server, "/v1/events", "").await;
+    server.get("/v1/events").await.problem(503, "unavailable");
+    drop(first);
+    // A place becomes free when the client is gone.
+    loop {
+        let mut raw = server.raw().await;
+        raw.say("GET /v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+        if raw.until("\r\n\r\n").await.starts_with("HTTP/1.1 200") {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+}

@@ -1,0 +1,93 @@
+//! A store that does what a test tells it to: fail, or panic.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use statehouse_store::{
+    Address, Change, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query, Record,
+    Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
+};
+
+pub const SOUND: u8 = 0;
+pub const FAIL: u8 = 1;
+pub const PANIC: u8 = 2;
+pub const UNKNOWN: u8 = 3;
+
+/// Another store, with a trap in it.
+#[derive(Debug)]
+pub struct TrapStore {
+    pub inner: Arc<dyn Store>,
+    pub mode: AtomicU8,
+}
+
+impl TrapStore {
+    pub fn over(inner: Arc<dyn Store>) -> Arc<TrapStore> {
+        Arc::new(TrapStore { inner, mode: AtomicU8::new(SOUND) })
+    }
+
+    pub fn set(&self, mode: u8) {
+        self.mode.store(mode, Ordering::SeqCst);
+    }
+
+    fn spring(&self) -> Result<(), StoreError> {
+        match self.mode.load(Ordering::SeqCst) {
+            FAIL => Err(StoreError::unavailable("secret-host-7 is down")),
+            PANIC => panic!("a defect with a secret-detail"),
+            UNKNOWN => Err(StoreError::unknown("op", "secret-host-7 went away")),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Store for TrapStore {
+    fn engine(&self) -> &'static str {
+        self.inner.engine()
+    }
+    fn partitions(&self) -> u32 {
+        self.inner.partitions()
+    }
+    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
+        self.inner.migrate(schema, how).await
+    }
+    async fn commit(&self, plan: &Plan) -> Result<Commit, StoreError> {
+        self.spring()?;
+        self.inner.commit(plan).await
+    }
+    async fn resolve(&self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError> {
+        self.inner.resolve(tenant, operation).await
+    }
+    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+        self.inner.recorded(tenant, operation).await
+    }
+    async fn get(&self, addresses: &[Address], how: Consistency) -> Result<Vec<Option<Row>>, StoreError> {
+        self.spring()?;
+        self.inner.get(addresses, how).await
+    }
+    async fn query(&self, query: &Query) -> Result<Page, StoreError> {
+        self.inner.query(query).await
+    }
+    async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {
+        self.inner.scan(scan).await
+    }
+    async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
+        if self.mode.load(Ordering::SeqCst) == FAIL {
+            self.spring()?;
+        }
+        self.inner.read_log(partition, after, limit).await
+    }
+    async fn wait_log(&self, seen: &[u64], at_most: Duration) -> Result<Vec<u64>, StoreError> {
+        self.inner.wait_log(seen, at_most).await
+    }
+    async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError> {
+        self.inner.trim_log(partition, through).await
+    }
+    fn explain(&self, plan: &Plan) -> Explanation {
+        self.inner.explain(plan)
+    }
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}
