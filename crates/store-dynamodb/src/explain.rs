@@ -1,4 +1,4 @@
-//! What a plan would send, and what that costs.
+//! What a plan or a read would send, and what that costs.
 //!
 //! The requests are the ones of the first attempt, as JSON, in the form in which they are sent. Where a plan has to
 //! read first, what depends on the rows stands in angle quotes: ‹version read›.
@@ -10,8 +10,9 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use serde_json::{Value as Json, json};
 use statehouse_store::eval::{self, Decision};
 use statehouse_store::plan::{Expect, Verb};
+use statehouse_store::read::Direction;
 use statehouse_store::table::VERSION;
-use statehouse_store::{Explanation, Plan, Record, Request, Step};
+use statehouse_store::{Address, Asked, Consistency, Explanation, Plan, Query, Record, Request, Scan, Step};
 
 use crate::action::{Action, Clauses, item_json};
 use crate::catalog::Live;
@@ -19,13 +20,69 @@ use crate::commit::{Known, first_guess};
 use crate::expression::{Condition, Terms};
 use crate::inner::Inner;
 use crate::item::{self, Found, Key, LIFE};
+use crate::read::{RangeRead, walk_filter};
 use crate::write::{Target, Writer};
 
 /// Bytes of one write unit.
 const WRITE_UNIT: usize = 1_024;
 
 impl Inner {
-    pub(crate) fn explain(&self, plan: &Plan) -> Explanation {
+    pub(crate) fn explain(&self, asked: Asked<'_>) -> Explanation {
+        let (request, units) = match asked {
+            Asked::Commit(plan) => return self.explain_plan(plan),
+            Asked::Get(addresses, consistency) => {
+                let key = |row: &Address| Key::at(row, &self.catalog.physical(row.table().name()));
+                let keys: Vec<Key> = addresses.iter().map(key).collect();
+                let strong = consistency == Consistency::Strong;
+                let units = if strong { "1 per 4 KB of each item" } else { "1 per 8 KB of each item" };
+                (read_request(&keys.iter().collect::<Vec<_>>(), strong, false), units)
+            }
+            Asked::Query(query) => match self.query_request(query) {
+                Some(asked) => asked,
+                None => return Explanation { requests: Vec::new(), cost: Vec::new() },
+            },
+            Asked::Scan(scan) => (self.scan_request(scan), "1 per 4 KB of all that is walked over"),
+        };
+        let cost = [("requests", "1 for each page of 1 MB"), ("read units", units)];
+        let cost = cost.map(|(name, figure)| (name.to_owned(), figure.to_owned()));
+        Explanation { requests: vec![request], cost: cost.into() }
+    }
+
+    fn query_request(&self, query: &Query) -> Option<(Request, &'static str)> {
+        let RangeRead { index, condition, terms, wanted, strong } = RangeRead::of(query)?;
+        let mut json = json!({
+            "TableName": self.catalog.physical(query.read_table().name()),
+            "KeyConditionExpression": condition,
+            "ExpressionAttributeNames": terms.names(),
+            "ExpressionAttributeValues": item_json(&terms.values().unwrap_or_default()),
+            "ConsistentRead": strong,
+            "ScanIndexForward": query.direction() == Direction::Forward,
+            "Limit": wanted,
+        });
+        if let (Json::Object(fields), Some(index)) = (&mut json, index) {
+            fields.insert("IndexName".into(), index.into());
+        }
+        let units = if strong { "1 per 4 KB of the page" } else { "1 per 8 KB of the page" };
+        Some((asking("read a page of the range, and one row more", "Query", &json), units))
+    }
+
+    fn scan_request(&self, scan: &Scan) -> Request {
+        let mut terms = Terms::default();
+        let filter = walk_filter(scan, &mut terms);
+        let mut json = json!({
+            "TableName": self.catalog.physical(scan.read_table().name()),
+            "ConsistentRead": true,
+        });
+        if let (Json::Object(fields), Some(filter)) = (&mut json, filter) {
+            fields.insert("FilterExpression".into(), filter.into());
+            fields.insert("ExpressionAttributeNames".into(), json!(terms.names()));
+            let values = item_json(&terms.values().unwrap_or_default());
+            fields.insert("ExpressionAttributeValues".into(), values);
+        }
+        asking("walk over the table", "Scan", &json)
+    }
+
+    fn explain_plan(&self, plan: &Plan) -> Explanation {
         let known = self.catalog.known();
         let tables: Vec<Arc<Live>> = plan
             .steps()
@@ -46,7 +103,7 @@ impl Inner {
         let writer = self.writer(plan, &tables, now, partition, stamp, 0);
         let targets: Vec<Target<'_>> = writer.targets().collect();
         if plan.entry().is_none() && !plan.steps().iter().any(Step::writes) {
-            let request = read_request(&targets, true);
+            let request = read_request(&keys_of(&targets), true, true);
             let units = if targets.len() > 1 { 2 * targets.len() } else { 1 };
             return Explanation { requests: vec![request], cost: cost(1, 0, units, None) };
         }
@@ -67,7 +124,7 @@ impl Inner {
         }
         let mut requests = Vec::new();
         if reads {
-            requests.push(read_request(&targets, false));
+            requests.push(read_request(&keys_of(&targets), true, false));
         }
         let alone = plan.entry().is_none() && actions.len() == 1;
         let (request, factor) = match actions.as_slice() {
@@ -150,31 +207,38 @@ fn transaction_request(actions: &[Action]) -> Request {
     }
 }
 
-fn read_request(targets: &[Target<'_>], at_once: bool) -> Request {
-    let key = |target: &Target<'_>| item_json(&target.key.attributes());
-    let (name, json) = match targets {
-        [target] => {
-            ("GetItem", json!({ "TableName": target.key.table, "Key": key(target), "ConsistentRead": true }))
+fn keys_of<'t>(targets: &'t [Target<'_>]) -> Vec<&'t Key> {
+    targets.iter().map(|target| &target.key).collect()
+}
+
+fn read_request(keys: &[&Key], strong: bool, at_once: bool) -> Request {
+    let attributes = |key: &Key| item_json(&key.attributes());
+    let (name, json) = match keys {
+        [key] => {
+            ("GetItem", json!({ "TableName": key.table, "Key": attributes(key), "ConsistentRead": strong }))
         }
-        targets if at_once => {
-            let gets = targets
-                .iter()
-                .map(|target| json!({ "Get": { "TableName": target.key.table, "Key": key(target) } }));
+        keys if at_once => {
+            let gets =
+                keys.iter().map(|key| json!({ "Get": { "TableName": key.table, "Key": attributes(key) } }));
             ("TransactGetItems", json!({ "TransactItems": gets.collect::<Vec<_>>() }))
         }
-        targets => {
+        keys => {
             let mut tables = serde_json::Map::new();
-            for target in targets {
-                let entry = tables.entry(target.key.table.clone());
-                let entry = entry.or_insert_with(|| json!({ "Keys": [], "ConsistentRead": true }));
-                if let Some(Json::Array(keys)) = entry.get_mut("Keys") {
-                    keys.push(key(target));
+            for key in keys {
+                let entry = tables.entry(key.table.clone());
+                let entry = entry.or_insert_with(|| json!({ "Keys": [], "ConsistentRead": strong }));
+                if let Some(Json::Array(list)) = entry.get_mut("Keys") {
+                    list.push(attributes(key));
                 }
             }
             ("BatchGetItem", json!({ "RequestItems": tables }))
         }
     };
-    Request { purpose: "read the rows".into(), text: pretty(name, &json), parameters: Vec::new() }
+    asking("read the rows", name, &json)
+}
+
+fn asking(purpose: &str, name: &str, json: &Json) -> Request {
+    Request { purpose: purpose.to_owned(), text: pretty(name, json), parameters: Vec::new() }
 }
 
 /// An action that depends on a row, with names for what will be read.

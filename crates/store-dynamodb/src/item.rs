@@ -9,7 +9,7 @@
 //! | `_at` | the stamp of the last logged plan that wrote the row ([`crate::stamp`]) |
 //! | `_log` | markers of logged plans that wrote the row and may not have their place in the log yet |
 //! | `_expires` | in a tombstone: when it may go |
-//! | `by_x_PK`, `by_x_SK` | the key in index `by_x`, present only while all columns of the index are set |
+//! | `by_x_PK`, `by_x_SK` | the key in index `by_x`, present only while all columns of the index are set; across tenants the tenant is in the second |
 //!
 //! Names with a capital letter or a leading underscore cannot be columns.
 //!
@@ -253,11 +253,14 @@ pub(crate) fn index_key<'v>(
     let set = |names: &[String]| {
         names.iter().map(|name| content(name).filter(|value| !value.is_null())).collect::<Option<Vec<_>>>()
     };
-    let (partition, mut sort) = (set(&index.partition)?, set(&index.sort)?);
-    for column in table.key_columns() {
-        sort.push(content(&column.name)?);
-    }
-    Some((key::encode_for(tenant.as_str(), partition), key::encode(sort)))
+    let (partition, sort) = (set(&index.partition)?, set(&index.sort)?);
+    let key = table.key_columns().iter().map(|column| content(&column.name)).collect::<Option<Vec<_>>>()?;
+    Some(if index.across {
+        let sort = format!("{}{}", key::encode(sort), key::encode_for(tenant.as_str(), key));
+        (key::encode(partition), sort)
+    } else {
+        (key::encode_for(tenant.as_str(), partition), key::encode(sort.into_iter().chain(key)))
+    })
 }
 
 #[cfg(test)]

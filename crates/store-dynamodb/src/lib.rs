@@ -14,7 +14,8 @@
 //!
 //! # What to know before choosing it
 //! - `Now` is the caller's clock; [`Options::clock_skew`] declares how wrong it may be.
-//! - The answer to a commit has no position; a repetition, `resolve` and the log have.
+//! - The answer to a commit has no position; a repetition and `resolve` have one as soon as a reader of the log numbered
+//!   the record, and the log always has.
 //! - A log entry takes two of the hundred items of a transaction.
 //! - A row that logged plans wrote stays as a tombstone for a quarter of an hour after its deletion, so a range in which
 //!   such rows come and go reads past them. Rows that no logged plan wrote are deleted outright.
@@ -41,4 +42,4 @@ mod wire;
 mod write;
 
 pub use options::{Billing, Credentials, Options};
-pub use store::DynamoStore;
+pub use store::{DynamoStore, explain};

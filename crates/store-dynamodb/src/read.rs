@@ -30,6 +30,55 @@ struct Gathered {
     spent: Vec<Key>,
 }
 
+/// What the server is asked for a page of a range.
+pub(crate) struct RangeRead {
+    pub(crate) index: Option<String>,
+    pub(crate) condition: String,
+    pub(crate) terms: Terms,
+    /// One more than asked for tells whether there are more.
+    pub(crate) wanted: usize,
+    pub(crate) strong: bool,
+}
+
+impl RangeRead {
+    /// `None` if nothing can be in the range.
+    pub(crate) fn of(query: &Query) -> Option<RangeRead> {
+        let (pk_name, sk_name) = match query.read_index() {
+            Some(index) => item::index_names(&index.name),
+            None => (PK.to_owned(), SK.to_owned()),
+        };
+        let mut terms = Terms::default();
+        let partition = match query.tenant() {
+            Some(tenant) => key::encode_for(tenant.as_str(), query.partition_values()),
+            None => key::encode(query.partition_values()),
+        };
+        let mut condition =
+            format!("{} = {}", terms.name(&pk_name), terms.value(AttributeValue::S(partition)));
+        match key::range(query) {
+            Range::Nothing => return None,
+            Range::Whole => {}
+            Range::From(low) => {
+                let low = terms.value(AttributeValue::S(low));
+                condition.push_str(&format!(" AND {} >= {low}", terms.name(&sk_name)));
+            }
+            Range::Between(low, high) => {
+                let (low, high) = (terms.value(AttributeValue::S(low)), terms.value(AttributeValue::S(high)));
+                condition.push_str(&format!(" AND {} BETWEEN {low} AND {high}", terms.name(&sk_name)));
+            }
+        }
+        let index = query.read_index().map(|index| item::index_physical(&index.name));
+        let strong = index.is_none() && query.consistency() == Consistency::Strong;
+        Some(RangeRead { index, condition, terms, wanted: query.page_limit() + 1, strong })
+    }
+}
+
+/// The condition on which a walk over one tenant's rows lets an item through.
+pub(crate) fn walk_filter(scan: &Scan, terms: &mut Terms) -> Option<String> {
+    let tenant = scan.tenant()?;
+    let prefix = AttributeValue::S(key::encode_for(tenant.as_str(), []));
+    Some(format!("begins_with({}, {})", terms.name(PK), terms.value(prefix)))
+}
+
 impl Inner {
     pub(crate) async fn get(
         &self,
@@ -54,34 +103,15 @@ impl Inner {
     pub(crate) async fn query(self: &Arc<Self>, query: &Query) -> Result<Page, StoreError> {
         let table = query.read_table();
         let live = self.catalog.live(&self.wire, table).await?;
-        let (pk_name, sk_name) = match query.read_index() {
-            Some(index) if live.table.index(&index.name) != Some(index) => {
-                let place = format!("index {table}.{}", index.name);
-                return Err(StoreError::schema(place, "the live table has no such index; migrate to it"));
-            }
-            Some(index) => item::index_names(&index.name),
-            None => (PK.to_owned(), SK.to_owned()),
-        };
-        let mut terms = Terms::default();
-        let partition = key::encode_for(query.tenant().as_str(), query.partition_values());
-        let mut condition =
-            format!("{} = {}", terms.name(&pk_name), terms.value(AttributeValue::S(partition)));
-        match key::range(query) {
-            Range::Nothing => return Ok(Page { rows: Vec::new(), next: None }),
-            Range::Whole => {}
-            Range::From(low) => {
-                let low = terms.value(AttributeValue::S(low));
-                condition.push_str(&format!(" AND {} >= {low}", terms.name(&sk_name)));
-            }
-            Range::Between(low, high) => {
-                let (low, high) = (terms.value(AttributeValue::S(low)), terms.value(AttributeValue::S(high)));
-                condition.push_str(&format!(" AND {} BETWEEN {low} AND {high}", terms.name(&sk_name)));
-            }
+        if let Some(index) = query.read_index()
+            && live.table.index(&index.name) != Some(index)
+        {
+            let place = format!("index {table}.{}", index.name);
+            return Err(StoreError::schema(place, "the live table has no such index; migrate to it"));
         }
-        // One more than asked for tells whether there are more.
-        let wanted = query.page_limit() + 1;
-        let index = query.read_index().map(|index| item::index_physical(&index.name));
-        let strong = index.is_none() && query.consistency() == Consistency::Strong;
+        let Some(RangeRead { index, condition, terms, wanted, strong }) = RangeRead::of(query) else {
+            return Ok(Page { rows: Vec::new(), next: None });
+        };
         let mut gathered = Gathered::default();
         for _ in 0..SERVER_PAGES_MAX {
             let left = i32::try_from(wanted - gathered.rows.len()).unwrap_or(i32::MAX);
@@ -107,17 +137,15 @@ impl Inner {
             }
         }
         self.sweep(std::mem::take(&mut gathered.spent));
-        Ok(page(gathered, query.page_limit(), table, |row| query.cursor_at(row)))
+        let at_key = |item: &Item| item::key_row(item, table).filter(|_| index.is_none());
+        Ok(page(gathered, query.page_limit(), at_key, |row| query.cursor_at(row)))
     }
 
     pub(crate) async fn scan(self: &Arc<Self>, scan: &Scan) -> Result<Page, StoreError> {
         let table = scan.read_table();
         let live = self.catalog.live(&self.wire, table).await?;
         let mut terms = Terms::default();
-        let filter = scan.tenant().map(|tenant| {
-            let prefix = AttributeValue::S(key::encode_for(tenant.as_str(), []));
-            format!("begins_with({}, {})", terms.name(PK), terms.value(prefix))
-        });
+        let filter = walk_filter(scan, &mut terms);
         let mut gathered = Gathered { stopped: start_of(scan, &live.physical), ..Gathered::default() };
         let wanted = scan.page_limit() + 1;
         for _ in 0..SERVER_PAGES_MAX {
@@ -144,7 +172,8 @@ impl Inner {
             }
         }
         self.sweep(std::mem::take(&mut gathered.spent));
-        Ok(page(gathered, scan.page_limit(), table, |row| scan.cursor_at(row)))
+        let at_key = |item: &Item| item::key_row(item, table);
+        Ok(page(gathered, scan.page_limit(), at_key, |row| scan.cursor_at(row)))
     }
 
     fn gather(
@@ -211,7 +240,7 @@ fn start_of(scan: &Scan, physical: &str) -> Option<Item> {
 fn page(
     gathered: Gathered,
     limit: usize,
-    table: &Arc<Table>,
+    at_key: impl Fn(&Item) -> Option<Row>,
     cursor_at: impl Fn(&Row) -> statehouse_store::Cursor,
 ) -> Page {
     let Gathered { mut rows, stopped, .. } = gathered;
@@ -220,7 +249,8 @@ fn page(
         let next = rows.last().map(cursor_at);
         return Page { rows, next };
     }
-    // The server stopped early. It may have stopped at a tombstone or at another tenant's row: any key will do.
-    let next = stopped.and_then(|item| item::key_row(&item, table).or_else(|| rows.last().cloned()));
+    // The server stopped early. It may have stopped at a tombstone or at another tenant's row: any key will do. In an
+    // index, which holds neither, a key alone does not say where the row stands; the last row does.
+    let next = stopped.and_then(|item| at_key(&item).or_else(|| rows.last().cloned()));
     Page { next: next.as_ref().map(cursor_at), rows }
 }

@@ -10,7 +10,7 @@ use aws_config::{BehaviorVersion, Region, retry::RetryConfig, timeout::TimeoutCo
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::ScalarAttributeType;
 use statehouse_store::{
-    Address, Change, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query, Record,
+    Address, Asked, Change, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query, Record,
     Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
 };
 use tokio::sync::watch;
@@ -47,28 +47,8 @@ impl DynamoStore {
     pub async fn open(options: Options) -> Result<DynamoStore, StoreError> {
         options.check()?;
         let client = connect(&options).await;
-        let Options { prefix, partitions, billing, clock, pauses, clock_skew, schema_lease, .. } = options;
-        let wire = Wire::new(client, pauses, options.transaction_items);
-        let catalog = Catalog::new(&prefix, schema_lease);
-        let tables = LogTables {
-            operations: catalog.physical("statehouse_operations"),
-            pending: catalog.physical("statehouse_pending"),
-            log: catalog.physical("statehouse_log"),
-        };
-        let mut inner = Inner {
-            wire,
-            catalog,
-            tables,
-            partitions: 0,
-            clock,
-            clock_skew,
-            stamps: Stamps::new(),
-            billing,
-            sequencing: Vec::new(),
-            commits: watch::Sender::new(0),
-            sweeping: AtomicBool::new(false),
-            closed: AtomicBool::new(false),
-        };
+        let partitions = options.partitions;
+        let mut inner = inner(options, client);
         inner.partitions = match settings(&inner).await? {
             Some(settings) => check_settings(&inner, &settings, partitions)?,
             None => create(&inner, partitions).await?,
@@ -104,6 +84,41 @@ impl DynamoStore {
                 return Ok(());
             }
         }
+    }
+}
+
+/// What a store with these options would send, in a region and with a log of the size that a new store gets. No
+/// server is asked.
+pub fn explain(options: Options, asked: Asked<'_>) -> Explanation {
+    let config = aws_sdk_dynamodb::Config::builder().behavior_version(BehaviorVersion::latest()).build();
+    let partitions = options.partitions.unwrap_or(PARTITIONS);
+    let mut inner = inner(options, Client::from_conf(config));
+    inner.partitions = partitions;
+    inner.explain(asked)
+}
+
+/// The parts of a store that has not spoken with a server yet.
+fn inner(options: Options, client: Client) -> Inner {
+    let Options { prefix, billing, clock, pauses, clock_skew, schema_lease, .. } = options;
+    let catalog = Catalog::new(&prefix, schema_lease);
+    let tables = LogTables {
+        operations: catalog.physical("statehouse_operations"),
+        pending: catalog.physical("statehouse_pending"),
+        log: catalog.physical("statehouse_log"),
+    };
+    Inner {
+        wire: Wire::new(client, pauses, options.transaction_items),
+        catalog,
+        tables,
+        partitions: 0,
+        clock,
+        clock_skew,
+        stamps: Stamps::new(),
+        billing,
+        sequencing: Vec::new(),
+        commits: watch::Sender::new(0),
+        sweeping: AtomicBool::new(false),
+        closed: AtomicBool::new(false),
     }
 }
 
@@ -259,8 +274,8 @@ impl Store for DynamoStore {
         self.inner.trim_log(partition, through).await
     }
 
-    fn explain(&self, plan: &Plan) -> Explanation {
-        self.inner.explain(plan)
+    fn explain(&self, asked: Asked<'_>) -> Explanation {
+        self.inner.explain(asked)
     }
 
     async fn close(&self) {

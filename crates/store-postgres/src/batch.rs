@@ -334,7 +334,7 @@ pub(crate) enum Change<'s> {
 }
 
 /// Whether two handles are of one definition of a table.
-fn same(left: &Arc<Table>, right: &Arc<Table>) -> bool {
+pub(crate) fn same(left: &Arc<Table>, right: &Arc<Table>) -> bool {
     Arc::ptr_eq(left, right) || left == right
 }
 

@@ -1,134 +1,194 @@
-//! A plan of one step as one statement: the guarded write, the log's head and the log record together.
+//! Plans of one step as one statement: the guarded write, the log's head and the log record together.
 //!
-//! The statement is safe by construction: **it applies the plan, or it does nothing.** It need not know why it did
+//! The statement is safe by construction: **it applies a plan, or it does nothing for it.** It need not know why it did
 //! nothing; then the plan is decided as every other plan is ([`crate::batch`]), on locked rows and by
 //! [`statehouse_store::eval`]. So a compiled condition may be too strict, but never too lax, and these things are
 //! left out or made strict on purpose:
 //! - sums of floats and times, whose ranges are narrower here than in SQL; asserts; removals of rows that may be
 //!   missing: not compiled;
 //! - sums of ints compile: where they overflow the server raises an error, and nothing is done;
-//! - a row's size is limited, and what the row holds already is not known when the statement is built: the statement
-//!   bounds the length of what it keeps, generously, and leaves rows near the limit to the exact way.
+//! - limits of size: see [`crate::room`].
 //!
 //! Why it is right under READ COMMITTED: an UPDATE or DELETE that had to wait for a row decides its condition anew on
 //! the row as it is then, and the condition looks at that row alone. The head of the log's partition is taken
 //! after the row, and given back at the end of the transaction: records of one partition get their positions in
-//! the order of the commits. `Now` is read once, after the row is locked if the step looks at it.
+//! the order of the commits. `Now` is read once, after the row is locked: where it is only written to one column, in its
+//! place there, which is computed anew after a wait; otherwise behind a lock that is taken first.
 //!
-//! The statement is a transaction by itself, and nothing has to be sent before or after it: what has to be set for the
-//! transaction, it sets itself, first of all.
+//! **One plan** makes a statement that is a transaction by itself, and nothing has to be sent before or after it: what
+//! has to be set for the transaction, it sets itself, first of all. **Several** updates or deletes of one
+//! [shape](crate::shape), on different rows, make one statement that takes their constants as arrays. It writes the rows
+//! in the order of their keys and takes the heads in the order of the partitions.
+
+use std::collections::BTreeMap;
 
 use statehouse_store::guard::Comparison;
-use statehouse_store::log::partition_of;
-use statehouse_store::plan::{Assignment, Expect, Verb};
+use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::table::{TENANT, VERSION};
 use statehouse_store::{
-    Applied, Entry, Expr, Guard, Operand, Plan, Position, Record, Row, Step, StoreError, Table, Time, Type,
-    Value, eval,
+    Applied, Expr, Guard, Operand, Plan, Position, Record, Row, Step, StoreError, Table, Time, Type, eval,
 };
 
 use crate::ddl::Names;
 use crate::link::Call;
-use crate::room::Room;
-use crate::sql::{Arg, all_columns, int_at, name, placeholder, row_at, time_at, type_name};
+use crate::options::Options;
+use crate::order;
+use crate::room;
+use crate::shape::{
+    Constant, are_alike, compared_type, compilable, constants, has_constant, lists, partition, returns_row,
+    takers,
+};
+use crate::sql::{Arg, all_columns, int_at, literal, name, placeholder, row_at, time_at, type_name};
 
-/// A plan as one statement.
+/// What plans are compiled with.
+#[derive(Clone, Copy)]
+pub(crate) struct Compiler<'n> {
+    pub names: &'n Names,
+    pub partitions: u32,
+    /// The caller's clock, if it is not the server's.
+    pub now: Option<Time>,
+    pub lock_timeout_ms: u128,
+    /// Whether the server has to be told for whom a statement works.
+    pub says_tenant: bool,
+}
+
+/// Plans as one statement.
 pub(crate) struct Compiled<'p> {
-    plan: &'p Plan,
-    partition: u32,
-    returns_row: bool,
+    /// In the order of the statement's arrays.
+    plans: Vec<&'p Plan>,
+    /// Of each plan, where it stood when it was given.
+    pub places: Vec<usize>,
+    partitions: u32,
+    /// What the words that open the transaction of several plans have to set for them.
+    pub settings: &'static str,
     pub call: Call<'p>,
 }
 
-/// Compiles a plan, if it is one of those that can be. `now` is the caller's clock, if it is not the server's.
-pub(crate) fn compile<'p>(
-    names: &Names,
-    plan: &'p Plan,
-    partitions: u32,
-    now: Option<Time>,
-    lock_timeout_ms: u128,
-) -> Option<Compiled<'p>> {
-    let [step] = plan.steps() else { return None };
-    let room = Room::of(plan, step)?;
-    if !is_compilable(step) {
-        return None;
+/// Only lookups in an index, because the plan of a statement is kept while its tables grow: with the few rows that
+/// are expected of the arrays, a nested loop is the cheapest join whatever the other side is.
+const LOOKUPS: &str = "; set local plan_cache_mode = force_generic_plan; set local enable_seqscan = off; \
+                       set local random_page_cost = 0";
+/// The same, and floats in events have all their digits, whatever the server is set to.
+const LOOKUPS_AND_DIGITS: &str = "; set local plan_cache_mode = force_generic_plan; set local enable_seqscan = off; \
+                                  set local random_page_cost = 0; set local extra_float_digits = 1";
+
+impl<'n> Compiler<'n> {
+    pub(crate) fn new(names: &'n Names, options: &Options, partitions: u32) -> Compiler<'n> {
+        let now = options.clock.as_ref().map(|clock| clock.now());
+        let (lock_timeout_ms, says_tenant) = (options.lock_timeout.as_millis(), options.row_level_security);
+        Compiler { names, partitions, now, lock_timeout_ms, says_tenant }
     }
-    let takes_row = plan.entry().is_some_and(|entry| entry.events.iter().any(|draft| draft.row_of.is_some()));
-    let returns_row = takes_row || (step.verb == Verb::Put && plan.returns_rows());
-    let partition =
-        plan.entry().map_or(0, |entry| partition_of(plan.tenant(), &entry.resource, &entry.key, partitions));
-    let prints_floats = takes_row && step.table.columns().iter().any(|column| column.kind == Type::Float);
-    let scope = scope(lock_timeout_ms, prints_floats);
-    let mut statement = Statement { names, plan, step, now, scope, args: Vec::new(), reads_clock: false };
-    let text = statement.text(room, partition, returns_row);
-    Some(Compiled { plan, partition, returns_row, call: Call::new(text, statement.args) })
-}
 
-/// The first thing that the statement does: it bounds its waits for locks, says for whom it works, and gives the
-/// tenant's name back. Since no row can be looked for without that name, nothing happens before this.
-fn scope(lock_timeout_ms: u128, prints_floats: bool) -> String {
-    let mut local = format!("set_config('lock_timeout', '{lock_timeout_ms}', true) is not null");
-    if prints_floats {
-        // Floats in events have all their digits, whatever the server is set to.
-        local = format!("set_config('extra_float_digits', '1', {local}) is not null");
+    /// Compiles one plan, if it can be.
+    pub(crate) fn one<'p>(&self, plan: &'p Plan) -> Option<Compiled<'p>> {
+        let step = compilable(plan)?;
+        let text = Statement::new(self, plan, step, Source::Parameters).text()?;
+        let mut args = vec![Arg::Text(plan.tenant().as_str())];
+        args.extend(list_args(step));
+        args.extend(
+            constants(plan, step, self.now, self.partitions).into_iter().map(|constant| constant.arg),
+        );
+        let call = Call::new(text, args);
+        Some(Compiled { plans: vec![plan], places: vec![0], partitions: self.partitions, settings: "", call })
     }
-    format!("scope as materialized (\nselect set_config('statehouse.tenants', $1, {local}) as tenant\n)")
+
+    /// Compiles several plans, if most of them can be, are of the first one's shape, and write different rows that
+    /// are there. The others are left out.
+    pub(crate) fn several<'p>(&self, plans: &'p [Plan]) -> Option<Compiled<'p>> {
+        let first = plans.first()?;
+        let step = compilable(first).filter(|step| step.expect == Expect::Present)?;
+        let alike = |plan: &Plan| are_alike(first, plan) && compilable(plan).is_some();
+        // Rows are locked in the order of the arrays.
+        let mut ordered: BTreeMap<Vec<u8>, (usize, &'p Plan, &'p Step)> = BTreeMap::new();
+        for (number, plan) in plans.iter().enumerate() {
+            if let Some(step) = plan.steps().first().filter(|_| number == 0 || alike(plan)) {
+                let row = order::place(step.table.name(), 0, plan.tenant(), &step.key);
+                ordered.entry(row).or_insert((number, plan, step));
+            }
+        }
+        // Those left out wait for another transaction, and many plans on one row are better combined.
+        if ordered.len() < 2 || plans.len() - ordered.len() > plans.len() / 4 {
+            return None;
+        }
+        let given: Vec<Vec<Constant<'p>>> = ordered
+            .values()
+            .map(|(_, plan, step)| constants(plan, step, self.now, self.partitions))
+            .collect();
+        let kinds: Vec<&'static str> = given.first()?.iter().map(|constant| constant.kind).collect();
+        let text = Statement::new(self, first, step, Source::Rows(&kinds)).text()?;
+        let mut args = list_args(step);
+        args.push(Arg::Texts(ordered.values().map(|(_, plan, _)| plan.tenant().as_str()).collect()));
+        let mut columns: Vec<Vec<Arg<'p>>> = kinds.iter().map(|_| Vec::with_capacity(given.len())).collect();
+        for constants in given {
+            for (column, constant) in columns.iter_mut().zip(constants) {
+                column.push(constant.arg);
+            }
+        }
+        args.extend(columns.into_iter().map(Arg::List));
+        let (places, ordered) = ordered.into_values().map(|(number, plan, _)| (number, plan)).unzip();
+        let call = Call::new(text, args);
+        let settings = if prints_floats(first, step) { LOOKUPS_AND_DIGITS } else { LOOKUPS };
+        Some(Compiled { plans: ordered, places, partitions: self.partitions, settings, call })
+    }
 }
 
-fn is_compilable(step: &Step) -> bool {
-    let put = step.verb == Verb::Put;
-    let delete = step.verb == Verb::Delete && step.expect == Expect::Present;
-    let exact = step.assignments.iter().all(|assignment| match assignment.expr {
-        Expr::Is(_) => true,
-        Expr::Add(..) | Expr::Subtract(..) => step.table.type_of(&assignment.column) == Some(Type::Int),
-    });
-    // The server looks for nulls in what would be inserted before it finds the row that is there already.
-    let insertable =
-        step.expect == Expect::Present || !step.assignments.iter().any(|a| is_null_when_new(step, a));
-    (put || delete) && exact && insertable
+/// Whether the server writes floats into events.
+fn prints_floats(plan: &Plan, step: &Step) -> bool {
+    takers(plan).next().is_some() && step.table.columns().iter().any(|column| column.kind == Type::Float)
 }
 
-/// Whether an assignment gives null for a row that is not there, to a column that refuses null.
-fn is_null_when_new(step: &Step, assignment: &Assignment) -> bool {
-    let required = step.table.column(&assignment.column).is_some_and(|column| column.required);
-    required && assignment.expr.operands().any(|operand| matches!(operand, Operand::Column(_)))
+fn list_args(step: &Step) -> Vec<Arg<'_>> {
+    lists(step).into_iter().map(|(values, _)| Arg::Many(values.iter().collect())).collect()
 }
 
 impl Compiled<'_> {
-    /// What came of it: `None` if the statement did nothing.
-    pub(crate) fn outcome(&self, rows: &[tokio_postgres::Row]) -> Result<Option<Applied>, StoreError> {
-        let Some(answer) = rows.first() else { return Ok(None) };
-        let Some(step) = self.plan.steps().first() else { return Ok(None) };
-        let logged = self.plan.entry().is_some();
+    /// What came of each plan of the statement: `None` where it did nothing.
+    pub(crate) fn outcomes(&self, rows: &[tokio_postgres::Row]) -> Result<Vec<Option<Applied>>, StoreError> {
+        let mut outcomes: Vec<Option<Applied>> = self.plans.iter().map(|_| None).collect();
+        for answer in rows {
+            let number = usize::try_from(int_at(answer, 0, "unnest")? - 1).unwrap_or(usize::MAX);
+            if let (Some(plan), Some(outcome)) = (self.plans.get(number), outcomes.get_mut(number)) {
+                *outcome = Some(self.applied(plan, answer)?);
+            }
+        }
+        Ok(outcomes)
+    }
+
+    fn applied(&self, plan: &Plan, answer: &tokio_postgres::Row) -> Result<Applied, StoreError> {
+        let Some(step) = plan.steps().first() else {
+            return Err(StoreError::corrupt("the answer", "it is to a plan without steps"));
+        };
         let mut row: Option<Row> = None;
-        if self.returns_row {
-            row = Some(row_at(answer, if logged { 2 } else { 0 }, &step.table, self.plan.tenant())?);
+        if returns_row(plan, step) {
+            let first = if plan.entry().is_some() { 3 } else { 1 };
+            row = Some(row_at(answer, first, &step.table, plan.tenant())?);
         }
         let mut record = None;
-        if let Some(entry) = self.plan.entry() {
-            let position = int_at(answer, 0, "statehouse_log")?;
-            let at = time_at(answer, 1, "statehouse_log")?;
+        if let Some(entry) = plan.entry() {
+            let offset = u64::try_from(int_at(answer, 1, "statehouse_log")?).unwrap_or_default();
+            let at = time_at(answer, 2, "statehouse_log")?;
             let events =
                 entry.events.iter().map(|draft| eval::finish_event(draft, |_| row.as_ref())).collect();
-            record = Some(Record {
-                position: Some(Position {
-                    partition: self.partition,
-                    offset: u64::try_from(position).unwrap_or_default(),
-                }),
-                ..Record::of(self.plan, at, events)
-            });
+            let position = Position { partition: partition(plan, self.partitions), offset };
+            record = Some(Record { position: Some(position), ..Record::of(plan, at, events) });
         }
-        let rows = match (self.plan.returns_rows(), step.verb) {
+        let rows = match (plan.returns_rows(), step.verb) {
             (false, _) => Vec::new(),
             (true, Verb::Put) => vec![row],
             (true, _) => vec![None],
         };
-        Ok(Some(Applied { record, rows, repeated: false }))
+        Ok(Applied { record, rows, repeated: false })
     }
 }
 
-/// The tenant, once the statement's scope is set.
-const SCOPE: &str = "(select tenant from scope)";
+/// Where the constants of a statement come from.
+#[derive(Clone, Copy)]
+enum Source<'k> {
+    /// Of one plan: parameters, behind the tenant and the lists.
+    Parameters,
+    /// Of several: columns of `k`, which are of these types.
+    Rows(&'k [&'static str]),
+}
 
 /// Whether the row that an expression looks at is there.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -139,97 +199,232 @@ enum Found {
     Nothing,
 }
 
-/// A statement being written.
+/// A statement being written. Constants are named in the order in which [`constants`] lists them.
 struct Statement<'n, 'p> {
-    names: &'n Names,
+    compiler: &'n Compiler<'n>,
     plan: &'p Plan,
     step: &'p Step,
-    now: Option<Time>,
-    scope: String,
-    args: Vec<Arg<'p>>,
-    /// Whether the server's clock is part of the step.
+    source: Source<'n>,
+    lists: usize,
+    /// How many constants, and how many lists, have been named.
+    named: usize,
+    lists_named: usize,
+    /// Whether the server's clock is read ahead, for several uses.
     reads_clock: bool,
+    /// The column that is set to the server's clock, if that is the clock's only use. Then it is read in its place,
+    /// where an update that had to wait for the row reads it again.
+    stamped: Option<&'p str>,
 }
 
-impl<'p> Statement<'_, 'p> {
-    fn text(&mut self, room: Room, partition: u32, returns_row: bool) -> String {
-        let key = self.key_condition();
-        let write = self.write(&key, room, returns_row);
-        let Some(entry) = self.plan.entry() else {
-            return format!("with {}{}\n{write}", self.scope, self.clock(&key));
-        };
-        let partition = self.arg(Arg::Int(i64::from(partition)));
-        let heads = self.names.heads();
-        let record = self.record(entry, &partition, returns_row);
-        let lead = format!(
-            "with {}{}, written as (\n{write}\n), moved as (\nupdate {heads} as h\nset head = h.head + 1\n\
-             where h.partition = {partition} and exists (select from written)\nreturning h.head\n)",
-            self.scope,
-            self.clock(&key),
-        );
-        if returns_row {
-            let columns = all_columns(&self.step.table, "written");
-            format!(
-                "{lead}, logged as (\n{record}\n)\nselect logged.position, logged.at, {columns}\nfrom logged, written"
-            )
-        } else {
-            format!("{lead}\n{record}")
+/// The only column that a step sets to the clock, if nothing else in the step looks at it.
+fn stamped(step: &Step) -> Option<&str> {
+    let is_now = |operand: &Operand| matches!(operand, Operand::Now { .. });
+    let mut guarded = false;
+    step.guard.leaves(&mut |leaf| {
+        if let Guard::Compare(left, _, right) = leaf {
+            guarded |= is_now(left) || is_now(right);
+        }
+    });
+    let mut set = step.assignments.iter().filter(|assignment| assignment.expr.operands().any(is_now));
+    let only = set.next().filter(|_| !guarded && set.next().is_none())?;
+    matches!(only.expr, Expr::Is(Operand::Now { plus_micros: 0 })).then_some(only.column.as_str())
+}
+
+/// The columns of a record that come from the plan, in the order of [`constants`].
+const RECORD: [&str; 6] = ["_partition", "_operation", "_resource", "_key", "_fingerprint", "_events"];
+
+impl<'n, 'p> Statement<'n, 'p> {
+    fn new(
+        compiler: &'n Compiler<'n>,
+        plan: &'p Plan,
+        step: &'p Step,
+        source: Source<'n>,
+    ) -> Statement<'n, 'p> {
+        let lists = lists(step).len();
+        let stamped = stamped(step).filter(|_| compiler.now.is_none());
+        Statement {
+            compiler,
+            plan,
+            step,
+            source,
+            lists,
+            named: 0,
+            lists_named: 0,
+            reads_clock: false,
+            stamped,
         }
     }
 
-    fn arg(&mut self, arg: Arg<'p>) -> String {
-        self.args.push(arg);
-        placeholder(self.args.len() - 1)
+    /// The name of the next constant.
+    fn constant(&mut self) -> String {
+        self.named += 1;
+        match self.source {
+            Source::Parameters => placeholder(self.lists + self.named),
+            Source::Rows(_) => format!("k.c{}", self.named),
+        }
     }
 
-    fn value(&mut self, value: &'p Value) -> String {
-        self.arg(Arg::One(value))
+    fn tenant(&self) -> &'static str {
+        match self.source {
+            Source::Parameters => "(select tenant from scope)",
+            Source::Rows(_) => "k.tenant",
+        }
     }
 
-    /// Names the row by its full key. These are the first parameters.
-    fn key_condition(&mut self) -> String {
-        self.arg(Arg::Text(self.plan.tenant().as_str()));
-        let mut parts = vec![format!("t.{TENANT} = {SCOPE}")];
+    /// `(select * from unnest($1::text[], …) with ordinality limit …) as k(tenant, c1, …, _place)`: the plans, one a row.
+    /// The limit is no limit: it makes the planner expect so few rows that it looks up each of them, in their order,
+    /// whatever the size of the table is when the statement is planned.
+    fn rows(&self, kinds: &[&str]) -> String {
+        let types = std::iter::once("text").chain(kinds.iter().copied());
+        let arrays =
+            types.enumerate().map(|(place, kind)| format!("{}::{kind}[]", placeholder(self.lists + place)));
+        let columns = (1..=kinds.len()).map(|number| format!("c{number}, "));
+        format!(
+            "(\nselect * from unnest({}) with ordinality limit cardinality({}::text[])\n) as k(tenant, {}_place)",
+            arrays.collect::<Vec<_>>().join(", "),
+            placeholder(self.lists),
+            columns.collect::<String>(),
+        )
+    }
+
+    fn text(mut self) -> Option<String> {
         let step = self.step;
-        for (column, value) in step.table.key_columns().iter().zip(&step.key) {
-            parts.push(format!("t.{} = {}", name(&column.name), self.value(value)));
+        let returns_row = returns_row(self.plan, step);
+        let takers: Vec<usize> = takers(self.plan).collect();
+        let bounds = room::bounds(step, takers.len())?;
+        // In the order of the constants.
+        let key = self.key_condition();
+        let operands: Vec<Vec<String>> =
+            step.assignments.iter().map(|a| self.operand_names(&a.expr)).collect();
+        let mut condition = String::new();
+        for conjunct in step.guard.conjuncts() {
+            condition.push_str(" and ");
+            condition.push_str(&self.guard(conjunct));
+        }
+        bounds.iter().for_each(|bound| condition.extend([" and ", bound]));
+        let record: Vec<String> = match self.plan.entry() {
+            Some(_) => RECORD.iter().map(|_| self.constant()).collect(),
+            None => Vec::new(),
+        };
+        let at = match (self.compiler.now, self.stamped) {
+            (Some(_), _) if !record.is_empty() => format!("{}::timestamptz", self.constant()),
+            (_, Some(column)) => format!("t.{}", name(column)),
+            _ if self.reads_clock => "(select now from clock)".to_owned(),
+            _ => "clock_timestamp()".to_owned(),
+        };
+        let write = self.write(&key, &operands, &condition, returns_row, &record, &at);
+        let mut parts: Vec<String> = Vec::new();
+        if let Source::Parameters = self.source {
+            parts.push(self.scope());
+        }
+        if self.reads_clock {
+            parts.push(self.clock(&key));
+        }
+        if record.is_empty() {
+            let lead = if parts.is_empty() { String::new() } else { format!("with {}\n", parts.join(", ")) };
+            return Some(format!("{lead}{write}"));
+        }
+        parts.push(format!("written as (\n{write}\n)"));
+        let (place, position, from) = match self.source {
+            Source::Parameters => {
+                parts.extend(self.append_one(&takers, &record));
+                ("1::bigint", "moved.head", "written, moved")
+            }
+            Source::Rows(_) => {
+                parts.extend(self.append_several(&takers));
+                ("written._place", "written._position", "ranked as written")
+            }
+        };
+        let columns =
+            if returns_row { format!(", {}", all_columns(&step.table, "written")) } else { String::new() };
+        Some(format!(
+            "with {}\nselect {place}, {position}, written._at{columns}\nfrom {from}",
+            parts.join(", ")
+        ))
+    }
+
+    /// The first thing that the statement of one plan does: it bounds its waits for locks, says for whom it works where
+    /// the server asks, and gives the tenant's name back. Since no row can be looked for without that name, nothing happens before.
+    fn scope(&self) -> String {
+        let lock_timeout_ms = self.compiler.lock_timeout_ms;
+        let mut local = format!("set_config('lock_timeout', '{lock_timeout_ms}', true) is not null");
+        if prints_floats(self.plan, self.step) {
+            // Floats in events have all their digits, whatever the server is set to.
+            local = format!("set_config('extra_float_digits', '1', {local}) is not null");
+        }
+        let tenant = if self.compiler.says_tenant {
+            format!("set_config('statehouse.tenants', $1, {local})")
+        } else {
+            format!("case when {local} then $1::text end")
+        };
+        format!("scope as materialized (\nselect {tenant} as tenant\n)")
+    }
+
+    /// One reading of the server's clock, after the rows are locked.
+    fn clock(&self, key: &str) -> String {
+        let reading = "clock as materialized (\nselect clock_timestamp() as now";
+        if self.step.expect == Expect::Absent {
+            return format!("{reading}\n)");
+        }
+        let table = self.compiler.names.table(self.step.table.name());
+        let mut lock = format!("select from {table} as t where {key} for update");
+        if let Source::Rows(kinds) = self.source {
+            lock = format!("select from {} cross join lateral ({lock}) as row", self.rows(kinds));
+        }
+        format!("{reading}\nfrom (select count(*) from ({lock}) as rows) as locked\n)")
+    }
+
+    fn key_condition(&mut self) -> String {
+        let step = self.step;
+        let mut parts = vec![format!("t.{TENANT} = {}", self.tenant())];
+        for column in step.table.key_columns() {
+            parts.push(format!("t.{} = {}", name(&column.name), self.constant()));
         }
         parts.join(" and ")
     }
 
-    /// One reading of the server's clock, after the row is locked; nothing if nobody looks at it.
-    fn clock(&self, key: &str) -> String {
-        if !self.reads_clock {
-            return String::new();
-        }
-        let reading = ", clock as materialized (\nselect clock_timestamp() as now";
-        if self.step.expect == Expect::Absent {
-            return format!("{reading}\n)");
-        }
-        let table = self.names.table(self.step.table.name());
-        format!(
-            "{reading}\nfrom (select count(*) from (select from {table} as t where {key} for update) as row) as locked\n)"
-        )
-    }
-
-    fn write(&mut self, key: &str, room: Room, returns_row: bool) -> String {
+    fn write(
+        &self,
+        key: &str,
+        operands: &[Vec<String>],
+        condition: &str,
+        returns_row: bool,
+        record: &[String],
+        at: &str,
+    ) -> String {
         let step = self.step;
-        let table = self.names.table(step.table.name());
-        let returning = if returns_row { all_columns(&step.table, "t") } else { format!("t.{VERSION}") };
+        let table = self.compiler.names.table(step.table.name());
+        let mut returned: Vec<String> = Vec::new();
+        let (mut from, mut using) = (String::new(), String::new());
+        match self.source {
+            Source::Parameters if record.is_empty() => returned.push("1::bigint as _place".to_owned()),
+            Source::Parameters => {}
+            Source::Rows(kinds) => {
+                returned.push("k._place".to_owned());
+                if !record.is_empty() {
+                    returned.push("k.tenant as _tenant".to_owned());
+                    let columns = record.iter().zip(RECORD);
+                    returned.extend(columns.map(|(constant, column)| format!("{constant} as {column}")));
+                }
+                let rows = self.rows(kinds);
+                (from, using) = (format!("\nfrom {rows}"), format!("\nusing {rows}"));
+            }
+        }
+        returned.extend((!record.is_empty()).then(|| format!("{at} as _at")));
+        returned.extend(returns_row.then(|| all_columns(&step.table, "t")));
+        let returning = returned.join(", ");
         match (step.verb, step.expect) {
             (Verb::Put, Expect::Present) => {
-                let set = self.changes(false);
-                let condition = self.condition(room);
-                format!("update {table} as t\nset {set}\nwhere {key}{condition}\nreturning {returning}")
+                let set = self.changes(operands, false);
+                format!("update {table} as t\nset {set}{from}\nwhere {key}{condition}\nreturning {returning}")
             }
             (Verb::Put, expect) => {
-                let (columns, values) = self.new_row();
+                let (columns, values) = self.new_row(operands);
                 let keys: Vec<String> = std::iter::once(TENANT.to_owned())
                     .chain(step.table.key_columns().iter().map(|column| name(&column.name)))
                     .collect();
                 let conflict = if expect == Expect::Either {
-                    let set = self.changes(true);
-                    let condition = self.condition(room);
+                    let set = self.changes(operands, true);
                     let condition = condition.strip_prefix(" and ").map(|text| format!("\nwhere {text}"));
                     format!("do update\nset {set}{}", condition.unwrap_or_default())
                 } else {
@@ -241,22 +436,81 @@ impl<'p> Statement<'_, 'p> {
                     keys.join(", "),
                 )
             }
-            _ => {
-                let condition = self.condition(room);
-                format!("delete from {table} as t\nwhere {key}{condition}\nreturning {returning}")
-            }
+            _ => format!("delete from {table} as t{using}\nwhere {key}{condition}\nreturning {returning}"),
         }
     }
 
+    /// The events of a record, with the row taken in where that is asked for.
+    fn events(&self, known: &str, takers: &[usize]) -> String {
+        takers.iter().fold(known.to_owned(), |events, place| {
+            format!("jsonb_set({events}, '{{{place},data,row}}', {})", row_json(&self.step.table))
+        })
+    }
+
+    /// Takes the head of the partition and appends the record.
+    fn append_one(&self, takers: &[usize], record: &[String]) -> Vec<String> {
+        let (heads, log) = (self.compiler.names.heads(), self.compiler.names.log());
+        let [partition, operation, resource, key, fingerprint, events] = record else { return Vec::new() };
+        let events = self.events(&format!("{events}::jsonb"), takers);
+        vec![
+            format!(
+                "moved as (\nupdate {heads} as h\nset head = h.head + 1\n\
+                 where h.partition = {partition} and exists (select from written)\nreturning h.head\n)"
+            ),
+            format!(
+                "logged as (\ninsert into {log} (partition, position, tenant, operation, resource, key, at, \
+                 fingerprint, fate, events)\nselect {partition}, moved.head, {}, {operation}::text, \
+                 {resource}::text, {key}::text, written._at, {fingerprint}::text, 'applied', {events}\nfrom written, moved\n)",
+                self.tenant(),
+            ),
+        ]
+    }
+
+    /// Takes the heads of the partitions and appends the records. With nested loops over index lookups, which is all
+    /// that the planner may use, the heads are taken in the order of the partitions.
+    fn append_several(&self, takers: &[usize]) -> Vec<String> {
+        let (heads, log) = (self.compiler.names.heads(), self.compiler.names.log());
+        let events = self.events("written._events", takers);
+        vec![
+            format!(
+                "moved as (\nupdate {heads} as h\nset head = h.head + counted.count\nfrom (\n\
+                 select _partition, count(*) as count\nfrom written\ngroup by _partition\n\
+                 order by _partition\noffset 0\n) as counted\nwhere h.partition = counted._partition\n\
+                 returning h.partition, h.head - counted.count as base\n)"
+            ),
+            "ranked as materialized (\nselect written.*, moved.base + row_number() over \
+             (partition by written._partition order by written._place) as _position\n\
+             from written join moved on moved.partition = written._partition\n)"
+                .to_owned(),
+            format!(
+                "logged as (\ninsert into {log} (partition, position, tenant, operation, resource, key, at, \
+                 fingerprint, fate, events)\nselect written._partition, written._position, written._tenant, \
+                 written._operation, written._resource, written._key, written._at, written._fingerprint, \
+                 'applied', {events}\nfrom ranked as written\n)"
+            ),
+        ]
+    }
+
+    /// The names of the constants of an expression.
+    fn operand_names(&mut self, expr: &Expr) -> Vec<String> {
+        let now = self.compiler.now;
+        let reads = || expr.operands().any(|operand| matches!(operand, Operand::Now { .. }));
+        self.reads_clock |= now.is_none() && self.stamped.is_none() && reads();
+        expr.operands()
+            .filter(|operand| has_constant(operand, now))
+            .map(|operand| self.operand_constant(operand))
+            .collect::<Vec<_>>()
+    }
+
     /// The assignments to a row that is there. Where the same statement inserts it, constants have been said already.
-    fn changes(&mut self, inserts_too: bool) -> String {
+    fn changes(&self, operands: &[Vec<String>], inserts_too: bool) -> String {
         let step = self.step;
         let mut parts = Vec::with_capacity(step.assignments.len() + 1);
-        for assignment in &step.assignments {
+        for (assignment, names) in step.assignments.iter().zip(operands) {
             let column = name(&assignment.column);
             let value = match &assignment.expr {
                 Expr::Is(Operand::Value(_)) if inserts_too => format!("excluded.{column}"),
-                expr => self.expression(expr, &assignment.column, Found::Row),
+                expr => self.expression(expr, names, &assignment.column, Found::Row),
             };
             parts.push(format!("{column} = {value}"));
         }
@@ -265,21 +519,20 @@ impl<'p> Statement<'_, 'p> {
     }
 
     /// All columns of a row that is not there yet, and their values.
-    fn new_row(&mut self) -> (String, String) {
+    fn new_row(&self, operands: &[Vec<String>]) -> (String, String) {
         let step = self.step;
         let mut columns = vec![TENANT.to_owned()];
-        let mut values = vec![SCOPE.to_owned()];
+        let mut values = vec![self.tenant().to_owned()];
         for (place, column) in step.table.columns().iter().enumerate() {
             columns.push(name(&column.name));
-            let assigned = step.assignments.iter().find(|assignment| assignment.column == column.name);
-            values.push(match assigned {
-                // The key's values follow the tenant among the parameters.
-                _ if place < step.table.key_len() => placeholder(place + 1),
-                Some(assignment) => self.expression(&assignment.expr, &column.name, Found::Nothing),
-                None => match &column.default {
-                    Some(default) => self.value(default),
-                    None => "null".to_owned(),
-                },
+            let mut assigned = step.assignments.iter().zip(operands);
+            values.push(match assigned.find(|(assignment, _)| assignment.column == column.name) {
+                // The key's values follow the tenant and the lists among the parameters.
+                _ if place < step.table.key_len() => placeholder(1 + self.lists + place),
+                Some((assignment, names)) => {
+                    self.expression(&assignment.expr, names, &column.name, Found::Nothing)
+                }
+                None => column.default.as_ref().map_or("null".to_owned(), literal),
             });
         }
         columns.push(VERSION.to_owned());
@@ -287,66 +540,33 @@ impl<'p> Statement<'_, 'p> {
         (columns.join(", "), values.join(", "))
     }
 
-    fn expression(&mut self, expr: &'p Expr, column: &str, found: Found) -> String {
-        let kind = self.step.table.type_of(column);
-        let (left, sign, right) = match expr {
-            Expr::Is(operand) => return self.operand(operand, kind, found),
-            Expr::Add(left, right) => (left, "+", right),
-            Expr::Subtract(left, right) => (left, "-", right),
-        };
-        let (left, right) = (self.operand(left, kind, found), self.operand(right, kind, found));
+    fn expression(&self, expr: &Expr, names: &[String], column: &str, found: Found) -> String {
+        let kind = self.step.table.type_of(column).unwrap_or(Type::Text);
+        let mut names = names.iter();
+        let mut written = expr.operands().map(|operand| {
+            let constant = if has_constant(operand, self.compiler.now) { names.next() } else { None };
+            match operand {
+                Operand::Now { .. } if self.stamped.is_some() => "clock_timestamp()".to_owned(),
+                _ => operand_text(operand, constant.map(String::as_str), kind, found),
+            }
+        });
+        let (first, second) = (written.next().unwrap_or_default(), written.next().unwrap_or_default());
         // Only ints are added here; that two parameters are, the server cannot know by itself.
         let typed = |text: String| if text.starts_with('$') { format!("{text}::bigint") } else { text };
-        format!("{} {sign} {}", typed(left), typed(right))
-    }
-
-    fn operand(&mut self, operand: &'p Operand, kind: Option<Type>, found: Found) -> String {
-        match (operand, found) {
-            (Operand::Column(column), Found::Row) => format!("t.{}", name(column)),
-            (Operand::Column(_), Found::Nothing) => format!("null::{}", kind.map_or("text", type_name)),
-            (Operand::ColumnOr(column, default), Found::Row) => {
-                format!("coalesce(t.{}, {})", name(column), self.value(default))
-            }
-            (Operand::ColumnOr(_, value), Found::Nothing) | (Operand::Value(value), _) => self.value(value),
-            (Operand::Now { plus_micros }, _) => self.now(*plus_micros),
+        match expr {
+            Expr::Is(_) => first,
+            Expr::Add(..) => format!("{} + {}", typed(first), typed(second)),
+            Expr::Subtract(..) => format!("{} - {}", typed(first), typed(second)),
         }
     }
 
-    fn now(&mut self, plus_micros: i64) -> String {
-        if let Some(now) = self.now {
-            return self.arg(Arg::Own(Value::Time(eval::now_moved(now, plus_micros))));
-        }
-        // Within a century of the server's clock no time leaves the range of times, so nothing has to be clamped.
-        self.reads_clock = true;
-        if plus_micros == 0 {
-            "(select now from clock)".to_owned()
-        } else {
-            format!("(select now from clock) + {}::interval", self.arg(Arg::Interval(plus_micros)))
-        }
-    }
-
-    /// The guard and the room that is left, to be put behind the key.
-    fn condition(&mut self, room: Room) -> String {
-        let step = self.step;
-        let mut text = String::new();
-        for conjunct in step.guard.conjuncts() {
-            text.push_str(" and ");
-            text.push_str(&self.guard(conjunct));
-        }
-        for bound in room.bounds {
-            let limit = self.arg(Arg::Int(bound.bytes_max));
-            text.push_str(&format!(" and {} <= {limit}", bound.length));
-        }
-        text
-    }
-
-    fn guard(&mut self, guard: &'p Guard) -> String {
+    fn guard(&mut self, guard: &Guard) -> String {
         match guard {
             Guard::Compare(left, comparison, right) => self.comparison(left, *comparison, right),
             Guard::Null(column) => format!("t.{} is null", name(column)),
             Guard::NotNull(column) => format!("t.{} is not null", name(column)),
-            Guard::In(column, values) => self.listed(column, "= any", values),
-            Guard::NotIn(column, values) => self.listed(column, "<> all", values),
+            Guard::In(column, _) => self.listed(column, "= any"),
+            Guard::NotIn(column, _) => self.listed(column, "<> all"),
             Guard::All(parts) if parts.is_empty() => "true".to_owned(),
             Guard::Any(parts) if parts.is_empty() => "false".to_owned(),
             Guard::All(parts) => self.joined(parts, " and "),
@@ -354,69 +574,59 @@ impl<'p> Statement<'_, 'p> {
         }
     }
 
-    fn joined(&mut self, parts: &'p [Guard], with: &str) -> String {
+    fn joined(&mut self, parts: &[Guard], with: &str) -> String {
         let parts: Vec<String> = parts.iter().map(|part| self.guard(part)).collect();
         format!("({})", parts.join(with))
     }
 
-    fn listed(&mut self, column: &str, operator: &str, values: &'p [Value]) -> String {
+    /// Lists stand before the constants, behind the tenant of one plan.
+    fn listed(&mut self, column: &str, operator: &str) -> String {
         let kind = self.step.table.type_of(column).map_or("text", type_name);
-        let list = self.arg(Arg::Many(values.iter().collect()));
+        let first = usize::from(matches!(self.source, Source::Parameters));
+        let list = placeholder(first + self.lists_named);
+        self.lists_named += 1;
         format!("t.{} {operator} ({list}::{kind}[])", name(column))
     }
 
-    fn comparison(&mut self, left: &'p Operand, comparison: Comparison, right: &'p Operand) -> String {
-        let table = &self.step.table;
-        let kind = operand_type(table, left).or_else(|| operand_type(table, right));
+    fn comparison(&mut self, left: &Operand, comparison: Comparison, right: &Operand) -> String {
+        let kind = compared_type(&self.step.table, left, right);
         let ordered = !matches!(comparison, Comparison::Eq | Comparison::Ne);
         // Equal text is equal in every collation that a database can have; its order is not.
-        let collation = if ordered && kind == Some(Type::Text) { " collate \"C\"" } else { "" };
-        let (left, right) = (self.operand(left, kind, Found::Row), self.operand(right, kind, Found::Row));
+        let collation = if ordered && kind == Type::Text { " collate \"C\"" } else { "" };
+        let (left, right) = (self.compared(left, kind), self.compared(right, kind));
         format!("{left}{collation} {} {right}", comparison.symbol())
     }
 
-    /// The record of a plan that was applied.
-    fn record(&mut self, entry: &'p Entry, partition: &str, returns_row: bool) -> String {
-        let operation = self.arg(Arg::Text(self.plan.operation()));
-        let resource = self.arg(Arg::Text(&entry.resource));
-        let key = self.arg(Arg::Text(&entry.key));
-        let fingerprint = self.arg(Arg::Text(&entry.fingerprint));
-        let events = self.arg(Arg::Json(drafts_json(entry)));
-        let at = match self.now {
-            Some(now) => format!("{}::timestamptz", self.arg(Arg::Own(Value::Time(now)))),
-            None if self.reads_clock => "(select now from clock)".to_owned(),
-            None => "clock_timestamp()".to_owned(),
-        };
-        let mut events = format!("{events}::jsonb");
-        for (place, draft) in entry.events.iter().enumerate() {
-            if draft.row_of.is_some() {
-                events =
-                    format!("jsonb_set({events}, '{{{place},data,row}}', {})", row_json(&self.step.table));
-            }
+    fn compared(&mut self, operand: &Operand, kind: Type) -> String {
+        self.reads_clock |= self.compiler.now.is_none() && matches!(operand, Operand::Now { .. });
+        let constant = has_constant(operand, self.compiler.now).then(|| self.operand_constant(operand));
+        operand_text(operand, constant.as_deref(), kind, Found::Row)
+    }
+
+    /// The constant of an operand, by its name. A distance from the server's clock is named with the clock. Within a
+    /// century of it no time leaves the range of times, so nothing has to be clamped.
+    fn operand_constant(&mut self, operand: &Operand) -> String {
+        let constant = self.constant();
+        match (operand, self.compiler.now) {
+            (Operand::Now { .. }, None) => format!("(select now from clock) + {constant}::interval"),
+            _ => constant,
         }
-        let from = if returns_row { "moved, written" } else { "moved" };
-        format!(
-            "insert into {} (partition, position, tenant, operation, resource, key, at, fingerprint, fate, events)\n\
-             select {partition}, moved.head, {SCOPE}, {operation}::text, {resource}::text, {key}::text, {at}, \
-             {fingerprint}::text, 'applied', {events}\nfrom {from}\nreturning position, at",
-            self.names.log(),
-        )
     }
 }
 
-fn operand_type(table: &Table, operand: &Operand) -> Option<Type> {
-    match operand {
-        Operand::Column(column) | Operand::ColumnOr(column, _) => table.type_of(column),
-        Operand::Now { .. } => Some(Type::Time),
-        Operand::Value(_) => None,
+/// An operand, given the name of its constant if it has one.
+fn operand_text(operand: &Operand, constant: Option<&str>, kind: Type, found: Found) -> String {
+    match (operand, found) {
+        (Operand::Column(column), Found::Row) => format!("t.{}", name(column)),
+        (Operand::Column(_), Found::Nothing) => format!("null::{}", type_name(kind)),
+        (Operand::ColumnOr(column, _), Found::Row) => {
+            format!("coalesce(t.{}, {})", name(column), constant.unwrap_or("null"))
+        }
+        (Operand::ColumnOr(..), Found::Nothing) | (Operand::Value(_), _) => {
+            constant.unwrap_or("null").to_owned()
+        }
+        (Operand::Now { .. }, _) => constant.unwrap_or("(select now from clock)").to_owned(),
     }
-}
-
-/// The events as the caller knows them, without the rows that they are to take in.
-fn drafts_json(entry: &Entry) -> String {
-    let drafts =
-        entry.events.iter().map(|draft| serde_json::json!({ "name": draft.name, "data": draft.data }));
-    serde_json::Value::Array(drafts.collect()).to_string()
 }
 
 /// A written row as [`Row::to_json`] has it.

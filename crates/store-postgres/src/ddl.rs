@@ -4,7 +4,8 @@
 //! defaults, the version, and a primary key that the tenant leads. Text that is part of a key or an index is
 //! `collate "C"`, because its order is a promise; other text is left to the database. A declared index lists the
 //! tenant, its columns, and the rest of the key, so that it gives the rows of a page in their full order; over a
-//! column that may be null it is partial, which is what "sparse" means in SQL.
+//! column that may be null it is partial, which is what "sparse" means in SQL. An index across tenants lists the tenant
+//! behind its columns.
 //!
 //! Statehouse's own tables stand in the same schema:
 //! - `statehouse_meta`: the format of all this and the number of log partitions;
@@ -155,8 +156,12 @@ impl Names {
                 if exists && column.kind == Type::Text && !is_key { " collate \"C\"" } else { "" };
             format!("{}{collation}", name(&column.name))
         });
-        let columns = std::iter::once(TENANT.to_owned())
+        let (before, behind) = if index.across { (None, Some(TENANT)) } else { (Some(TENANT), None) };
+        let columns = before
+            .map(str::to_owned)
+            .into_iter()
             .chain(columns)
+            .chain(behind.map(str::to_owned))
             .chain(rest.map(|key| name(&key.name)))
             .collect::<Vec<_>>();
         let sparse: Vec<String> = listed
@@ -295,6 +300,25 @@ mod tests {
         ] {
             check(&names.statements(&table, &difference).unwrap(), &[expected]);
         }
+    }
+
+    #[test]
+    fn an_index_across_tenants_has_the_tenant_behind_its_columns() {
+        let table = Table::named("jobs")
+            .partition("queue", Type::Text)
+            .sort("number", Type::Int)
+            .optional("due_shard", Type::Int)
+            .optional("due_at", Type::Time)
+            .index_across("due", &["due_shard"], &["due_at"])
+            .build()
+            .unwrap();
+        check(
+            &Names::new("public")
+                .statements(&table, &Difference::AddIndex(table.indexes()[0].clone()))
+                .unwrap(),
+            &["create index jobs_due_idx on public.jobs (due_shard, due_at, tenant, queue, number) \
+               where due_shard is not null and due_at is not null"],
+        );
     }
 
     #[test]

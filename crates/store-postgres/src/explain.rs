@@ -1,44 +1,84 @@
-//! What a plan would send, word for word.
+//! What a plan or a read would send, word for word. No server is asked: the options and the plan say it all.
 
 use std::collections::BTreeMap;
 
 use statehouse_store::log::partition_of;
 use statehouse_store::plan::{Expect, Step, Verb};
-use statehouse_store::{Explanation, Plan, Record, Request, Row, Time, Value};
+use statehouse_store::{Asked, Explanation, Plan, Record, Request, Row, Time, Value};
 
 use crate::batch::Batch;
-use crate::compile::compile;
+use crate::compile::Compiler;
+use crate::ddl::Names;
 use crate::link::Call;
-use crate::shared::Shared;
+use crate::options::{Options, PARTITIONS};
+use crate::read;
 use crate::sql::placeholder;
 use crate::statements::{self, Key, PLANNER, Placeholders, append, clock_call, lock_calls, records_of};
 use crate::tenancy::Scope;
 
-impl Shared {
-    pub(crate) fn explain(&self, plan: &Plan) -> Explanation {
-        let now = self.options.clock.as_ref().map(|clock| clock.now());
-        let lock_timeout_ms = self.options.lock_timeout.as_millis();
-        let Some(compiled) = compile(&self.names, plan, self.partitions, now, lock_timeout_ms) else {
-            return self.explain_batch(plan);
-        };
+/// What a store with these options would send. Without a live store the log is taken to have as many
+/// partitions as the options say, or as a new store gets.
+pub fn explain(options: &Options, asked: Asked<'_>) -> Explanation {
+    let partitions = options.partitions.unwrap_or(PARTITIONS);
+    let explainer = Explainer { options, names: Names::new(&options.schema), partitions };
+    let (purpose, scope, calls): (_, _, Vec<Call<'_>>) = match asked {
+        Asked::Commit(plan) => return explainer.explain(plan),
+        Asked::Get(addresses, _) => {
+            let scope = Scope::Of(addresses.iter().map(|address| address.tenant().clone()).collect());
+            let calls = read::by_table(addresses).iter().map(|group| group.call(&explainer.names)).collect();
+            ("read the rows", scope, calls)
+        }
+        Asked::Query(query) => {
+            let calls = read::range_call(&explainer.names, query).into_iter().collect();
+            (
+                "read a page of the range, and one row more",
+                query.tenant().map_or(Scope::All, Scope::of),
+                calls,
+            )
+        }
+        Asked::Scan(scan) => {
+            let calls = vec![read::scan_call(&explainer.names, scan)];
+            ("read a page of the table, and one row more", scan.tenant().map_or(Scope::All, Scope::of), calls)
+        }
+    };
+    explainer.reads(purpose, &scope, &calls)
+}
+
+struct Explainer<'o> {
+    options: &'o Options,
+    names: Names,
+    partitions: u32,
+}
+
+impl Explainer<'_> {
+    fn reads(&self, purpose: &str, scope: &Scope, calls: &[Call<'_>]) -> Explanation {
+        let mut requests: Vec<Request> = calls.iter().map(|call| request(purpose, call)).collect();
+        if self.options.row_level_security {
+            let open = Call::new(self.options.read_words(scope), Vec::new());
+            requests.insert(0, request("open a transaction that sees these tenants only", &open));
+            requests.push(request("close it", &Call::new("commit", Vec::new())));
+        }
+        Explanation { requests, cost: vec![("round trips".to_owned(), "1".to_owned())] }
+    }
+
+    fn explain(&self, plan: &Plan) -> Explanation {
+        let compiler = Compiler::new(&self.names, self.options, self.partitions);
+        let Some(compiled) = compiler.one(plan) else { return self.explain_batch(plan) };
         let purpose = match plan.entry() {
             Some(_) => "write the row, take the log's head, append the record; a transaction by itself",
             None => "write the row; a transaction by itself",
         };
         let mut requests = vec![request(purpose, &compiled.call)];
-        if self.role().is_some() {
-            let words = self.words(plan, "");
-            requests.insert(
-                0,
-                request("open the transaction, under the runtime role", &Call::new(words, Vec::new())),
-            );
+        if let Some(words) = self.options.role_words() {
+            let open = Call::new(words, Vec::new());
+            requests.insert(0, request("open the transaction, under the runtime role", &open));
             requests.push(request("make it durable", &Call::new("commit", Vec::new())));
         }
         Explanation { requests, cost: self.cost(plan, "1, or 3 when the step is refused") }
     }
 
     fn words(&self, plan: &Plan, planner: &str) -> String {
-        self.open_words(self.options.lock_timeout.as_millis(), planner, &Scope::of(plan.tenant()))
+        self.options.open_words(self.options.lock_timeout.as_millis(), planner, &Scope::of(plan.tenant()))
     }
 
     fn explain_batch(&self, plan: &Plan) -> Explanation {

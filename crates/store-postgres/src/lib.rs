@@ -13,10 +13,11 @@
 //! ```
 //!
 //! # A plan's way
-//! When nobody else is writing, `commit` [compiles](compile) the plan to one statement and runs it at once.
-//! Otherwise the plan goes into a [queue](queue). A [writer](writer) takes whatever waits there, settles it in one
-//! transaction and answers each caller: plans that waited together are [decided in memory](batch) on rows locked in [one order](order), and written by
-//! [statements](statements) that take arrays.
+//! A plan goes to the [writer](writer) of its partition of the log. When that one is idle, `commit`
+//! [compiles](compile) the plan to one statement and runs it at once. Otherwise the plan goes into the writer's
+//! [queue](queue). The writer takes whatever waits there, settles it in one transaction and answers each caller: plans of
+//! one [shape](shape) are one statement too, within the [room](room) that it can count on; all others are
+//! [decided in memory](batch) on rows locked in [one order](order), and written by [statements](statements) that take arrays.
 //!
 //! # Around it
 //! [Options](options) come from a URL; a [link](link) is a connection that is made when it is needed, over
@@ -37,6 +38,7 @@ mod order;
 mod queue;
 mod read;
 mod room;
+mod shape;
 mod shared;
 mod sql;
 mod statements;
@@ -50,12 +52,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use statehouse_store::{
-    Address, Change, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query, Record,
+    Address, Asked, Change, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query, Record,
     Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
 };
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+pub use explain::explain;
 pub use options::{Encryption, Options};
 pub use shared::Counts;
 
@@ -64,7 +67,7 @@ use link::Dialer;
 use migrate::Builder;
 use queue::Job;
 use shared::Shared;
-use writer::{Attempt, Writer, work};
+use writer::{Attempt, work};
 
 /// How long one statement of a migration may take: an index on a large table is not built in seconds.
 const MIGRATION_PATIENCE: Duration = Duration::from_secs(6 * 3600);
@@ -84,8 +87,7 @@ impl PostgresStore {
         let partitions = Builder { session: &session, names: &names, options: &options }.open().await?;
         drop(session);
         let shared = Arc::new(Shared::new(names, options, dialer, partitions));
-        let writer = |seat| tokio::spawn(work(Writer { shared: shared.clone(), seat }));
-        let writers = (0..shared.seats.len()).map(writer).collect();
+        let writers = (0..shared.lanes.len()).map(|lane| tokio::spawn(work(shared.clone(), lane))).collect();
         Ok(PostgresStore { shared, writers: Mutex::new(writers) })
     }
 
@@ -102,7 +104,7 @@ impl PostgresStore {
     }
 
     fn opened(&self) -> Result<&Arc<Shared>, StoreError> {
-        if self.shared.queue.is_closed() { Err(closed()) } else { Ok(&self.shared) }
+        if self.shared.is_closed() { Err(closed()) } else { Ok(&self.shared) }
     }
 }
 
@@ -128,13 +130,14 @@ impl Store for PostgresStore {
     }
 
     async fn commit(&self, plan: &Plan) -> Result<Commit, StoreError> {
-        let left_open = match self.opened()?.settle_at_once(plan).await {
+        let Some(lane) = self.opened()?.lane(plan) else { return Err(closed()) };
+        let left_open = match self.shared.settle_at_once(lane, plan).await {
             Attempt::Settled(outcome) => return outcome,
             Attempt::LeftOpen => true,
             Attempt::NotMade => false,
         };
         let (reply, outcome) = oneshot::channel();
-        if !self.shared.queue.push(Job { plan: plan.clone(), left_open, reply }) {
+        if !lane.queue.push(Job { plan: plan.clone(), left_open, reply }) {
             return Err(closed());
         }
         // A writer that ends without an answer, with its runtime, may have sent the plan.
@@ -173,12 +176,12 @@ impl Store for PostgresStore {
         self.opened()?.trim_log(partition, through).await
     }
 
-    fn explain(&self, plan: &Plan) -> Explanation {
-        self.shared.explain(plan)
+    fn explain(&self, asked: Asked<'_>) -> Explanation {
+        explain(&self.shared.options, asked)
     }
 
     async fn close(&self) {
-        self.shared.queue.close();
+        self.shared.shut();
         let writers = std::mem::take(&mut *self.writers.lock().unwrap_or_else(PoisonError::into_inner));
         for writer in writers {
             // A writer that failed has nothing left to finish.
@@ -191,7 +194,7 @@ impl Store for PostgresStore {
 /// Writers finish what waits and end; nothing new comes in.
 impl Drop for PostgresStore {
     fn drop(&mut self) {
-        self.shared.queue.close();
+        self.shared.shut();
     }
 }
 

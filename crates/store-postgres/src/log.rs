@@ -99,7 +99,7 @@ impl Shared {
         loop {
             let args = vec![Arg::Int(i64::from(partition)), Arg::Int(through), Arg::Int(TRIM_AT_ONCE)];
             let session = self.claims.session(&self.dialer).await?;
-            let open = self.open_words(self.options.lock_timeout.as_millis(), "", &Scope::All);
+            let open = self.options.open_words(self.options.lock_timeout.as_millis(), "", &Scope::All);
             let answers = session.run(Some(&open), &[Call::new(text.as_str(), args)], Some("commit")).await;
             // To forget is safe to repeat, so a lost answer is no more than a reason to ask again.
             let rows = match (answers.rows, answers.closing) {
@@ -165,7 +165,7 @@ impl Shared {
         let calls =
             append(&self.names, &BTreeMap::from([(partition, 1)]), std::iter::once((partition, 1, &record)));
         // An original that is still in flight is waited for as long as a statement may take.
-        let open = self.open_words(self.options.statement_timeout.as_millis(), "", &scope);
+        let open = self.options.open_words(self.options.statement_timeout.as_millis(), "", &scope);
         let answers = session.run(Some(&open), &calls, Some("commit")).await;
         match (answers.rows, answers.closing) {
             (Ok(rows), Closing::Done) => {
@@ -210,14 +210,14 @@ impl Shared {
             let clock = self.clock();
             let timed_out = tokio::select! {
                 biased;
-                _ = heads.wait_for(|heads| news(heads) || self.queue.is_closed()) => false,
+                _ = heads.wait_for(|heads| news(heads) || self.is_closed()) => false,
                 () = clock.sleep(at_most) => true,
             };
             if timed_out {
                 self.look_at_heads().await?;
             }
         }
-        if self.queue.is_closed() {
+        if self.is_closed() {
             return Err(StoreError::unavailable("the store was closed"));
         }
         let heads = self.heads.borrow().clone();
@@ -256,7 +256,7 @@ impl Drop for Waiting<'_> {
 async fn poll(shared: Arc<Shared>) {
     loop {
         SystemClock.sleep(POLL_EVERY).await;
-        if shared.queue.is_closed() {
+        if shared.is_closed() {
             break;
         }
         if shared.waiting.load(Ordering::SeqCst) == 0 {

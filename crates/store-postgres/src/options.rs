@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | `schema` | the PostgreSQL schema that holds the tables | `public` |
 //! | `partitions` | partitions of the log; fixed when the store is created | 16, or what the store has |
-//! | `writers` | connections that commit plans; more than one pays only on a large server | 1 |
+//! | `writers` | connections that commit plans, each those of its share of the log's partitions | 2 |
 //! | `readers` | connections that read | 2 |
 //! | `rls` | `on`: tenants are kept apart by forced row-level security too | `off` |
 //! | `role` | the role that does the work under row-level security; must not own the tables | who connects |
@@ -24,7 +24,8 @@ use std::time::Duration;
 use statehouse_store::{Clock, StoreError};
 use tokio_postgres::config::SslMode;
 
-use crate::sql::with_source;
+use crate::sql::{name, with_source};
+use crate::tenancy::Scope;
 
 /// How a connection is protected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +117,7 @@ impl Options {
             driver,
             schema: "public".to_owned(),
             partitions: None,
-            writers: 1,
+            writers: 2,
             readers: 2,
             row_level_security: false,
             runtime_role: None,
@@ -174,6 +175,43 @@ impl Options {
             other => return Err(bad(&format!("{other} is not a parameter"))),
         }
         Ok(())
+    }
+
+    /// The role that a transaction takes on, if it is not the one that connects.
+    pub(crate) fn role(&self) -> Option<&str> {
+        self.runtime_role.as_deref().filter(|_| self.row_level_security)
+    }
+
+    /// The words that open the transaction of a compiled statement, if it needs any: a role cannot be taken on within
+    /// a statement. Everything else it sets itself.
+    pub(crate) fn role_words(&self) -> Option<String> {
+        let role = name(self.role()?);
+        let timeout_ms = self.statement_timeout.as_millis();
+        Some(format!(
+            "begin isolation level read committed; \
+             set local idle_in_transaction_session_timeout = {timeout_ms}; set local role {role}"
+        ))
+    }
+
+    /// The words that restrict a transaction to its tenants, if the server is to keep them apart.
+    pub(crate) fn scope_words(&self, scope: &Scope) -> String {
+        if self.row_level_security { scope.words(self.role()) } else { String::new() }
+    }
+
+    /// The words that open a transaction that reads.
+    pub(crate) fn read_words(&self, scope: &Scope) -> String {
+        format!("begin read only{}", self.scope_words(scope))
+    }
+
+    /// The words that open a transaction that writes. What they set is gone with it, so a pooler may stand between.
+    pub(crate) fn open_words(&self, lock_timeout_ms: u128, planner: &str, scope: &Scope) -> String {
+        let timeout_ms = self.statement_timeout.as_millis();
+        format!(
+            "begin isolation level read committed; set local statement_timeout = {timeout_ms}; \
+             set local lock_timeout = {lock_timeout_ms}; \
+             set local idle_in_transaction_session_timeout = {timeout_ms}{planner}{}",
+            self.scope_words(scope),
+        )
     }
 
     /// Sets how connections are protected.

@@ -61,8 +61,6 @@ impl Queue {
                     return true;
                 }
                 if state.closed {
-                    // The next writer has to learn it too.
-                    self.arrival.notify_one();
                     return false;
                 }
             }
@@ -72,13 +70,13 @@ impl Queue {
 
     /// Takes what waits and may go together, in the order of arrival; maybe nothing.
     pub(crate) fn take(&self) -> Vec<Job> {
+        next_batch(&mut self.lock().jobs)
+    }
+
+    /// Puts plans that were taken and not run back before all others.
+    pub(crate) fn put_back(&self, jobs: Vec<Job>) {
         let mut state = self.lock();
-        let jobs = next_batch(&mut state.jobs);
-        if !state.jobs.is_empty() {
-            // What is left is another writer's, if one is free.
-            self.arrival.notify_one();
-        }
-        jobs
+        jobs.into_iter().rev().for_each(|job| state.jobs.push_front(job));
     }
 
     /// Whether nothing waits.

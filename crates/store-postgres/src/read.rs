@@ -11,6 +11,7 @@ use statehouse_store::read::Direction;
 use statehouse_store::table::TENANT;
 use statehouse_store::{Address, Column, Page, Query, Row, Scan, StoreError, Table, Tenant, Type, Value};
 
+use crate::ddl::Names;
 use crate::link::Call;
 use crate::shared::Shared;
 use crate::sql::{Arg, all_columns, int_at, name, placeholder, row_at, text_at};
@@ -19,37 +20,19 @@ use crate::tenancy::Scope;
 
 impl Shared {
     pub(crate) async fn get(&self, addresses: &[Address]) -> Result<Vec<Option<Row>>, StoreError> {
-        // Addresses by table; two definitions of one table are two tables here.
-        let mut groups: Vec<(&Arc<Table>, Vec<usize>)> = Vec::new();
-        for (number, address) in addresses.iter().enumerate() {
-            let table = address.table();
-            match groups.iter_mut().find(|(known, _)| Arc::ptr_eq(known, table) || known == &table) {
-                Some((_, numbers)) => numbers.push(number),
-                None => groups.push((table, vec![number])),
-            }
-        }
-        let named = |number: &usize| {
-            let address = addresses.get(*number)?;
-            Some((address.tenant(), address.key()))
-        };
-        let calls: Vec<Call<'_>> = groups
-            .iter()
-            .map(|(table, numbers)| {
-                let keys: Vec<Key<'_>> = numbers.iter().filter_map(named).collect();
-                rows_by_key(&self.names, table, &keys, false)
-            })
-            .collect();
+        let groups = by_table(addresses);
+        let calls: Vec<Call<'_>> = groups.iter().map(|group| group.call(&self.names)).collect();
         let tenants = addresses.iter().map(|address| address.tenant().clone()).collect();
-        let tables: Vec<&str> = groups.iter().map(|(table, _)| table.name()).collect();
+        let tables: Vec<&str> = groups.iter().map(|group| group.table.name()).collect();
         let answers =
             self.read(&Scope::Of(tenants), &calls).await.map_err(|fault| fault.into_error(&tables))?;
         let mut found: Vec<Option<Row>> = vec![None; addresses.len()];
-        for ((table, numbers), rows) in groups.iter().zip(&answers) {
+        for (group, rows) in groups.iter().zip(&answers) {
             for row in rows {
                 let place = usize::try_from(int_at(row, 0, "unnest")? - 1).unwrap_or(usize::MAX);
-                let Some(number) = numbers.get(place) else { continue };
-                if let (Some(address), Some(slot)) = (addresses.get(*number), found.get_mut(*number)) {
-                    *slot = Some(row_at(row, 1, table, address.tenant())?);
+                let Some((number, address)) = group.rows.get(place) else { continue };
+                if let Some(slot) = found.get_mut(*number) {
+                    *slot = Some(row_at(row, 1, group.table, address.tenant())?);
                 }
             }
         }
@@ -57,31 +40,65 @@ impl Shared {
     }
 
     pub(crate) async fn query(&self, query: &Query) -> Result<Page, StoreError> {
-        let Some(call) = range_call(self, query) else {
+        let Some(call) = range_call(&self.names, query) else {
             return Ok(Page { rows: Vec::new(), next: None });
         };
         let table = query.read_table();
-        let answers = self.read(&Scope::of(query.tenant()), &[call]).await;
+        let scope = query.tenant().map_or(Scope::All, Scope::of);
+        let answers = self.read(&scope, &[call]).await;
         let answers = answers.map_err(|fault| fault.into_error(&[table.name()]))?;
         let answers = answers.first().map(Vec::as_slice).unwrap_or_default();
-        let rows =
-            answers.iter().map(|row| row_at(row, 0, table, query.tenant())).collect::<Result<_, _>>()?;
+        let row_of = |row| match query.tenant() {
+            Some(tenant) => row_at(row, 0, table, tenant),
+            None => row_of_any(row, table),
+        };
+        let rows = answers.iter().map(row_of).collect::<Result<_, _>>()?;
         Ok(page(rows, query.page_limit(), |row| query.cursor_at(row)))
     }
 
     pub(crate) async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {
         let table = scan.read_table();
         let scope = scan.tenant().map_or(Scope::All, Scope::of);
-        let answers = self.read(&scope, &[scan_call(self, scan)]).await;
+        let answers = self.read(&scope, &[scan_call(&self.names, scan)]).await;
         let answers = answers.map_err(|fault| fault.into_error(&[table.name()]))?;
-        let mut rows = Vec::new();
-        for row in answers.first().map(Vec::as_slice).unwrap_or_default() {
-            let tenant = Tenant::new(text_at(row, 0, table.name())?)
-                .map_err(|error| StoreError::corrupt(table.name(), error.to_string()))?;
-            rows.push(row_at(row, 1, table, &tenant)?);
-        }
+        let answers = answers.first().map(Vec::as_slice).unwrap_or_default();
+        let rows = answers.iter().map(|row| row_of_any(row, table)).collect::<Result<_, _>>()?;
         Ok(page(rows, scan.page_limit(), |row| scan.cursor_at(row)))
     }
+}
+
+/// Addresses of one table, with their places in the list.
+pub(crate) struct Group<'a> {
+    table: &'a Arc<Table>,
+    rows: Vec<(usize, &'a Address)>,
+}
+
+impl<'a> Group<'a> {
+    /// The statement that reads these rows.
+    pub(crate) fn call(&self, names: &Names) -> Call<'a> {
+        let keys: Vec<Key<'a>> = self.rows.iter().map(|(_, row)| (row.tenant(), row.key())).collect();
+        rows_by_key(names, self.table, &keys, false)
+    }
+}
+
+/// Addresses by table; two definitions of one table are two tables here.
+pub(crate) fn by_table(addresses: &[Address]) -> Vec<Group<'_>> {
+    let mut groups: Vec<Group<'_>> = Vec::new();
+    for (number, address) in addresses.iter().enumerate() {
+        let table = address.table();
+        match groups.iter_mut().find(|group| Arc::ptr_eq(group.table, table) || group.table == table) {
+            Some(group) => group.rows.push((number, address)),
+            None => groups.push(Group { table, rows: vec![(number, address)] }),
+        }
+    }
+    groups
+}
+
+/// A row behind the name of its tenant.
+fn row_of_any(row: &tokio_postgres::Row, table: &Arc<Table>) -> Result<Row, StoreError> {
+    let tenant = Tenant::new(text_at(row, 0, table.name())?)
+        .map_err(|error| StoreError::corrupt(table.name(), error.to_string()))?;
+    row_at(row, 1, table, &tenant)
 }
 
 /// A page of the first rows of a list that has one more than the page if there is a next one.
@@ -99,10 +116,16 @@ fn ordered(column: &Column) -> String {
 }
 
 /// The statement of a range; `None` if nothing can be in it.
-fn range_call<'q>(shared: &Shared, query: &'q Query) -> Option<Call<'q>> {
+pub(crate) fn range_call<'q>(names: &Names, query: &'q Query) -> Option<Call<'q>> {
     let table = query.read_table();
-    let mut args = vec![Arg::Text(query.tenant().as_str())];
-    let mut conditions = vec![format!("t.{TENANT} = $1")];
+    let (mut args, mut conditions, mut owner) = (Vec::new(), Vec::new(), String::new());
+    match query.tenant() {
+        Some(tenant) => {
+            args.push(Arg::Text(tenant.as_str()));
+            conditions.push(format!("t.{TENANT} = $1"));
+        }
+        None => owner = format!("t.{TENANT}, "),
+    }
     let sort = query.sort_columns();
     let fixed = query.partition_columns().into_iter().zip(query.partition_values());
     let fixed = fixed.chain(sort.iter().copied().zip(query.prefix_values()));
@@ -140,9 +163,9 @@ fn range_call<'q>(shared: &Shared, query: &'q Query) -> Option<Call<'q>> {
         conditions.push(behind(&columns, operator, after, &mut args));
     }
     let mut text = format!(
-        "select {}\nfrom {} as t\nwhere {}",
+        "select {owner}{}\nfrom {} as t\nwhere {}",
         all_columns(table, "t"),
-        shared.names.table(table.name()),
+        names.table(table.name()),
         conditions.join(" and "),
     );
     if !order.is_empty() {
@@ -166,7 +189,7 @@ fn behind<'q>(columns: &[String], operator: &str, values: &'q [Value], args: &mu
 }
 
 /// The statement of a walk over a table, in the order of its primary key.
-fn scan_call<'s>(shared: &Shared, scan: &'s Scan) -> Call<'s> {
+pub(crate) fn scan_call<'s>(names: &Names, scan: &'s Scan) -> Call<'s> {
     let table = scan.read_table();
     let keys: Vec<String> = std::iter::once(TENANT)
         .chain(table.key_columns().iter().map(|column| column.name.as_str()))
@@ -187,7 +210,7 @@ fn scan_call<'s>(shared: &Shared, scan: &'s Scan) -> Call<'s> {
     let text = format!(
         "select t.{TENANT}, {}\nfrom {} as t{condition}\norder by {}\nlimit {}",
         all_columns(table, "t"),
-        shared.names.table(table.name()),
+        names.table(table.name()),
         keys.join(", "),
         placeholder(args.len() - 1),
     );

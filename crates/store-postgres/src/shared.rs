@@ -3,26 +3,27 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use statehouse_store::{Clock, Position, StoreError, SystemClock};
+use statehouse_store::log::partition_of;
+use statehouse_store::{Clock, Plan, Position, StoreError, SystemClock};
 use tokio::sync::watch;
 use tokio_postgres::Row;
 
+use crate::compile::Compiler;
 use crate::ddl::Names;
 use crate::fault::Fault;
 use crate::link::{Call, Dialer, Link};
 use crate::options::Options;
-use crate::queue::Queue;
+use crate::order::place;
 use crate::tenancy::Scope;
-use crate::writer::Seat;
+use crate::writer::Lane;
 
 pub(crate) struct Shared {
     pub names: Names,
     pub options: Options,
     pub dialer: Dialer,
     pub partitions: u32,
-    pub queue: Queue,
-    /// The writers' connections.
-    pub seats: Vec<Seat>,
+    /// The writers' connections, each with the plans that wait for it.
+    pub lanes: Vec<Lane>,
     readers: Vec<Link>,
     next_reader: AtomicUsize,
     /// The newest position of each partition, as far as this process knows.
@@ -40,9 +41,11 @@ pub(crate) struct Shared {
 /// What the writers of a store have done since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Plans that one compiled statement applied.
+    /// Plans that a compiled statement of their own applied.
     pub alone: u64,
-    /// Compiled statements that did nothing, so that their plans were decided on locked rows.
+    /// Plans that a compiled statement applied together with others of their shape.
+    pub alike: u64,
+    /// Plans for which a compiled statement did nothing, so that they were decided on locked rows.
     pub left_open: u64,
     /// Compiled statements that the server refused; their plans were decided on locked rows too.
     pub compiled_faults: u64,
@@ -58,6 +61,7 @@ pub struct Counts {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub alone: AtomicU64,
+    pub alike: AtomicU64,
     pub left_open: AtomicU64,
     pub compiled_faults: AtomicU64,
     pub batches: AtomicU64,
@@ -70,6 +74,7 @@ impl Counters {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counts {
             alone: read(&self.alone),
+            alike: read(&self.alike),
             left_open: read(&self.left_open),
             compiled_faults: read(&self.compiled_faults),
             batches: read(&self.batches),
@@ -83,16 +88,17 @@ impl Counters {
 const READ_ATTEMPTS: u32 = 4;
 
 impl Shared {
-    pub(crate) fn new(names: Names, options: Options, dialer: Dialer, partitions: u32) -> Shared {
-        let seats = std::iter::repeat_with(Seat::default).take(options.writers.max(1)).collect();
+    pub(crate) fn new(names: Names, mut options: Options, dialer: Dialer, partitions: u32) -> Shared {
+        // What the store has is what counts from here on.
+        options.partitions = Some(partitions);
+        let lanes = std::iter::repeat_with(Lane::default).take(options.writers.max(1)).collect();
         let readers = std::iter::repeat_with(Link::default).take(options.readers.max(1)).collect();
         Shared {
             names,
             options,
             dialer,
             partitions,
-            queue: Queue::default(),
-            seats,
+            lanes,
             readers,
             next_reader: AtomicUsize::new(0),
             heads: watch::Sender::new(vec![0; partitions as usize]),
@@ -103,29 +109,40 @@ impl Shared {
         }
     }
 
+    /// The lane of a plan: that of its record's partition. Two lanes never wait for one another's heads, and seldom for
+    /// one another's rows, because what is logged under one key is mostly kept in the same rows.
+    pub(crate) fn lane(&self, plan: &Plan) -> Option<&Lane> {
+        let number = match (plan.entry(), plan.steps().first()) {
+            (Some(entry), _) => {
+                partition_of(plan.tenant(), &entry.resource, &entry.key, self.partitions) as usize
+            }
+            (None, Some(step)) => {
+                let row = place(step.table.name(), 0, plan.tenant(), &step.key);
+                row.iter().fold(0_usize, |sum, octet| sum.wrapping_mul(31).wrapping_add(usize::from(*octet)))
+            }
+            (None, None) => 0,
+        };
+        self.lanes.get(number % self.lanes.len().max(1))
+    }
+
+    /// Lets no more plans in. What waits is still done.
+    pub(crate) fn shut(&self) {
+        self.lanes.iter().for_each(|lane| lane.queue.close());
+    }
+
+    /// Whether the store was closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.lanes.first().is_none_or(|lane| lane.queue.is_closed())
+    }
+
     /// The clock that waits are measured by.
     pub(crate) fn clock(&self) -> Arc<dyn Clock> {
         self.options.clock.clone().unwrap_or_else(|| Arc::new(SystemClock))
     }
 
-    /// The role that a transaction takes on, if it is not the one that connects.
-    pub(crate) fn role(&self) -> Option<&str> {
-        self.options.runtime_role.as_deref().filter(|_| self.options.row_level_security)
-    }
-
-    fn scope_words(&self, scope: &Scope) -> String {
-        if self.options.row_level_security { scope.words(self.role()) } else { String::new() }
-    }
-
-    /// The words that open a transaction that writes. What they set is gone with it, so a pooler may stand between.
-    pub(crate) fn open_words(&self, lock_timeout_ms: u128, planner: &str, scope: &Scope) -> String {
-        let timeout_ms = self.options.statement_timeout.as_millis();
-        format!(
-            "begin isolation level read committed; set local statement_timeout = {timeout_ms}; \
-             set local lock_timeout = {lock_timeout_ms}; \
-             set local idle_in_transaction_session_timeout = {timeout_ms}{planner}{}",
-            self.scope_words(scope),
-        )
+    /// What compiles plans, as of now.
+    pub(crate) fn compiler(&self) -> Compiler<'_> {
+        Compiler::new(&self.names, &self.options, self.partitions)
     }
 
     /// Runs reads on one of the reading connections, in one round trip.
@@ -141,7 +158,7 @@ impl Shared {
                 other => Fault::Schema(other.to_string()),
             })?;
             let answers = if self.options.row_level_security {
-                let open = format!("begin read only{}", self.scope_words(scope));
+                let open = self.options.read_words(scope);
                 session.run(Some(&open), calls, Some("commit")).await
             } else {
                 // Without anything to set, each statement is its own transaction.
@@ -174,8 +191,8 @@ impl Shared {
     /// Lets go of the connections, and wakes those who wait for the log.
     pub(crate) async fn close(&self) {
         self.heads.send_modify(|_| {});
-        for seat in &self.seats {
-            seat.close().await;
+        for lane in &self.lanes {
+            lane.close().await;
         }
         self.claims.close().await;
         for reader in &self.readers {

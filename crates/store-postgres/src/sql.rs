@@ -179,6 +179,8 @@ pub(crate) enum Arg<'a> {
     Own(Value),
     /// An array of values.
     Many(Vec<&'a Value>),
+    /// An array of whatever.
+    List(Vec<Arg<'a>>),
     /// A text.
     Text(&'a str),
     /// A 32- or 64-bit integer, as the statement declares it.
@@ -203,6 +205,7 @@ impl ToSql for Arg<'_> {
             Arg::One(value) => Scalar(value).to_sql(ty, out),
             Arg::Own(value) => Scalar(value).to_sql(ty, out),
             Arg::Many(values) => values.iter().map(|value| Scalar(value)).collect::<Vec<_>>().to_sql(ty, out),
+            Arg::List(args) => args.to_sql(ty, out),
             Arg::Text(text) => text.to_sql(ty, out),
             Arg::Int(int) => Integer(*int).to_sql(ty, out),
             Arg::Interval(micros) => {
@@ -240,6 +243,7 @@ impl fmt::Display for Arg<'_> {
             Arg::One(value) => write!(f, "{value}"),
             Arg::Own(value) => write!(f, "{value}"),
             Arg::Many(values) => list(f, values.iter()),
+            Arg::List(args) => list(f, args.iter()),
             Arg::Text(text) => f.write_str(&quoted(text)),
             Arg::Int(int) => write!(f, "{int}"),
             Arg::Interval(micros) => write!(f, "'{micros} microseconds'"),

@@ -17,7 +17,8 @@ use crate::sql::{Arg, all_columns, int_at, name, placeholder, text_at, time_at, 
 
 /// What keeps a cached plan right whatever the size of a table: only nested loops over index lookups.
 pub(crate) const PLANNER: &str = "; set local plan_cache_mode = force_generic_plan; set local enable_seqscan = off; \
-                                  set local enable_hashjoin = off; set local enable_mergejoin = off";
+                                  set local enable_hashjoin = off; set local enable_mergejoin = off; \
+                                  set local random_page_cost = 0";
 
 /// Names of columns as they stand in a list.
 fn list<'a>(columns: impl IntoIterator<Item = &'a str>) -> String {

@@ -1,8 +1,8 @@
 //! Writers: each owns a connection, takes the plans that wait, and settles them in one transaction.
 //!
-//! A plan that is alone goes as one compiled statement, which is a transaction by itself: one
-//! round trip ([`crate::compile`]). Plans that wait together, and whatever a compiled statement left open, go
-//! as a batch: one round trip to lock and read, one to write and commit ([`crate::batch`]).
+//! A plan that is alone goes as one compiled statement, which is a transaction by itself, and plans that wait together
+//! and are of one shape go as one too: one round trip ([`crate::compile`]). All others, and whatever a compiled
+//! statement left open, go as a batch: one round trip to lock and read, one to write and commit ([`crate::batch`]).
 //!
 //! **What is certain.** The server's answer to a statement is. An error means that the transaction is rolled back,
 //! because the commit queued behind it can only confirm that. What conflicts with others is run again, from the
@@ -21,15 +21,15 @@ use std::sync::atomic::Ordering;
 use statehouse_store::{Applied, Commit, Plan, Record, StoreError, Tenant};
 
 use crate::batch::Batch;
-use crate::compile::compile;
+use crate::compile::Compiled;
 use crate::fault::Fault;
-use crate::link::{Call, Closing, Link, Session};
+use crate::link::{Answers, Call, Closing, Link, Session};
 use crate::order::place;
-use crate::queue::Job;
+use crate::queue::{Job, Queue};
 use crate::shared::Shared;
 use crate::sql::{int_at, row_at};
 use crate::statements::{
-    Placeholders, bases_at, clock_at, clock_call, lock_calls, record_at, records_of, write_calls,
+    PLANNER, Placeholders, bases_at, clock_at, clock_call, lock_calls, record_at, records_of, write_calls,
 };
 use crate::tenancy::Scope;
 
@@ -37,6 +37,10 @@ use crate::tenancy::Scope;
 const ATTEMPTS: u32 = 12;
 /// How long a plan that is run by itself, because somebody's lock held up its batch, waits for that lock.
 const SHORT_LOCK_TIMEOUT_MS: u128 = 250;
+
+fn scope_of(plans: &[Plan]) -> Scope {
+    Scope::Of(plans.iter().map(|plan| plan.tenant().clone()).collect())
+}
 
 /// What came of one run of a batch.
 enum Run {
@@ -57,46 +61,49 @@ pub(crate) enum Attempt {
     NotMade,
 }
 
-/// A writer's connection. Whoever holds the turn may use it.
+/// A writer's connection and the plans that wait for it. Whoever holds the turn may use the connection.
 #[derive(Default)]
-pub(crate) struct Seat {
+pub(crate) struct Lane {
+    pub queue: Queue,
     link: Link,
     turn: tokio::sync::Mutex<()>,
 }
 
-impl Seat {
+impl Lane {
+    /// The turn, if nobody has it.
+    fn turn(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        self.turn.try_lock().ok()
+    }
+
     /// Lets go of the connection.
     pub(crate) async fn close(&self) {
         self.link.close().await;
     }
 }
 
-/// One writer.
-pub(crate) struct Writer {
-    pub shared: Arc<Shared>,
-    /// Which of the seats is its own.
-    pub seat: usize,
-}
-
-/// Settles plans until the queue is closed.
-pub(crate) async fn work(writer: Writer) {
-    let shared = &*writer.shared;
-    let Some(seat) = shared.seats.get(writer.seat) else { return };
-    while shared.queue.wait().await {
-        let turn = seat.turn.lock().await;
+/// Settles the plans of one lane until its queue is closed.
+pub(crate) async fn work(shared: Arc<Shared>, lane: usize) {
+    let Some(lane) = shared.lanes.get(lane) else { return };
+    while lane.queue.wait().await {
+        let turn = lane.turn.lock().await;
         loop {
-            let jobs = shared.queue.take();
+            let jobs = lane.queue.take();
             let left_open = jobs.iter().any(|job| job.left_open);
             let (plans, replies): (Vec<Plan>, Vec<_>) =
                 jobs.into_iter().map(|job: Job| (job.plan, job.reply)).unzip();
             if plans.is_empty() {
                 break;
             }
-            let outcomes = shared.on(seat).settle(&plans, left_open).await;
-            for (reply, outcome) in replies.into_iter().zip(outcomes) {
-                // Who no longer waits does not hear it.
-                let _ = reply.send(outcome);
+            let outcomes = shared.on(lane).settle(&plans, left_open).await;
+            let mut deferred = Vec::new();
+            for ((plan, reply), outcome) in plans.into_iter().zip(replies).zip(outcomes) {
+                match outcome {
+                    // Who no longer waits does not hear it.
+                    Some(outcome) => drop(reply.send(outcome)),
+                    None => deferred.push(Job { plan, left_open: false, reply }),
+                }
             }
+            lane.queue.put_back(deferred);
             // Those who were just answered are about to ask for more. The turn is kept until they have, or each
             // batch would find one of them ahead of it, alone.
             tokio::task::yield_now().await;
@@ -105,37 +112,52 @@ pub(crate) async fn work(writer: Writer) {
     }
 }
 
-/// A way to settle plans: on one seat, while holding its turn.
+/// A way to settle plans: in one lane, while holding its turn.
 pub(crate) struct Desk<'s> {
     shared: &'s Shared,
     link: &'s Link,
 }
 
 impl Shared {
-    fn on<'s>(&'s self, seat: &'s Seat) -> Desk<'s> {
-        Desk { shared: self, link: &seat.link }
+    fn on<'s>(&'s self, lane: &'s Lane) -> Desk<'s> {
+        Desk { shared: self, link: &lane.link }
     }
 
-    /// Settles a plan at once if nobody else is writing: without a queue and the change of tasks that it takes.
+    /// Settles a plan at once if nobody else is writing: without a queue and the change of tasks that it takes. A lone
+    /// caller stays in the first lane, whose connection is warm; the plan's own is for when that one is taken.
     /// Dropping this midway leaves the connection in order, because the whole transaction is queued in one go.
-    pub(crate) async fn settle_at_once(&self, plan: &Plan) -> Attempt {
-        let Some(seat) = self.seats.first() else { return Attempt::NotMade };
-        let Ok(_turn) = seat.turn.try_lock() else { return Attempt::NotMade };
-        if !self.queue.is_empty() {
+    pub(crate) async fn settle_at_once(&self, own: &Lane, plan: &Plan) -> Attempt {
+        let idle = |lane: &&Lane| lane.queue.is_empty();
+        let lanes = self.lanes.first().into_iter().chain([own]).filter(idle);
+        let turn = |lane| Lane::turn(lane).map(|turn| (lane, turn));
+        let Some((lane, _turn)) = lanes.filter(|_| idle(&own)).find_map(turn) else {
             return Attempt::NotMade;
-        }
-        self.on(seat).settle_alone(plan).await
+        };
+        self.on(lane).settle_alone(plan).await
     }
 }
 
 impl Desk<'_> {
-    async fn settle(&self, plans: &[Plan], left_open: bool) -> Vec<Result<Commit, StoreError>> {
+    /// Settles plans; `left_open` if a compiled statement did nothing for one of them already. A plan without an outcome
+    /// was not run, and is to go with the next ones.
+    async fn settle(&self, plans: &[Plan], left_open: bool) -> Vec<Option<Result<Commit, StoreError>>> {
         if let [plan] = plans
             && !left_open
             && let Attempt::Settled(outcome) = self.settle_alone(plan).await
         {
-            return vec![outcome];
+            return vec![Some(outcome)];
         }
+        if plans.len() > 1
+            && !left_open
+            && let Some(outcomes) = self.settle_alike(plans).await
+        {
+            return outcomes;
+        }
+        self.settle_by_rows(plans).await.into_iter().map(Some).collect()
+    }
+
+    /// Settles plans by deciding them on locked rows.
+    async fn settle_by_rows(&self, plans: &[Plan]) -> Vec<Result<Commit, StoreError>> {
         let lock_timeout_ms = self.shared.options.lock_timeout.as_millis();
         match self.settle_together(plans, lock_timeout_ms).await {
             Ok(outcomes) => outcomes,
@@ -146,48 +168,98 @@ impl Desk<'_> {
     /// Runs a plan as one statement, if it is one that can be compiled.
     async fn settle_alone(&self, plan: &Plan) -> Attempt {
         let shared = self.shared;
-        let now = shared.options.clock.as_ref().map(|clock| clock.now());
-        let lock_timeout_ms = shared.options.lock_timeout.as_millis();
-        let Some(compiled) = compile(&shared.names, plan, shared.partitions, now, lock_timeout_ms) else {
-            return Attempt::NotMade;
-        };
+        let Some(compiled) = shared.compiler().one(plan) else { return Attempt::NotMade };
         let Ok(session) = self.link.session(&shared.dialer).await else { return Attempt::NotMade };
         let call = std::slice::from_ref(&compiled.call);
-        let answers = if shared.role().is_some() {
-            // A role cannot be taken on within a statement.
-            let open = shared.open_words(lock_timeout_ms, "", &Scope::of(plan.tenant()));
+        let answers = if let Some(open) = shared.options.role_words() {
             session.run(Some(&open), call, Some("commit")).await
         } else {
             session.run(None, call, None).await
         };
+        match self.compiled_outcomes(&compiled, answers) {
+            Some(Ok(outcomes)) => match outcomes.into_iter().next().flatten() {
+                Some(applied) => {
+                    shared.counters.alone.fetch_add(1, Ordering::Relaxed);
+                    Attempt::Settled(Ok(Commit::Applied(applied)))
+                }
+                None => Attempt::LeftOpen,
+            },
+            Some(Err(why)) => Attempt::Settled(Err(StoreError::unknown(plan.operation(), why))),
+            None => Attempt::LeftOpen,
+        }
+    }
+
+    /// Runs plans of one shape as one statement, and those for which it does nothing by their rows. `None` if they
+    /// cannot be compiled together, or the server refused it.
+    async fn settle_alike(&self, plans: &[Plan]) -> Option<Vec<Option<Result<Commit, StoreError>>>> {
+        let shared = self.shared;
+        let compiled = shared.compiler().several(plans)?;
+        let session = self.link.session(&shared.dialer).await.ok()?;
+        let lock_timeout_ms = shared.options.lock_timeout.as_millis();
+        let open = shared.options.open_words(lock_timeout_ms, compiled.settings, &scope_of(plans));
+        let call = std::slice::from_ref(&compiled.call);
+        let answers = session.run(Some(&open), call, Some("commit")).await;
+        let answered = self.compiled_outcomes(&compiled, answers)?;
+        let mut settled: Vec<Option<Result<Commit, StoreError>>> = plans.iter().map(|_| None).collect();
+        let mut set = |place: usize, outcome| {
+            if let Some(settled) = settled.get_mut(place) {
+                *settled = Some(outcome);
+            }
+        };
+        let mut left: Vec<(usize, Plan)> = Vec::new();
+        match answered {
+            Ok(outcomes) => {
+                for (place, outcome) in compiled.places.iter().zip(outcomes) {
+                    match outcome {
+                        Some(applied) => set(*place, Ok(Commit::Applied(applied))),
+                        None => left.extend(plans.get(*place).map(|plan| (*place, plan.clone()))),
+                    }
+                }
+                let applied = compiled.places.len() - left.len();
+                shared.counters.alike.fetch_add(applied as u64, Ordering::Relaxed);
+            }
+            Err(why) => {
+                for place in &compiled.places {
+                    let operation = plans.get(*place).map_or("", Plan::operation);
+                    set(*place, Err(StoreError::unknown(operation, why.as_str())));
+                }
+            }
+        }
+        if !left.is_empty() {
+            let (places, left): (Vec<usize>, Vec<Plan>) = left.into_iter().unzip();
+            for (place, outcome) in places.into_iter().zip(self.settle_by_rows(&left).await) {
+                set(place, outcome);
+            }
+        }
+        Some(settled)
+    }
+
+    /// What a compiled statement did for each of its plans; an error if nobody knows; `None` if nothing.
+    fn compiled_outcomes(
+        &self,
+        compiled: &Compiled<'_>,
+        answers: Answers,
+    ) -> Option<Result<Vec<Option<Applied>>, String>> {
+        let counters = &self.shared.counters;
         match (answers.rows, answers.closing) {
             (Ok(rows), Closing::Done) => {
                 let rows = rows.first().map(Vec::as_slice).unwrap_or_default();
-                let applied = match compiled.outcome(rows) {
-                    Ok(Some(applied)) => applied,
-                    Ok(None) => {
-                        shared.counters.left_open.fetch_add(1, Ordering::Relaxed);
-                        return Attempt::LeftOpen;
-                    }
-                    // It was committed, and cannot be read: not an answer to give as if nothing had been done.
-                    Err(error) => {
-                        return Attempt::Settled(Err(StoreError::unknown(
-                            plan.operation(),
-                            error.to_string(),
-                        )));
-                    }
+                // What was committed and cannot be read is not to be answered as if nothing had been done.
+                let outcomes = match compiled.outcomes(rows) {
+                    Ok(outcomes) => outcomes,
+                    Err(error) => return Some(Err(error.to_string())),
                 };
-                shared.counters.alone.fetch_add(1, Ordering::Relaxed);
-                shared.publish(applied.record.iter().filter_map(|record| record.position));
-                Attempt::Settled(Ok(Commit::Applied(applied)))
+                let open = outcomes.iter().filter(|outcome| outcome.is_none()).count();
+                counters.left_open.fetch_add(open as u64, Ordering::Relaxed);
+                let records = outcomes.iter().flatten().filter_map(|applied| applied.record.as_ref());
+                self.shared.publish(records.filter_map(|record| record.position));
+                Some(Ok(outcomes))
             }
-            (Ok(_) | Err(Fault::Lost(_)), Closing::Unknown(why)) => {
-                Attempt::Settled(Err(StoreError::unknown(plan.operation(), why)))
-            }
+            (Ok(_) | Err(Fault::Lost(_)), Closing::Unknown(why)) => Some(Err(why)),
             // The server said no, or nothing was sent.
             _ => {
-                shared.counters.compiled_faults.fetch_add(1, Ordering::Relaxed);
-                Attempt::LeftOpen
+                counters.compiled_faults.fetch_add(1, Ordering::Relaxed);
+                None
             }
         }
     }
@@ -258,11 +330,7 @@ impl Desk<'_> {
     async fn run(&self, session: &Session, plans: &[Plan], lock_timeout_ms: u128) -> Run {
         let shared = self.shared;
         let mut batch = Batch::of(plans);
-        let open = shared.open_words(
-            lock_timeout_ms,
-            crate::statements::PLANNER,
-            &Scope::Of(plans.iter().map(|plan| plan.tenant().clone()).collect()),
-        );
+        let open = shared.options.open_words(lock_timeout_ms, PLANNER, &scope_of(plans));
         match self.read(session, &open, &mut batch).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {

@@ -59,7 +59,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             .build()
     };
     let (ours, theirs) = (rename("Anna")?, rename("Annie")?);
-    println!("\nWhat an update under version {version} does:\n{}", store.explain(&ours));
+    println!("\nWhat an update under version {version} does:\n{}", store.explain((&ours).into()));
 
     println!(
         "Two writers saw version {version}. The first: {}",

@@ -1,13 +1,37 @@
-//! What a plan makes the writer do, as text.
+//! What a plan makes the writer do, and a read the readers, as text. No file is needed for it.
 
 use statehouse_store::plan::{Expect, Verb};
-use statehouse_store::{Explanation, Plan, Request, Step};
+use statehouse_store::{Address, Asked, Explanation, Plan, Request, Step, Tenant, Value};
 
-use crate::sql::TableSql;
+use crate::sql::{self, Statement, TableSql};
 use crate::writer::INSERT_LOG;
 
+/// What any store of this engine would run for this.
+pub fn explain(asked: Asked<'_>) -> Explanation {
+    let requests = match asked {
+        Asked::Commit(plan) => return explain_plan(plan),
+        Asked::Get(addresses, _) => addresses.iter().map(read_row).collect(),
+        Asked::Query(query) => {
+            vec![read_page("read a page of the range, and one row more", &sql::query(query))]
+        }
+        Asked::Scan(scan) => vec![read_page("read a page of the table, and one row more", &sql::scan(scan))],
+    };
+    Explanation { requests, cost: vec![("synchronizations".to_owned(), "none".to_owned())] }
+}
+
+fn read_row(address: &Address) -> Request {
+    let key = key_parameters(address.tenant(), address.key(), 1);
+    request("read the row, beside the writer", &TableSql::new(address.table()).select, key)
+}
+
+fn read_page(purpose: &str, statement: &Statement) -> Request {
+    let numbered = statement.parameters.iter().enumerate();
+    let parameters = numbered.map(|(place, value)| (format!("?{}", place + 1), value.to_string()));
+    request(purpose, &statement.text, parameters)
+}
+
 /// The statements of a plan, in the order in which the writer runs them.
-pub(crate) fn explain(plan: &Plan) -> Explanation {
+fn explain_plan(plan: &Plan) -> Explanation {
     let mut requests = vec![request(
         "open the transaction that this plan shares with those that wait",
         "BEGIN IMMEDIATE",
@@ -18,7 +42,7 @@ pub(crate) fn explain(plan: &Plan) -> Explanation {
         requests.push(request(
             &format!("read the row of step {number}, and decide in the writer: {step}"),
             &sql.select,
-            key_parameters(plan, step, 1),
+            key_parameters(plan.tenant(), &step.key, 1),
         ));
     }
     if let Some(entry) = plan.entry() {
@@ -81,7 +105,7 @@ fn write(plan: &Plan, step: &Step, number: usize) -> Vec<Request> {
         let assigned = step.assignments.iter().enumerate();
         let assigned = assigned.map(|(place, one)| (format!("?{}", place + 1), one.expr.to_string()));
         let version = (format!("?{}", columns.len() + 1), "version + 1".to_owned());
-        let key = key_parameters(plan, step, columns.len() + 2);
+        let key = key_parameters(plan.tenant(), &step.key, columns.len() + 2);
         requests.push(request(
             &format!("write step {number}, if the row is there"),
             &TableSql::update(&step.table, &columns),
@@ -89,15 +113,15 @@ fn write(plan: &Plan, step: &Step, number: usize) -> Vec<Request> {
         ));
     }
     if step.verb == Verb::Delete {
-        let key = key_parameters(plan, step, 1);
+        let key = key_parameters(plan.tenant(), &step.key, 1);
         requests.push(request(&format!("write step {number}, if the row is there"), &sql.delete, key));
     }
     requests
 }
 
-fn key_parameters(plan: &Plan, step: &Step, first: usize) -> Vec<(String, String)> {
-    let tenant = format!("'{}'", plan.tenant());
-    let parts = std::iter::once(tenant).chain(step.key.iter().map(ToString::to_string));
+fn key_parameters(tenant: &Tenant, key: &[Value], first: usize) -> Vec<(String, String)> {
+    let tenant = format!("'{tenant}'");
+    let parts = std::iter::once(tenant).chain(key.iter().map(ToString::to_string));
     parts.enumerate().map(|(place, value)| (format!("?{}", first + place), value)).collect()
 }
 

@@ -254,9 +254,11 @@ pub(crate) fn column_definition(column: &Column) -> String {
     text
 }
 
-/// `CREATE INDEX`. The table's key is behind the index's columns, as in every index of a table without row ids.
+/// `CREATE INDEX`. The table's key, which the tenant leads, is behind the index's columns, as in every index of a table
+/// without row ids.
 pub(crate) fn create_index(table: &Table, index: &Index) -> String {
-    let columns: Vec<String> = std::iter::once(TENANT).chain(index.columns()).map(name).collect();
+    let tenant = (!index.across).then_some(TENANT);
+    let columns: Vec<String> = tenant.into_iter().chain(index.columns()).map(name).collect();
     let mut text = format!(
         "CREATE INDEX {} ON {} ({})",
         index_name(table, &index.name),

@@ -33,9 +33,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use statehouse_store::limits::PAGE_MAX;
 use statehouse_store::{
-    Address, Change, Clock, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query, Record,
-    Resolution, Row, Scan, Schema, Store, StoreError, SystemClock, Tenant,
+    Address, Asked, Change, Clock, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query,
+    Record, Resolution, Row, Scan, Schema, Store, StoreError, SystemClock, Tenant,
 };
+
+pub use explain::explain;
 
 use crate::reader::Readers;
 use crate::writer::Writer;
@@ -206,8 +208,8 @@ impl Store for SqliteStore {
         self.writer.trim(partition, through).await
     }
 
-    fn explain(&self, plan: &Plan) -> Explanation {
-        explain::explain(plan)
+    fn explain(&self, asked: Asked<'_>) -> Explanation {
+        explain(asked)
     }
 
     async fn close(&self) {

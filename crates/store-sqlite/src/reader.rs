@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rusqlite::{Connection, Statement, params_from_iter};
 use statehouse_store::{
-    Address, Event, Fate, LogPage, Page, Position, Query, Record, Row, Scan, StoreError, Tenant, Time,
+    Address, Event, Fate, LogPage, Page, Position, Query, Record, Row, Scan, StoreError, Table, Tenant, Time,
 };
 use tokio::sync::Semaphore;
 
@@ -124,20 +124,26 @@ impl Reader {
     /// A page of a range.
     pub(crate) fn query(&mut self, query: &Query) -> Result<Page, StoreError> {
         let statement = sql::query(query);
-        let rows = self.rows(&statement, |stored| sql::row(stored, 0, query.read_table(), query.tenant()))?;
+        let rows = self.rows(&statement, |stored| match query.tenant() {
+            Some(tenant) => sql::row(stored, 0, query.read_table(), tenant),
+            None => self.row_of_any(stored, query.read_table()),
+        })?;
         Ok(page(rows, query.page_limit(), |row| query.cursor_at(row)))
     }
 
     /// A page of a whole table.
     pub(crate) fn scan(&mut self, scan: &Scan) -> Result<Page, StoreError> {
         let statement = sql::scan(scan);
-        let rows = self.rows(&statement, |stored| {
-            let tenant: String = stored.get(0).map_err(|error| fault::of(&self.path, &error))?;
-            let tenant = Tenant::new(tenant)
-                .map_err(|error| StoreError::corrupt(self.path.display().to_string(), error.to_string()))?;
-            sql::row(stored, 1, scan.read_table(), &tenant)
-        })?;
+        let rows = self.rows(&statement, |stored| self.row_of_any(stored, scan.read_table()))?;
         Ok(page(rows, scan.page_limit(), |row| scan.cursor_at(row)))
+    }
+
+    /// A row behind the name of its tenant.
+    fn row_of_any(&self, stored: &rusqlite::Row<'_>, table: &Arc<Table>) -> Result<Row, StoreError> {
+        let tenant: String = stored.get(0).map_err(|error| self.fail(&error))?;
+        let tenant = Tenant::new(tenant)
+            .map_err(|error| StoreError::corrupt(self.path.display().to_string(), error.to_string()))?;
+        sql::row(stored, 1, table, &tenant)
     }
 
     fn rows(
@@ -204,7 +210,7 @@ pub(crate) struct Statements(Vec<TableSql>);
 const STATEMENTS_MAX: usize = 256;
 
 impl Statements {
-    pub(crate) fn of(&mut self, table: &Arc<statehouse_store::Table>) -> &mut TableSql {
+    pub(crate) fn of(&mut self, table: &Arc<Table>) -> &mut TableSql {
         let known = self.0.iter().position(|sql| Arc::ptr_eq(&sql.table, table));
         let place = known.unwrap_or_else(|| {
             if self.0.len() >= STATEMENTS_MAX {
@@ -259,11 +265,7 @@ pub(crate) fn row_at(
 }
 
 /// The error of a statement on a table that could not be prepared.
-pub(crate) fn unprepared(
-    path: &std::path::Path,
-    table: &statehouse_store::Table,
-    error: &rusqlite::Error,
-) -> StoreError {
+pub(crate) fn unprepared(path: &std::path::Path, table: &Table, error: &rusqlite::Error) -> StoreError {
     if error.to_string().contains("no such table") {
         return StoreError::no_table(table.name());
     }

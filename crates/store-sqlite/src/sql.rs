@@ -328,17 +328,24 @@ impl Statement {
     }
 }
 
-/// The statement of a range read. It asks for one row more than the page, to know whether there is one.
+/// The statement of a range read: columns and version, behind the tenant where rows of all tenants are read. It asks for one
+/// row more than the page, to know whether there is one.
 pub(crate) fn query(query: &Query) -> Statement {
     let table = query.read_table();
     let mut statement = Statement::default();
     let columns = TableSql::columns(table);
-    let _ = write!(statement.text, "SELECT {columns}, {VERSION} FROM {}", name(table.name()));
+    let owner = if query.tenant().is_some() { String::new() } else { format!("{TENANT}, ") };
+    let _ = write!(statement.text, "SELECT {owner}{columns}, {VERSION} FROM {}", name(table.name()));
     if let Some(index) = query.read_index() {
         let _ = write!(statement.text, " INDEXED BY {}", index_name(table, &index.name));
     }
-    statement.push(" WHERE tenant = ");
-    statement.parameter(&query.tenant().as_str().into());
+    match query.tenant() {
+        Some(tenant) => {
+            statement.push(" WHERE tenant = ");
+            statement.parameter(&tenant.as_str().into());
+        }
+        None => statement.push(" WHERE 1"),
+    }
     let equal = query.partition_columns().into_iter().zip(query.partition_values());
     let sort = query.sort_columns();
     for (column, value) in equal.chain(sort.iter().copied().zip(query.prefix_values())) {
@@ -413,6 +420,28 @@ pub(crate) fn index_name(table: &Table, index: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_index_across_tenants_gives_rows_with_their_owners() {
+        let table = Table::named("jobs")
+            .partition("id", Type::Int)
+            .optional("due_shard", Type::Int)
+            .required("due_at", Type::Time)
+            .index_across("due", &["due_shard"], &["due_at"])
+            .build()
+            .unwrap();
+        let index = table.index("due").unwrap();
+        assert_eq!(
+            crate::layout::create_index(&table, index),
+            "CREATE INDEX jobs__due ON jobs (due_shard, due_at) WHERE due_shard IS NOT NULL"
+        );
+        let read = Query::across(&table, "due", [3.into()]).unwrap().limit(10).unwrap();
+        assert_eq!(
+            query(&read).text,
+            "SELECT tenant, id, due_shard, due_at, version FROM jobs INDEXED BY jobs__due WHERE 1 AND due_shard = ?1 \
+             AND due_shard IS NOT NULL ORDER BY due_at, tenant, id LIMIT 11"
+        );
+    }
 
     #[test]
     fn statements_name_every_column() {

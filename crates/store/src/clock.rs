@@ -4,8 +4,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -18,6 +17,10 @@ use crate::time::Time;
 pub trait Clock: Send + Sync + fmt::Debug {
     /// What time it is.
     fn now(&self) -> Time;
+
+    /// How much time has passed on this clock since some moment that stays the same. Setting the clock does not move it,
+    /// so it is what a deadline of one's own is measured by.
+    fn uptime(&self) -> Duration;
 
     /// Returns when this much time has passed on this clock.
     async fn sleep(&self, span: Duration);
@@ -36,6 +39,12 @@ impl Clock for SystemClock {
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is the clock module")]
+    fn uptime(&self) -> Duration {
+        static START: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
+        START.elapsed()
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "this is the clock module")]
     async fn sleep(&self, span: Duration) {
         tokio::time::sleep(span).await;
     }
@@ -44,36 +53,50 @@ impl Clock for SystemClock {
 /// A clock that moves only when it is told to. Clones share one time.
 #[derive(Clone, Debug)]
 pub struct ManualClock {
-    time: watch::Sender<Time>,
+    hands: watch::Sender<Hands>,
+}
+
+/// What a manual clock shows.
+#[derive(Clone, Copy, Debug)]
+struct Hands {
+    time: Time,
+    uptime: Duration,
 }
 
 impl ManualClock {
     /// A clock that stands at this time.
     pub fn at(time: Time) -> ManualClock {
-        ManualClock { time: watch::Sender::new(time) }
+        ManualClock { hands: watch::Sender::new(Hands { time, uptime: Duration::ZERO }) }
     }
 
-    /// Moves the clock forward and wakes whoever slept until then.
+    /// Lets time pass, and wakes whoever slept until then.
     pub fn advance(&self, span: Duration) {
-        self.time.send_modify(|time| *time = time.plus(span));
+        self.hands.send_modify(|hands| {
+            hands.time = hands.time.plus(span);
+            hands.uptime += span;
+        });
     }
 
-    /// Sets the clock, backward too.
+    /// Sets the clock, backward too. No time passes by that, and nobody wakes.
     pub fn set(&self, time: Time) {
-        self.time.send_replace(time);
+        self.hands.send_modify(|hands| hands.time = time);
     }
 }
 
 #[async_trait]
 impl Clock for ManualClock {
     fn now(&self) -> Time {
-        *self.time.borrow()
+        self.hands.borrow().time
+    }
+
+    fn uptime(&self) -> Duration {
+        self.hands.borrow().uptime
     }
 
     async fn sleep(&self, span: Duration) {
-        let until = self.now().plus(span);
+        let until = self.uptime() + span;
         // The sender lives as long as `self`, so waiting cannot fail.
-        let _ = self.time.subscribe().wait_for(|time| *time >= until).await;
+        let _ = self.hands.subscribe().wait_for(|hands| hands.uptime >= until).await;
     }
 }
 
@@ -120,6 +143,10 @@ impl Clock for SkewedClock {
         crate::eval::now_moved(self.inner.now(), offset)
     }
 
+    fn uptime(&self) -> Duration {
+        self.inner.uptime()
+    }
+
     async fn sleep(&self, span: Duration) {
         self.inner.sleep(span).await;
     }
@@ -138,8 +165,11 @@ mod tests {
         });
         tokio::task::yield_now().await;
         clock.advance(Duration::from_secs(1));
+        // Setting the clock is not the passing of time.
+        clock.set(Time::from_millis(3_600_000));
         tokio::task::yield_now().await;
         assert!(!sleeper.is_finished());
+        assert_eq!(clock.uptime(), Duration::from_secs(1));
         clock.advance(Duration::from_secs(1));
         sleeper.await.unwrap();
     }

@@ -124,6 +124,16 @@ pub enum PlanError {
         /// The name that was given.
         index: String,
     },
+    /// The index holds the rows of all tenants and was read for one of them, or the other way round.
+    #[error("index {index} of table {table} {why}")]
+    IndexReach {
+        /// The table.
+        table: String,
+        /// The index.
+        index: String,
+        /// What it is, and how it is read.
+        why: &'static str,
+    },
     /// The key has too few or too many parts.
     #[error("a key of table {table} has {expected} ({names}); {given} given")]
     KeyParts {

@@ -20,7 +20,7 @@ use crate::plan::Plan;
 use crate::random::Random;
 use crate::read::{Consistency, Page, Query, Scan};
 use crate::row::{Address, Row, Tenant};
-use crate::store::{Explanation, Store};
+use crate::store::{Asked, Explanation, Store};
 use crate::table::Schema;
 
 /// How often each fault is tried, from 0 (never) to 1 (always).
@@ -341,8 +341,8 @@ impl Store for FaultyStore {
         self.inner.trim_log(partition, through).await
     }
 
-    fn explain(&self, plan: &Plan) -> Explanation {
-        self.inner.explain(plan)
+    fn explain(&self, asked: Asked<'_>) -> Explanation {
+        self.inner.explain(asked)
     }
 
     async fn close(&self) {

@@ -20,7 +20,8 @@ pub const PLAN_BYTES_MAX: usize = 4_000_000;
 pub const ROW_BYTES_MAX: usize = 400_000;
 /// Bytes in the partition part of a key or index, the tenant included. (DynamoDB: 2,048 when encoded.)
 pub const PARTITION_KEY_BYTES_MAX: usize = 1_000;
-/// Bytes in the sort part of a key; for an index its own sort columns and the row's key together. (DynamoDB: 1,024.)
+/// Bytes in the sort part of a key; for an index its own sort columns and the row's key together, with the tenant
+/// between them if it is across tenants. (DynamoDB: 1,024.)
 pub const SORT_KEY_BYTES_MAX: usize = 500;
 /// Bytes in a tenant's name.
 pub const TENANT_BYTES_MAX: usize = 64;
@@ -80,9 +81,11 @@ fn index_weights(row: &Row, index: &Index) -> Option<(usize, usize)> {
         names.iter().map(|name| row.get(name).filter(|value| !value.is_null())).collect::<Option<Vec<_>>>()
     };
     let (partition, sort) = (set(&index.partition)?, set(&index.sort)?);
-    let partition = row.tenant().as_str().len() + parts_weight(partition.into_iter());
+    let tenant = row.tenant().as_str().len();
+    let partition = parts_weight(partition.into_iter());
     let sort = parts_weight(sort.into_iter()) + parts_weight(row.key().iter());
-    Some((partition, sort))
+    // The tenant leads the partition part, or, across tenants, the row's key.
+    Some(if index.across { (partition, sort + tenant + 1) } else { (partition + tenant, sort) })
 }
 
 /// What a row weighs on the heaviest engine: names and values, and the keys once more for the table and each index.

@@ -120,8 +120,9 @@ pub enum Fate {
 /// One committed plan in the log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Where it stands. `None` only in answers to a commit on an engine that gives out offsets after the
-    /// commit; a record that was read from the log always has one.
+    /// Where it stands. A record that was read from the log always has one. On an engine that numbers records only after
+    /// their commit, the answer to a commit has none, and neither has the record of a repeated commit, of `resolve` or of
+    /// `recorded` until it was numbered.
     pub position: Option<Position>,
     /// Whose plan it was.
     pub tenant: Tenant,

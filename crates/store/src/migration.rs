@@ -72,7 +72,10 @@ impl fmt::Display for Change {
                 Some(default) => write!(f, "default {table}.{} to {default}", column.name),
                 None => write!(f, "give {table}.{} no default", column.name),
             },
-            Difference::AddIndex(index) => write!(f, "add index {table}.{}", index.name),
+            Difference::AddIndex(index) => {
+                let reach = if index.across { " across tenants" } else { "" };
+                write!(f, "add index {table}.{}{reach}", index.name)
+            }
             Difference::DropIndex(index) => write!(f, "drop index {table}.{}", index.name),
             Difference::DropColumn(column) => write!(f, "drop column {table}.{}, with its data", column.name),
             Difference::DropTable => write!(f, "drop table {table}, with its data"),
@@ -155,7 +158,7 @@ fn compare(
         match old.index(&index.name) {
             None => add(Difference::AddIndex(index.clone())),
             Some(before) if before != index => {
-                let why = "its columns are others than in the live store; give the new index a new name";
+                let why = "it is declared otherwise than in the live store; give the new index a new name";
                 return Err(StoreError::schema(format!("index {new}.{}", index.name), why));
             }
             Some(_) => {}
@@ -234,6 +237,12 @@ mod tests {
         check(base(), base().defaulted("b", Type::Int, 1), "add column t.b int");
         check(base(), base().required("b", Type::Int), "error: column t.b does not fit");
         check(base(), base().index("by_a", &["a"], &[]), "add index t.by_a");
+        check(base(), base().index_across("by_a", &["a"], &[]), "add index t.by_a across tenants");
+        check(
+            base().index("by_a", &["a"], &[]),
+            base().index_across("by_a", &["a"], &[]),
+            "error: index t.by_a does not fit",
+        );
         check(base().optional("b", Type::Int), base(), "drop column t.b, with its data");
         check(
             base(),

@@ -23,7 +23,7 @@ use crate::outcome::{Applied, Commit, Resolution};
 use crate::plan::{Plan, Verb};
 use crate::read::{Consistency, Direction, Page, Query, Scan};
 use crate::row::{Address, Row, Tenant};
-use crate::store::{Explanation, Request, Store};
+use crate::store::{Asked, Explanation, Request, Store};
 use crate::table::{Schema, Table};
 use crate::value::Value;
 
@@ -294,7 +294,6 @@ impl Store for ModelStore {
     async fn query(&self, query: &Query) -> Result<Page, StoreError> {
         let content = self.open()?;
         let table = query.read_table();
-        let order = query.order_columns();
         let content_of = |row: &Row, columns: &[&crate::table::Column]| -> Vec<Value> {
             columns.iter().filter_map(|column| row.get(&column.name).cloned()).collect()
         };
@@ -306,17 +305,17 @@ impl Store for ModelStore {
             .table(table)?
             .values()
             .map(|row| seen_as(row.clone(), table))
-            .filter(|row| row.tenant() == query.tenant() && set(row))
+            .filter(|row| query.tenant().is_none_or(|tenant| tenant == row.tenant()) && set(row))
             .filter(|row| content_of(row, &query.partition_columns()) == query.partition_values())
             .filter(|row| in_range(query, &content_of(row, &query.sort_columns())))
             .collect();
-        rows.sort_by(|a, b| compare_values(&content_of(a, &order), &content_of(b, &order)));
+        rows.sort_by(|a, b| compare_values(&query.order_values(a), &query.order_values(b)));
         if query.direction() == Direction::Backward {
             rows.reverse();
         }
         if let Some(after) = query.cursor_values() {
             rows.retain(|row| {
-                let order = compare_values(&content_of(row, &order), after);
+                let order = compare_values(&query.order_values(row), after);
                 if query.direction() == Direction::Forward { order.is_gt() } else { order.is_lt() }
             });
         }
@@ -383,7 +382,20 @@ impl Store for ModelStore {
         Ok(())
     }
 
-    fn explain(&self, plan: &Plan) -> Explanation {
+    fn explain(&self, asked: Asked<'_>) -> Explanation {
+        let under_lock = |text: String| {
+            let request = Request { purpose: "under the store's lock".into(), text, parameters: Vec::new() };
+            Explanation { requests: vec![request], cost: Vec::new() }
+        };
+        let plan = match asked {
+            Asked::Commit(plan) => plan,
+            Asked::Get(addresses, _) => {
+                let rows: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+                return under_lock(format!("get {}", rows.join(", ")));
+            }
+            Asked::Query(query) => return under_lock(format!("a range of {}", query.read_table())),
+            Asked::Scan(scan) => return under_lock(format!("a walk over {}", scan.read_table())),
+        };
         let steps = plan.steps().iter().map(|step| Request {
             purpose: "under the store's lock".into(),
             text: step.to_string(),

@@ -297,7 +297,8 @@ impl Builder {
         if operations == 0 {
             return Err(PlanError::Empty);
         }
-        check_limit("operations in a plan (steps and log entry)", operations, limits::PLAN_OPERATIONS_MAX)?;
+        let what = format_args!("operations in a plan (steps and log entry)");
+        check_limit(what, operations, limits::PLAN_OPERATIONS_MAX)?;
         let mut weight = 0;
         let steps: Vec<Step> = steps
             .into_iter()
@@ -312,14 +313,15 @@ impl Builder {
         if let Some(entry) = &entry {
             weight += check_entry_weight(&operation, entry)?;
         }
-        check_limit("bytes in a plan", weight, limits::PLAN_BYTES_MAX)?;
+        check_limit(format_args!("bytes in a plan"), weight, limits::PLAN_BYTES_MAX)?;
         Ok(Plan(Arc::new(Content { tenant, operation, steps, entry, returns_rows })))
     }
 }
 
-fn check_limit(what: &str, actual: usize, limit: usize) -> Result<(), PlanError> {
+/// `what` is put into words only if it is needed.
+fn check_limit(what: impl fmt::Display, actual: usize, limit: usize) -> Result<(), PlanError> {
     if actual > limit {
-        return Err(PlanError::Limit { what: what.to_owned(), limit, actual });
+        return Err(PlanError::Limit { what: what.to_string(), limit, actual });
     }
     Ok(())
 }
@@ -329,7 +331,7 @@ pub(crate) fn check_text(what: &'static str, text: &str, may_be_empty: bool) -> 
         let why = "it must not be empty or hold the character U+0000";
         return Err(PlanError::BadName { what, given: text.to_owned(), why });
     }
-    check_limit(&format!("bytes in the {what} {text:?}"), text.len(), limits::NAME_BYTES_MAX)
+    check_limit(format_args!("bytes in the {what} {text:?}"), text.len(), limits::NAME_BYTES_MAX)
 }
 
 fn check_rows_differ(steps: &[Step], tenant: &Tenant) -> Result<(), PlanError> {
@@ -356,7 +358,7 @@ fn admit_step(step: Step, tenant: &Tenant) -> Result<Step, PlanError> {
     }
     let mut leaves = 0;
     guard.leaves(&mut |_| leaves += 1);
-    check_limit(&format!("conditions in a guard on {table}"), leaves, limits::GUARD_LEAVES_MAX)?;
+    check_limit(format_args!("conditions in a guard on {table}"), leaves, limits::GUARD_LEAVES_MAX)?;
     let guard = admit_guard(&table, guard)?;
     if verb != Verb::Put
         && let Some(first) = assignments.first()
@@ -464,7 +466,7 @@ fn admit_list(table: &Table, column: &str, values: Vec<Value>) -> Result<Vec<Val
             why: format!("compares {kind}, which has no order; only `is null` can be asked of it"),
         });
     }
-    check_limit(&format!("values in `{table}.{column} in (…)`"), values.len(), limits::IN_VALUES_MAX)?;
+    check_limit(format_args!("values in `{table}.{column} in (…)`"), values.len(), limits::IN_VALUES_MAX)?;
     values.into_iter().map(|value| admit_required(table, column, kind, value)).collect()
 }
 

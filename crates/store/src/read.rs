@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::PlanError;
 use crate::limits::{PAGE_MAX, PARTITION_KEY_BYTES_MAX, SORT_KEY_BYTES_MAX, check_sought};
 use crate::row::{Row, Tenant, admit_required};
-use crate::table::{Column, Index, Table};
+use crate::table::{Column, Index, TENANT, Table, tenant_column};
 use crate::value::{Type, Value};
 
 /// How fresh a read has to be.
@@ -32,12 +32,13 @@ pub enum Direction {
     Backward,
 }
 
-/// A range of one partition, in the order of its sort columns. Built with [`Query::table`] or [`Query::index`].
+/// A range of one partition, in the order of its sort columns. Built with [`Query::table`], [`Query::index`] or
+/// [`Query::across`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Query {
     table: Arc<Table>,
     index: Option<usize>,
-    tenant: Tenant,
+    tenant: Option<Tenant>,
     partition: Vec<Value>,
     prefix: Vec<Value>,
     lower: Bound<Value>,
@@ -55,7 +56,7 @@ impl Query {
         tenant: &Tenant,
         partition: impl IntoIterator<Item = Value>,
     ) -> Result<Query, PlanError> {
-        Query::start(table, None, tenant, partition.into_iter().collect(), Consistency::Strong)
+        Query::start(table, None, Some(tenant), partition.into_iter().collect(), Consistency::Strong)
     }
 
     /// A range of a declared index. `partition` has one value for each of the index's partition columns.
@@ -67,25 +68,34 @@ impl Query {
         tenant: &Tenant,
         partition: impl IntoIterator<Item = Value>,
     ) -> Result<Query, PlanError> {
-        let place = table.indexes().iter().position(|candidate| candidate.name == index);
-        let place = place.ok_or_else(|| PlanError::UnknownIndex {
-            table: table.name().to_owned(),
-            index: index.to_owned(),
-        })?;
-        Query::start(table, Some(place), tenant, partition.into_iter().collect(), Consistency::Eventual)
+        let place = place_of(table, index, false)?;
+        Query::start(table, Some(place), Some(tenant), partition.into_iter().collect(), Consistency::Eventual)
+    }
+
+    /// A range of an index across tenants: for workers and tools, never on behalf of a tenant. Rows of different
+    /// tenants come mixed, in the order of the sort columns, then of the tenant and the row's key.
+    ///
+    /// Always eventual, as every read of an index: what is found is a hint, and the guard of a plan decides.
+    pub fn across(
+        table: &Arc<Table>,
+        index: &str,
+        partition: impl IntoIterator<Item = Value>,
+    ) -> Result<Query, PlanError> {
+        let place = place_of(table, index, true)?;
+        Query::start(table, Some(place), None, partition.into_iter().collect(), Consistency::Eventual)
     }
 
     fn start(
         table: &Arc<Table>,
         index: Option<usize>,
-        tenant: &Tenant,
+        tenant: Option<&Tenant>,
         given: Vec<Value>,
         consistency: Consistency,
     ) -> Result<Query, PlanError> {
         let mut query = Query {
             table: table.clone(),
             index,
-            tenant: tenant.clone(),
+            tenant: tenant.cloned(),
             partition: Vec::new(),
             prefix: Vec::new(),
             lower: Bound::Unbounded,
@@ -109,7 +119,7 @@ impl Query {
             |(column, value): (&&Column, Value)| admit_required(table, &column.name, column.kind, value);
         query.partition = columns.iter().zip(given).map(admit).collect::<Result<_, _>>()?;
         let what = format!("partition of a read of {}", query.source());
-        let fixed = tenant.as_str().len();
+        let fixed = tenant.map_or(0, |tenant| tenant.as_str().len());
         check_sought(&what, fixed, &query.partition, PARTITION_KEY_BYTES_MAX)?;
         Ok(query)
     }
@@ -210,9 +220,9 @@ impl Query {
         self.index.and_then(|place| self.table.indexes().get(place))
     }
 
-    /// Whose rows.
-    pub fn tenant(&self) -> &Tenant {
-        &self.tenant
+    /// Whose rows; `None` for all, which only an index across tenants can give.
+    pub fn tenant(&self) -> Option<&Tenant> {
+        self.tenant.as_ref()
     }
 
     /// The columns that `partition_values` are for.
@@ -236,9 +246,13 @@ impl Query {
         }
     }
 
-    /// All columns that order the rows: the sort columns and, for an index, the row's key.
+    /// All columns that order the rows: the sort columns and, for an index, the row's key, which the tenant leads where
+    /// rows of all tenants are read.
     pub fn order_columns(&self) -> Vec<&Column> {
         let mut columns = self.sort_columns();
+        if self.tenant.is_none() {
+            columns.push(tenant_column());
+        }
         if self.index.is_some() {
             columns.extend(self.table.key_columns());
         }
@@ -275,11 +289,39 @@ impl Query {
         self.consistency
     }
 
+    /// What a row has in [`Query::order_columns`].
+    pub fn order_values(&self, row: &Row) -> Vec<Value> {
+        let value = |column: &Column| match column.name.as_str() {
+            TENANT => Some(row.tenant().as_str().into()),
+            name => row.get(name).cloned(),
+        };
+        self.order_columns().into_iter().filter_map(value).collect()
+    }
+
     /// The cursor behind a row of this read.
     pub fn cursor_at(&self, row: &Row) -> Cursor {
-        let values = self.order_columns().into_iter().filter_map(|column| row.get(&column.name).cloned());
-        Cursor { source: self.source(), values: values.collect() }
+        Cursor { source: self.source(), values: self.order_values(row) }
     }
+}
+
+/// Where an index of this reach stands among the table's.
+fn place_of(table: &Table, index: &str, across: bool) -> Result<usize, PlanError> {
+    let named = || (table.name().to_owned(), index.to_owned());
+    let found = table.indexes().iter().enumerate().find(|(_, candidate)| candidate.name == index);
+    let Some((place, found)) = found else {
+        let (table, index) = named();
+        return Err(PlanError::UnknownIndex { table, index });
+    };
+    if found.across != across {
+        let (table, index) = named();
+        let why = if across {
+            "holds each tenant's rows by themselves; name the tenant, with Query::index"
+        } else {
+            "holds the rows of all tenants; only the house itself reads it, with Query::across"
+        };
+        return Err(PlanError::IndexReach { table, index, why });
+    }
+    Ok(place)
 }
 
 fn named<'a>(table: &'a Table, names: &[String]) -> Vec<&'a Column> {
@@ -418,6 +460,7 @@ mod tests {
             .sort("id", Type::Int)
             .optional("topic", Type::Text)
             .index("by_topic", &["topic"], &["at"])
+            .index_across("everywhere", &["topic"], &["at"])
             .build()
             .unwrap()
     }
@@ -428,6 +471,13 @@ mod tests {
         let query = || Query::table(&table, &tenant, ["ann".into()]).unwrap();
         assert!(matches!(Query::table(&table, &tenant, []), Err(PlanError::KeyParts { .. })));
         assert!(matches!(Query::index(&table, "by_x", &tenant, []), Err(PlanError::UnknownIndex { .. })));
+        let apart = Query::index(&table, "everywhere", &tenant, ["rust".into()]);
+        assert!(matches!(apart, Err(PlanError::IndexReach { .. })));
+        assert!(matches!(
+            Query::across(&table, "by_topic", ["rust".into()]),
+            Err(PlanError::IndexReach { .. })
+        ));
+        assert!(matches!(Query::across(&table, "everywhere", []), Err(PlanError::KeyParts { .. })));
         assert!(matches!(query().from("late"), Err(PlanError::BadValue { .. })));
         let long = "x".repeat(PARTITION_KEY_BYTES_MAX);
         assert!(matches!(Query::table(&table, &tenant, [long.into()]), Err(PlanError::Limit { .. })));
@@ -453,6 +503,9 @@ mod tests {
         assert_eq!(parsed, cursor);
         assert!(by_author.clone().after(parsed.clone()).is_ok());
         assert!(matches!(by_topic.after(parsed), Err(PlanError::BadCursor { .. })));
+        let everywhere = Query::across(&table, "everywhere", ["rust".into()]).unwrap();
+        let cursor = everywhere.cursor_at(&row);
+        assert_eq!(everywhere.after(cursor).unwrap().cursor_values().map(<[Value]>::len), Some(5));
         assert!(matches!(Cursor::parse("!"), Err(PlanError::BadCursor { .. })));
     }
 }

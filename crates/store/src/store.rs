@@ -28,7 +28,8 @@ use crate::table::Schema;
 /// 5. **Once.** Under one tenant and operation id at most one plan with a log entry is ever applied, as long as
 ///    its record is kept. A repetition gets the first one's record.
 /// 6. **In order.** Each partition of the log is gapless and in the order of the commits (see [`crate::log`]).
-/// 7. **Apart.** No call on behalf of one tenant returns, changes or depends on rows or operations of another.
+/// 7. **Apart.** No call on behalf of one tenant returns, changes or depends on rows or operations of another. Three
+///    reads are on behalf of the house and not of a tenant: [`Scan::all`], [`Query::across`], and the log.
 /// 8. **Fresh.** A strong read sees every commit that was acknowledged before it began.
 ///
 /// # What is not promised
@@ -86,14 +87,33 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// of a partition is always kept.
     async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError>;
 
-    /// What `commit` would send to the engine for this plan, without sending it.
-    fn explain(&self, plan: &Plan) -> Explanation;
+    /// What the engine would be sent for this, without sending it.
+    fn explain(&self, asked: Asked<'_>) -> Explanation;
 
     /// Finishes what is under way and lets go of files and connections. Later calls return `Unavailable`.
     async fn close(&self);
 }
 
-/// What a store would send for a plan.
+/// What a store can be asked to do with rows.
+#[derive(Clone, Copy, Debug)]
+pub enum Asked<'a> {
+    /// To apply a plan.
+    Commit(&'a Plan),
+    /// To read rows by address.
+    Get(&'a [Address], Consistency),
+    /// To read a page of a range.
+    Query(&'a Query),
+    /// To read a page of a whole table.
+    Scan(&'a Scan),
+}
+
+impl<'a> From<&'a Plan> for Asked<'a> {
+    fn from(plan: &'a Plan) -> Asked<'a> {
+        Asked::Commit(plan)
+    }
+}
+
+/// What a store would send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// The requests, in order.

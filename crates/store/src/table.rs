@@ -5,10 +5,13 @@
 //!
 //! A row stands in an index only while all of the index's columns are set (indexes are sparse), so that no
 //! engine has to say where null sorts.
+//!
+//! An index *across* tenants does not begin with the tenant: it holds the rows of all of them. It is for workers of
+//! the house itself, which have to find what is due without knowing whose it is.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use serde::{Deserialize, Serialize};
 
@@ -37,15 +40,27 @@ pub struct Column {
     pub default: Option<Value>,
 }
 
-/// A declared index: rows of one tenant and partition, in the order of the sort columns and then of the row's key.
+static TENANT_COLUMN: LazyLock<Column> = LazyLock::new(|| key_column(TENANT, Type::Text));
+
+/// The column that leads every key, as a column like any other: an index across tenants orders by it too.
+pub fn tenant_column() -> &'static Column {
+    &TENANT_COLUMN
+}
+
+/// A declared index: rows of one partition, in the order of the sort columns and then of the row's key, of one tenant
+/// or of all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Index {
     /// Its name, unique in the table.
     pub name: String,
-    /// Columns that a query must give, after the tenant. May be empty.
+    /// Columns that a query must give, after the tenant. May be empty, unless the index is across tenants.
     pub partition: Vec<String>,
     /// Columns that order the rows.
     pub sort: Vec<String>,
+    /// Whether it holds the rows of all tenants together. The tenant then stands behind the sort columns, before the
+    /// row's key.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub across: bool,
 }
 
 impl Index {
@@ -203,11 +218,15 @@ impl Builder {
         self
     }
 
-    /// Declares an index.
-    pub fn index(mut self, name: &str, partition: &[&str], sort: &[&str]) -> Builder {
-        let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-        self.indexes.push(Index { name: name.to_owned(), partition: owned(partition), sort: owned(sort) });
-        self
+    /// Declares an index of each tenant's rows.
+    pub fn index(self, name: &str, partition: &[&str], sort: &[&str]) -> Builder {
+        self.declared_index(index(name, partition, sort, false))
+    }
+
+    /// Declares an index across tenants, for [`crate::Query::across`]. Its partition columns spread the rows of the
+    /// whole house, so there must be one, and it should have as many values as workers are to share the reading.
+    pub fn index_across(self, name: &str, partition: &[&str], sort: &[&str]) -> Builder {
+        self.declared_index(index(name, partition, sort, true))
     }
 
     /// Checks the declaration.
@@ -254,6 +273,11 @@ impl Builder {
             if index.columns().next().is_none() {
                 return Err(bad(format!("index {} has no columns", index.name)));
             }
+            if index.across && index.partition.is_empty() {
+                let why =
+                    "is across tenants and has no partition column, so all rows would stand in one place";
+                return Err(bad(format!("index {} {why}", index.name)));
+            }
             let mut seen: Vec<&str> = Vec::new();
             for name in index.columns() {
                 let column = columns.iter().find(|column| column.name == name);
@@ -273,6 +297,11 @@ impl Builder {
         }
         Ok(Arc::new(Table { name: table, columns, partition_len, sort_len, indexes }))
     }
+}
+
+fn index(name: &str, partition: &[&str], sort: &[&str], across: bool) -> Index {
+    let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+    Index { name: name.to_owned(), partition: owned(partition), sort: owned(sort), across }
 }
 
 fn key_column(name: &str, kind: Type) -> Column {
@@ -347,6 +376,7 @@ mod tests {
         check(start().index("by_x", &[], &["x"]), "unknown column x");
         check(start().index("by_x", &[], &[]), "no columns");
         check(start().index("by_id", &["id"], &["id"]), "twice");
+        check(start().index_across("by_id", &[], &["id"]), "no partition column");
         check(start().defaulted("n", Type::Int, "seven"), "expected int, got text");
     }
 
@@ -357,6 +387,7 @@ mod tests {
             .defaulted("status", Type::Text, "ACTIVE")
             .optional("bio", Type::Text)
             .index("by_status", &["status"], &[])
+            .index_across("everywhere", &["status"], &["user_id"])
             .build()
             .unwrap();
         let text = serde_json::to_string(&*table).unwrap();

@@ -59,7 +59,7 @@ async fn explanations_are_what_is_sent() {
     ];
     let mut text = String::new();
     for (name, plan) in &cases {
-        write!(text, "=== {name}\n{}\n", store.explain(plan)).unwrap();
+        write!(text, "=== {name}\n{}\n", store.explain(plan.into())).unwrap();
     }
     let text = text.replace(&prefix, "shop");
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/dynamodb/explain.golden.txt");

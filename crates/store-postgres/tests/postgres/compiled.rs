@@ -1,6 +1,8 @@
 //! Plans of one step as one statement: they mean what the model says, and the usual ones do go that way.
 
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -8,10 +10,13 @@ use async_trait::async_trait;
 use statehouse_drills::differential;
 use statehouse_drills::engines::Lab;
 use statehouse_store::guard::{Guard, column, is_in, is_null, is_set, now, now_plus};
-use statehouse_store::{Clock, Commit, Draft, Entry, Expr, Operand, Plan, Step, Store, Table, Time, Type};
+use statehouse_store::{
+    Clock, Commit, Draft, Entry, Expr, ManualClock, Migrate, ModelStore, Operand, Plan, Step, Store,
+    StoreError, Table, Time, Type,
+};
 use statehouse_store_postgres::{Counts, PostgresStore};
 
-use crate::support::{Namespace, tenant};
+use crate::support::{Namespace, raw, schema_of, tenant};
 
 /// A lab that remembers the stores it opened, to see how they settled their plans.
 struct CountingLab {
@@ -111,5 +116,100 @@ async fn the_usual_shapes_go_as_one_statement() {
         }
         let counts = store.counts();
         assert_eq!((counts.alone, counts.batches), (shapes.len() as u64, 0), "{counts:?}");
+    }
+}
+
+type Pending = Pin<Box<dyn Future<Output = Result<Commit, StoreError>>>>;
+
+/// Begins a commit: when this returns, the plan is under way, or in the queue if another one is.
+async fn begun(store: &Arc<PostgresStore>, plan: Plan) -> Pending {
+    let store = store.clone();
+    let mut pending: Pending = Box::pin(async move { store.commit(&plan).await });
+    let first = std::future::poll_fn(|context| Poll::Ready(pending.as_mut().poll(context))).await;
+    assert!(first.is_pending());
+    pending
+}
+
+/// Plans of one shape that wait together: for some the guard holds, for some it does not, and some have no row. Each
+/// outcome, and each record, is what the model says.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plans_of_one_shape_mean_together_what_they_mean_alone() {
+    const ROWS: i64 = 40;
+    const BLOCKED: i64 = 1000;
+    let table = everything();
+    let at = Time::from_millis(1_700_000_000_000);
+    let acme = tenant("acme");
+    let row = |id: i64| Step::update(&table, [id.into(), at.into()]);
+    let shapes: [&dyn Fn(i64) -> Step; 7] = [
+        &|id| row(id).guard(column("count").lt(id % 7)).set("int", column("int").add(id)),
+        &|id| row(id).guard(column("text").gt(format!("t{}", id % 5))).set("time", now()),
+        &|id| row(id).guard(column("time").le(now())).set("time", now_plus(Duration::from_secs(600))),
+        &|id| row(id).guard(is_in("count", [1, 2, 3])).set("json", serde_json::json!({"id": id})),
+        &|id| {
+            row(id)
+                .guard(is_set("int").and(Guard::version(1).or(column("bool").eq(id % 2 == 0))))
+                .set("bool", true)
+        },
+        &|id| row(id).set("bytes", vec![id as u8, 0, 255]).set("text", column("text")),
+        &|id| Step::delete(&table, [id.into(), at.into()]).guard(column("count").ne(id % 4)),
+    ];
+    for (number, shape) in shapes.iter().enumerate() {
+        let clock = Arc::new(ManualClock::at(at));
+        let model = ModelStore::with(clock.clone(), 4);
+        let mut namespace = Namespace::new();
+        namespace.options.clock = Some(clock);
+        namespace.options.partitions = Some(4);
+        namespace.options.writers = 1;
+        let store = Arc::new(namespace.open_with(&[&table]).await);
+        model.migrate(&schema_of(&[&table]), Migrate::Apply).await.unwrap();
+        for id in 0..ROWS {
+            let insert = Step::insert(&table, [id.into(), at.into()])
+                .set("count", id % 5)
+                .set("int", id)
+                .set("text", format!("t{}", id % 9))
+                .set("time", at);
+            let plan = Plan::of(&acme, format!("create-{id}")).step(insert).build().unwrap();
+            model.commit(&plan).await.unwrap();
+            store.commit(&plan).await.unwrap();
+        }
+        let blocked = Step::insert(&table, [BLOCKED.into(), at.into()]);
+        store.commit(&Plan::of(&acme, "blocked").step(blocked).build().unwrap()).await.unwrap();
+        let holder = raw().await;
+        let hold =
+            format!("begin; select from {}.everything where id = {BLOCKED} for update", namespace.schema());
+        holder.batch_execute(&hold).await.unwrap();
+        // It waits for the row, and all others for it.
+        let waiting = Plan::of(&acme, "waiting").step(row(BLOCKED).set("int", 1)).build().unwrap();
+        let waiting = begun(&store, waiting).await;
+        let (mut running, mut expected) = (Vec::new(), Vec::new());
+        // Two rows are not there.
+        for id in 0..ROWS + 2 {
+            let event = Draft::named("thing.changed").with("n", id).with_row_of(0);
+            let plan = Plan::of(&acme, format!("op-{id}")).step(shape(id));
+            let plan = plan.log(Entry::about("thing", id.to_string()).event(event)).build().unwrap();
+            expected.push(model.commit(&plan).await.unwrap());
+            running.push(begun(&store, plan).await);
+        }
+        holder.batch_execute("rollback").await.unwrap();
+        waiting.await.unwrap();
+        for (id, running) in running.into_iter().enumerate() {
+            let commit = running.await.unwrap();
+            let mut told = commit.clone();
+            let mut wanted = expected[id].clone();
+            // Where it stands in its partition depends on who came first.
+            for commit in [&mut told, &mut wanted] {
+                if let Commit::Applied(applied) = commit {
+                    applied.record.iter_mut().for_each(|record| record.position = None);
+                }
+            }
+            assert_eq!(told, wanted, "shape {number}, row {id}");
+            if let Some(record) = commit.applied().and_then(|applied| applied.record) {
+                let place = record.position.unwrap();
+                let stored = store.read_log(place.partition, place.offset - 1, 1).await.unwrap().records;
+                assert_eq!(stored, [record], "shape {number}, row {id}");
+            }
+        }
+        let (counts, applied) = (store.counts(), expected.iter().filter(|c| matches!(c, Commit::Applied(_))));
+        assert_eq!(counts.alike, applied.count() as u64, "shape {number}: {counts:?}");
     }
 }

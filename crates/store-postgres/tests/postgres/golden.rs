@@ -4,8 +4,9 @@
 
 use statehouse_store::guard::{Guard, column};
 use statehouse_store::{Draft, Entry, Migrate, Plan, Step, Store};
+use statehouse_store_postgres::explain;
 
-use crate::support::{Namespace, profiles, schema_of, tenant};
+use crate::support::{Namespace, jobs, profiles, schema_of, tenant};
 
 fn check(name: &str, actual: &str, schema: &str) {
     let actual = actual.replace(schema, "house");
@@ -21,13 +22,15 @@ fn check(name: &str, actual: &str, schema: &str) {
 async fn the_statements_that_make_a_table() {
     let namespace = Namespace::new();
     let store = namespace.open().await;
-    let changes = store.migrate(&schema_of(&[&profiles()]), Migrate::Show).await.unwrap();
-    let statements: Vec<String> = changes
-        .iter()
-        .flat_map(|change| &change.statements)
-        .map(|statement| format!("{statement};\n"))
-        .collect();
-    check("profiles.sql", &statements.concat(), namespace.schema());
+    for (table, file) in [(profiles(), "profiles.sql"), (jobs(), "jobs.sql")] {
+        let changes = store.migrate(&schema_of(&[&table]), Migrate::Show).await.unwrap();
+        let statements: Vec<String> = changes
+            .iter()
+            .flat_map(|change| &change.statements)
+            .map(|statement| format!("{statement};\n"))
+            .collect();
+        check(file, &statements.concat(), namespace.schema());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -44,7 +47,12 @@ async fn the_statements_of_a_plan_of_one_step() {
         .log(Entry::about("profile", "42").event(Draft::named("profile.updated").with_row_of(0)))
         .build()
         .unwrap();
-    check("update.txt", &store.explain(&plan).to_string(), namespace.schema());
+    check("update.txt", &store.explain((&plan).into()).to_string(), namespace.schema());
+    assert_eq!(
+        explain(&namespace.options, (&plan).into()),
+        store.explain((&plan).into()),
+        "a live store adds nothing"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -57,5 +65,5 @@ async fn the_statements_of_a_plan_of_two_steps() {
         .log(Entry::about("profile", "43").event(Draft::named("profile.created")))
         .build()
         .unwrap();
-    check("two_steps.txt", &store.explain(&plan).to_string(), namespace.schema());
+    check("two_steps.txt", &store.explain((&plan).into()).to_string(), namespace.schema());
 }

@@ -89,6 +89,18 @@ pub fn profiles() -> Arc<Table> {
         .unwrap()
 }
 
+/// Jobs of a queue, which workers find by shard and due time whosever they are.
+pub fn jobs() -> Arc<Table> {
+    Table::named("jobs")
+        .partition("queue", Type::Text)
+        .sort("number", Type::Int)
+        .optional("due_shard", Type::Int)
+        .optional("due_at", Type::Time)
+        .index_across("due", &["due_shard"], &["due_at"])
+        .build()
+        .unwrap()
+}
+
 /// Adds 1 to a counter, creating it if need be.
 pub fn increment(table: &Arc<Table>, id: &str) -> Step {
     Step::upsert(table, [Value::from(id)]).set("n", plus_one())

@@ -2,12 +2,12 @@
 
 use statehouse_store::{
     Address, Commit, Consistency, Migrate, Plan, Query, Random, Resolution, Scan, Step, Store, StoreError,
-    Value,
+    Time, Value,
 };
 use statehouse_store_postgres::{Options, PostgresStore};
 use tokio_postgres::{Client, NoTls};
 
-use crate::support::{Namespace, bump, counters, increment, logged, raw, schema_of, tenant, url};
+use crate::support::{Namespace, bump, counters, increment, jobs, logged, raw, schema_of, tenant, url};
 
 /// A role that owns nothing, and a store under it with a row of each of two tenants.
 struct Scene {
@@ -197,6 +197,31 @@ async fn the_store_does_all_its_work_under_the_fence() {
     // Statements that are transactions by themselves said in time for whom they work.
     let counts = direct.counts();
     assert!(counts.alone >= 2 && counts.compiled_faults == 0, "{counts:?}");
+    direct.close().await;
+    scene.clear().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_find_the_rows_of_all_tenants_under_the_fence() {
+    let scene = Scene::set().await;
+    let jobs = jobs();
+    scene.store.migrate(&schema_of(&[&jobs]), Migrate::Apply).await.unwrap();
+    let mut direct = Options::from_url(&scene.role_url()).unwrap();
+    direct.schema = scene.namespace.schema().to_owned();
+    let direct = PostgresStore::open(direct).await.unwrap();
+    for (name, due) in [("acme", 2), ("bond", 1), ("acme", 3)] {
+        let step = Step::insert(&jobs, ["q".into(), due.into()]);
+        let step = step.set("due_shard", 1).set("due_at", Time::from_millis(due));
+        let commit = direct.commit(&Plan::of(&tenant(name), "unlogged").step(step).build().unwrap()).await;
+        assert!(matches!(commit, Ok(Commit::Applied(_))), "{commit:?}");
+    }
+    let query = Query::across(&jobs, "due", [1.into()]).unwrap().limit(2).unwrap();
+    for store in [&scene.store, &direct] {
+        let page = store.query(&query).await.unwrap();
+        let rest = store.query(&query.clone().after(page.next.clone().unwrap()).unwrap()).await.unwrap();
+        let owners: Vec<&str> = page.rows.iter().chain(&rest.rows).map(|row| row.tenant().as_str()).collect();
+        assert_eq!(owners, ["bond", "acme", "acme"]);
+    }
     direct.close().await;
     scene.clear().await;
 }

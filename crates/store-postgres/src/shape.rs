@@ -1,0 +1,198 @@
+//! What compiled plans have in common, their *shape*, and what each brings along, its *constants*.
+//!
+//! The text of a compiled statement depends on the shape alone, so that it is prepared once. The constants of a plan
+//! are listed in one order, which the statement's writer follows ([`crate::compile`]): the key, the assignments,
+//! the guard, the log entry. Lists (`in`) are part of the shape, with their content, because an array of arrays cannot
+//! be taken apart by rows.
+
+use statehouse_store::log::partition_of;
+use statehouse_store::plan::{Expect, Verb};
+use statehouse_store::{Expr, Guard, Operand, Plan, Step, Table, Time, Type, Value, eval};
+
+use crate::room;
+use crate::sql::{Arg, type_name};
+
+/// A value that a plan brings along, and the type under which it is sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Constant<'p> {
+    pub arg: Arg<'p>,
+    pub kind: &'static str,
+}
+
+/// The one step of a plan that can be compiled.
+pub(crate) fn compilable(plan: &Plan) -> Option<&Step> {
+    let [step] = plan.steps() else { return None };
+    let put = step.verb == Verb::Put;
+    let delete = step.verb == Verb::Delete && step.expect == Expect::Present;
+    let exact = step.assignments.iter().all(|assignment| match assignment.expr {
+        Expr::Is(_) => true,
+        Expr::Add(..) | Expr::Subtract(..) => step.table.type_of(&assignment.column) == Some(Type::Int),
+    });
+    // The server looks for nulls in what would be inserted before it finds the row that is there already.
+    let insertable = step.expect == Expect::Present || !has_null_when_new(step);
+    ((put || delete) && exact && insertable && room::is_small(plan, step)).then_some(step)
+}
+
+/// Whether an assignment gives null for a row that is not there, to a column that refuses null.
+fn has_null_when_new(step: &Step) -> bool {
+    step.assignments.iter().any(|assignment| {
+        let required = step.table.column(&assignment.column).is_some_and(|column| column.required);
+        required && assignment.expr.operands().any(|operand| matches!(operand, Operand::Column(_)))
+    })
+}
+
+/// Which events of a plan take in the row of its step.
+pub(crate) fn takers(plan: &Plan) -> impl Iterator<Item = usize> {
+    let events = plan.entry().into_iter().flat_map(|entry| &entry.events);
+    events.enumerate().filter(|(_, draft)| draft.row_of.is_some()).map(|(place, _)| place)
+}
+
+/// Whether the statement has to give the row back.
+pub(crate) fn returns_row(plan: &Plan, step: &Step) -> bool {
+    takers(plan).next().is_some() || (step.verb == Verb::Put && plan.returns_rows())
+}
+
+/// Whether two plans that can be compiled make the same statement.
+pub(crate) fn are_alike(left: &Plan, right: &Plan) -> bool {
+    let ([a], [b]) = (left.steps(), right.steps()) else { return false };
+    crate::batch::same(&a.table, &b.table)
+        && (a.verb, a.expect) == (b.verb, b.expect)
+        && left.entry().is_some() == right.entry().is_some()
+        && left.returns_rows() == right.returns_rows()
+        && takers(left).eq(takers(right))
+        && a.assignments.len() == b.assignments.len()
+        && a.assignments.iter().zip(&b.assignments).all(|(a, b)| {
+            let sums = (matches!(a.expr, Expr::Add(..)), matches!(b.expr, Expr::Add(..)));
+            let plain = (matches!(a.expr, Expr::Is(_)), matches!(b.expr, Expr::Is(_)));
+            a.column == b.column
+                && sums.0 == sums.1
+                && plain.0 == plain.1
+                && a.expr.operands().zip(b.expr.operands()).all(|(a, b)| operands_alike(a, b))
+        })
+        && guards_alike(&a.guard, &b.guard)
+}
+
+fn operands_alike(left: &Operand, right: &Operand) -> bool {
+    match (left, right) {
+        (Operand::Column(a), Operand::Column(b)) | (Operand::ColumnOr(a, _), Operand::ColumnOr(b, _)) => {
+            a == b
+        }
+        (Operand::Value(_), Operand::Value(_)) => true,
+        (Operand::Now { plus_micros: a }, Operand::Now { plus_micros: b }) => (*a == 0) == (*b == 0),
+        _ => false,
+    }
+}
+
+fn guards_alike(left: &Guard, right: &Guard) -> bool {
+    match (left, right) {
+        (Guard::Compare(a1, a, a2), Guard::Compare(b1, b, b2)) => {
+            a == b && operands_alike(a1, b1) && operands_alike(a2, b2)
+        }
+        (Guard::All(a), Guard::All(b)) | (Guard::Any(a), Guard::Any(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| guards_alike(a, b))
+        }
+        // What is left has columns and lists, which are part of the shape.
+        (Guard::Compare(..) | Guard::All(_) | Guard::Any(_), _) => false,
+        (a, b) => a == b,
+    }
+}
+
+/// The lists in a guard, in their order, with their types.
+pub(crate) fn lists(step: &Step) -> Vec<(&[Value], &'static str)> {
+    let mut lists = Vec::new();
+    step.guard.leaves(&mut |leaf| {
+        if let Guard::In(column, values) | Guard::NotIn(column, values) = leaf {
+            lists.push((values.as_slice(), step.table.type_of(column).map_or("text", type_name)));
+        }
+    });
+    lists
+}
+
+/// The type that an operand has by itself; a constant takes the type of what it stands beside.
+pub(crate) fn operand_type(table: &Table, operand: &Operand) -> Option<Type> {
+    match operand {
+        Operand::Column(column) | Operand::ColumnOr(column, _) => table.type_of(column),
+        Operand::Now { .. } => Some(Type::Time),
+        Operand::Value(_) => None,
+    }
+}
+
+/// The type of a comparison's operands.
+pub(crate) fn compared_type(table: &Table, left: &Operand, right: &Operand) -> Type {
+    operand_type(table, left).or_else(|| operand_type(table, right)).unwrap_or(Type::Text)
+}
+
+/// Whether an operand brings a constant along. Of the server's clock, only a distance from it is one.
+pub(crate) fn has_constant(operand: &Operand, now: Option<Time>) -> bool {
+    match operand {
+        Operand::Column(_) => false,
+        Operand::ColumnOr(..) | Operand::Value(_) => true,
+        Operand::Now { plus_micros } => now.is_some() || *plus_micros != 0,
+    }
+}
+
+/// Where a plan's record goes.
+pub(crate) fn partition(plan: &Plan, partitions: u32) -> u32 {
+    plan.entry().map_or(0, |entry| partition_of(plan.tenant(), &entry.resource, &entry.key, partitions))
+}
+
+/// What a plan brings along, in the order of its statement.
+pub(crate) fn constants<'p>(
+    plan: &'p Plan,
+    step: &'p Step,
+    now: Option<Time>,
+    partitions: u32,
+) -> Vec<Constant<'p>> {
+    let mut found = Vec::with_capacity(12);
+    let mut add = |arg: Arg<'p>, kind: &'static str| found.push(Constant { arg, kind });
+    for (column, value) in step.table.key_columns().iter().zip(&step.key) {
+        add(Arg::One(value), type_name(column.kind));
+    }
+    let mut operand = |operand: &'p Operand, kind: Type| match operand {
+        Operand::Column(_) => {}
+        Operand::ColumnOr(_, value) | Operand::Value(value) => add(Arg::One(value), type_name(kind)),
+        Operand::Now { plus_micros } => match now {
+            Some(now) => {
+                add(Arg::Own(Value::Time(eval::now_moved(now, *plus_micros))), type_name(Type::Time));
+            }
+            None if *plus_micros == 0 => {}
+            None => add(Arg::Interval(*plus_micros), "interval"),
+        },
+    };
+    for assignment in &step.assignments {
+        let kind = step.table.type_of(&assignment.column).unwrap_or(Type::Text);
+        assignment.expr.operands().for_each(|part| operand(part, kind));
+    }
+    step.guard.leaves(&mut |leaf| {
+        if let Guard::Compare(left, _, right) = leaf {
+            let kind = compared_type(&step.table, left, right);
+            operand(left, kind);
+            operand(right, kind);
+        }
+    });
+    if let Some(entry) = plan.entry() {
+        add(Arg::Int(i64::from(partition(plan, partitions))), "integer");
+        add(Arg::Text(plan.operation()), "text");
+        add(Arg::Text(&entry.resource), "text");
+        add(Arg::Text(&entry.key), "text");
+        add(Arg::Text(&entry.fingerprint), "text");
+        add(Arg::Json(drafts_json(plan)), "jsonb");
+        if let Some(now) = now {
+            add(Arg::Own(Value::Time(now)), type_name(Type::Time));
+        }
+    }
+    found
+}
+
+/// The events as the caller knows them, without the rows that they are to take in.
+fn drafts_json(plan: &Plan) -> String {
+    #[derive(serde::Serialize)]
+    struct Known<'a> {
+        name: &'a str,
+        data: &'a serde_json::Map<String, serde_json::Value>,
+    }
+    let events = plan.entry().into_iter().flat_map(|entry| &entry.events);
+    let known: Vec<Known<'_>> = events.map(|draft| Known { name: &draft.name, data: &draft.data }).collect();
+    // Names and JSON can be written as JSON.
+    serde_json::to_string(&known).unwrap_or_else(|_| "[]".to_owned())
+}
