@@ -18,11 +18,13 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 use statehouse_store::{
-    Draft as EventDraft, Event, Reason, Refused, Row, Step, Store, StoreError, Tenant, Value,
+    Clock, Draft as EventDraft, Event, Reason, Refused, Row, Step, Store, StoreError, Tenant, Value,
 };
 
 use crate::cache::Cache;
 use crate::form::{Form, Misfit, Property};
+use crate::lock;
+use crate::worker::Wake;
 
 /// Where an action is found over HTTP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,8 +95,21 @@ pub struct Action {
     pub needs_version: bool,
     /// The failures of the atlas that it answers.
     pub answers: &'static [&'static str],
+    /// Full names of actions that bring a house from nothing to a state in which this one can be done, in order;
+    /// [`WAIT`] among them stands for a day that passes. For `explain`.
+    pub after: Vec<String>,
     /// What it does.
     pub does: Does,
+}
+
+/// A day passes (see [`Action::after`]).
+pub const WAIT: &str = "wait";
+
+impl Action {
+    /// Whether it writes.
+    pub fn is_write(&self) -> bool {
+        matches!(self.does, Does::Write(_))
+    }
 }
 
 impl fmt::Debug for Action {
@@ -134,12 +149,23 @@ pub enum Expected {
     Any,
 }
 
+impl From<i64> for Expected {
+    fn from(version: i64) -> Expected {
+        Expected::Version(version)
+    }
+}
+
 /// What the house lends to an action while it drafts or reads.
 pub struct Desk<'a> {
     /// The store, for strong reads.
     pub store: &'a dyn Store,
     /// Answers to earlier reads, for callers that ask for them.
     pub cache: &'a Cache,
+    /// What time it is for this process. Guards read the engine's clock; this one is for what is only shown.
+    pub clock: &'a dyn Clock,
+    /// How often this call was drafted before, in vain. A first draft may leave it to the store to find out that it
+    /// does not fit; later ones had better look.
+    pub tries: u32,
 }
 
 /// An action that writes.
@@ -148,18 +174,28 @@ pub trait Write: Send + Sync {
     /// The steps and the event of the write, or its answer if nothing has to be written.
     async fn draft(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal>;
 
+    /// The lock that has to be held while the call is drafted and committed, for changes that must not lose a race.
+    fn lock(&self, _: &Call) -> Result<Option<lock::Wanted>, Refusal> {
+        Ok(None)
+    }
+
     /// What it means that the store refused a step of the draft (numbered from 0 within the draft).
     fn refusal(&self, call: &Call, refused: &Refused) -> Verdict;
 
     /// The answer, from the event of the draft as it stands in the log.
     fn answer(&self, call: &Call, event: &Event) -> Answer;
+
+    /// What the write makes due, so that workers of this process do not sleep through it.
+    fn wakes(&self, _call: &Call, _event: &Event) -> Vec<Wake> {
+        Vec::new()
+    }
 }
 
 /// An action that reads.
 #[async_trait]
 pub trait Read: Send + Sync {
-    /// Reads and answers.
-    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal>;
+    /// Reads and answers. What the cache holds is handed on as it is.
+    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal>;
 }
 
 /// What an action wants to write.
@@ -187,6 +223,8 @@ pub struct Pieces {
 pub enum Verdict {
     /// Somebody else was faster; draft it anew and try again.
     TryAgain,
+    /// Somebody holds a lock on the row; wait for them, and try again.
+    Wait,
     /// The caller has to know.
     Refuse(Refusal),
 }
@@ -247,6 +285,14 @@ pub enum Code {
     Deleted,
     /// The row is not deleted.
     NotDeleted,
+    /// Somebody else holds it, and its time is not up.
+    Held,
+    /// The caller does not hold it, or no longer under this epoch.
+    NotHolder,
+    /// The caller's time was up.
+    Expired,
+    /// The row is in a state that the action does not begin with.
+    WrongState,
     /// Too many callers write this row; it was tried several times.
     Contended,
     /// The result would be out of a number's range.
@@ -266,8 +312,33 @@ pub enum Code {
 }
 
 impl Code {
+    /// Whether it says that something stands in the way of a request that is right in itself.
+    pub fn is_conflict(self) -> bool {
+        match self {
+            Code::AlreadyExists
+            | Code::VersionConflict
+            | Code::VersionRequired
+            | Code::Deleted
+            | Code::NotDeleted
+            | Code::Held
+            | Code::NotHolder
+            | Code::Expired
+            | Code::WrongState
+            | Code::Contended
+            | Code::OutOfRange
+            | Code::OperationReused
+            | Code::OperationFenced => true,
+            Code::InvalidInput
+            | Code::NotFound
+            | Code::TooLarge
+            | Code::OutcomeUnknown
+            | Code::Unavailable
+            | Code::Internal => false,
+        }
+    }
+
     /// Every code.
-    pub const ALL: [Code; 15] = [
+    pub const ALL: [Code; 19] = [
         Code::InvalidInput,
         Code::NotFound,
         Code::AlreadyExists,
@@ -275,6 +346,10 @@ impl Code {
         Code::VersionRequired,
         Code::Deleted,
         Code::NotDeleted,
+        Code::Held,
+        Code::NotHolder,
+        Code::Expired,
+        Code::WrongState,
         Code::Contended,
         Code::OutOfRange,
         Code::TooLarge,
@@ -295,6 +370,10 @@ impl Code {
             Code::VersionRequired => "version_required",
             Code::Deleted => "deleted",
             Code::NotDeleted => "not_deleted",
+            Code::Held => "held",
+            Code::NotHolder => "not_holder",
+            Code::Expired => "expired",
+            Code::WrongState => "wrong_state",
             Code::Contended => "contended",
             Code::OutOfRange => "out_of_range",
             Code::TooLarge => "too_large",
@@ -356,7 +435,7 @@ impl From<statehouse_store::PlanError> for Refusal {
             PlanError::BadValue { .. } | PlanError::Required { .. } | PlanError::BadCursor { .. } => {
                 Code::InvalidInput
             }
-            PlanError::BadName { .. } => Code::InvalidInput,
+            PlanError::BadName { .. } | PlanError::RowTwice { .. } => Code::InvalidInput,
             _ => Code::Internal,
         };
         Refusal::new(code, error.to_string())

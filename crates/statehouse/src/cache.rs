@@ -2,7 +2,7 @@
 //!
 //! A cached read may be a little old, never wrong for good, and never older than the caller's own writes:
 //!
-//! - C1. *Whatever was written is thrown out.* A follower reads the log and discards what each record is about. It is
+//! - C1. *Whatever was written is thrown out.* The follower ([`crate::follow`]) reads the log and discards what each record is about. It is
 //!   the only way in which an entry becomes invalid; writers do not touch the cache, so a write of another process
 //!   counts as much as one of this.
 //! - C2. *No stale insert.* A reader that misses takes a [`Ticket`] with its stripe's generation, reads the store, and
@@ -23,8 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use statehouse_store::limits::PAGE_MAX;
-use statehouse_store::{Clock, Position, Record, Store, StoreError, Tenant, Time};
+use statehouse_store::{Clock, Position, Record, Tenant, Time};
 
 use crate::action::Answer;
 use crate::house::subject_of;
@@ -34,10 +33,6 @@ pub const AGE_MAX: Duration = Duration::from_secs(5);
 /// What a cache holds, unless it is told otherwise.
 pub const BYTES_DEFAULT: usize = 32 << 20;
 
-/// How long the follower waits for news before it confirms that there are none.
-const WAIT: Duration = Duration::from_secs(1);
-/// The follower's pause after the store failed.
-const PAUSE: Duration = Duration::from_millis(250);
 /// Locks, and generations. More of them let more readers pass each other, and let fewer inserts fail for a write to
 /// another row.
 const STRIPES: usize = 64;
@@ -206,11 +201,11 @@ impl Cache {
     }
 
     /// Keeps an answer that was read after its ticket was given out, unless something was discarded since (C2).
-    pub fn keep(&self, ticket: Ticket, answer: &Answer, bytes: usize) {
+    pub fn keep(&self, ticket: Ticket, answer: &Arc<Answer>, bytes: usize) {
         let bytes = bytes + ticket.name.len() + ENTRY_BYTES;
         let Some(mut stripe) = self.stripe(ticket.stripe) else { return };
         if stripe.generation == ticket.generation && bytes <= self.stripe_bytes {
-            stripe.insert(ticket.name, Entry { answer: Arc::new(answer.clone()), bytes, used: 0 });
+            stripe.insert(ticket.name, Entry { answer: answer.clone(), bytes, used: 0 });
             stripe.shrink(self.stripe_bytes);
         }
     }
@@ -254,7 +249,7 @@ impl Cache {
         }
     }
 
-    fn discard_all(&self) {
+    pub(crate) fn discard_all(&self) {
         for number in 0..STRIPES {
             if let Some(mut stripe) = self.stripe(number) {
                 let generation = stripe.generation + 1;
@@ -263,55 +258,28 @@ impl Cache {
         }
     }
 
-    /// Follows the log for ever (C1).
-    pub(crate) async fn follow(self: Arc<Cache>, store: Arc<dyn Store>) {
-        let mut seen: Option<Vec<u64>> = None;
-        loop {
-            if self.follow_once(&*store, &mut seen).await.is_err() {
-                self.clock.sleep(PAUSE).await;
+    /// Throws out what records of the log are about (C1).
+    pub(crate) fn discard_subjects(&self, records: &[Record]) {
+        for record in records {
+            for event in &record.events {
+                if let Some((resource, key)) = subject_of(record, event) {
+                    self.discard(&record.tenant, resource, key);
+                }
             }
         }
     }
 
-    /// Reads what is new in the log, and confirms that nothing else is.
-    async fn follow_once(&self, store: &dyn Store, seen: &mut Option<Vec<u64>>) -> Result<(), StoreError> {
-        let (heads, seen) = match seen {
-            // The cache is empty and gives out no ticket before the first confirmation, so what was written before
-            // these heads does not matter.
-            None => {
-                let heads = store.wait_log(&[], Duration::ZERO).await?;
-                (heads.clone(), seen.insert(heads))
-            }
-            Some(seen) => (store.wait_log(seen, WAIT).await?, seen),
-        };
-        let heads_at = self.clock.now();
-        for (partition, (head, seen)) in heads.iter().zip(seen.iter_mut()).enumerate() {
-            while *seen < *head {
-                let page = store.read_log(u32::try_from(partition).unwrap_or(0), *seen, PAGE_MAX).await?;
-                if page.oldest > *seen + 1 {
-                    self.discard_all();
-                }
-                for record in &page.records {
-                    self.discard_subjects(record);
-                }
-                let last = page.records.last().and_then(|record| record.position);
-                *seen = last.map_or(*head, |position| position.offset);
-            }
-            if let Some(reached) = self.reached.get(partition) {
-                reached.store(*seen, Ordering::Release);
-            }
+    /// The follower has got here (C3).
+    pub(crate) fn reach(&self, partition: usize, offset: u64) {
+        if let Some(reached) = self.reached.get(partition) {
+            reached.store(offset, Ordering::Release);
         }
-        self.confirmed_micros.store(heads_at.micros(), Ordering::Release);
+    }
+
+    /// The follower had seen the whole log at this time (C4).
+    pub(crate) fn confirm(&self, at: Time) {
+        self.confirmed_micros.store(at.micros(), Ordering::Release);
         self.runs.store(true, Ordering::Release);
-        Ok(())
-    }
-
-    fn discard_subjects(&self, record: &Record) {
-        for event in &record.events {
-            if let Some((resource, key)) = subject_of(record, event) {
-                self.discard(&record.tenant, resource, key);
-            }
-        }
     }
 
     /// Answers nothing from now on: the follower is gone.
@@ -360,8 +328,9 @@ impl Stripe {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::follow::{Tail, follow_once};
     use serde_json::json;
-    use statehouse_store::{ManualClock, ModelStore};
+    use statehouse_store::{ManualClock, ModelStore, Store as _};
 
     fn cache(bytes: usize) -> (Cache, ManualClock, Tenant) {
         let clock = ManualClock::at(Time::from_millis(1));
@@ -371,8 +340,8 @@ mod tests {
         (cache, clock, Tenant::new("acme").unwrap())
     }
 
-    fn answer(number: i64) -> Answer {
-        Answer::row(json!({"version": number}))
+    fn answer(number: i64) -> Arc<Answer> {
+        Arc::new(Answer::row(json!({"version": number})))
     }
 
     fn miss(cache: &Cache, tenant: &Tenant, key: &str) -> Ticket {
@@ -448,8 +417,8 @@ mod tests {
     async fn a_trimmed_log_empties_the_cache() {
         let store = ModelStore::new();
         let (cache, _, tenant) = cache(1 << 20);
-        let mut seen = None;
-        cache.follow_once(&store, &mut seen).await.unwrap();
+        let (tail, mut seen) = (Tail::of(16), None);
+        follow_once(&store, &*cache.clock, &cache, &tail, &mut seen).await.unwrap();
         cache.keep(miss(&cache, &tenant, "1"), &answer(1), 10);
         for operation in ["a", "b", "c"] {
             let plan = statehouse_store::Plan::of(&tenant, operation);
@@ -458,7 +427,7 @@ mod tests {
         }
         let partition = statehouse_store::log::partition_of(&tenant, "thing", "x", 16);
         store.trim_log(partition, 2).await.unwrap();
-        cache.follow_once(&store, &mut seen).await.unwrap();
+        follow_once(&store, &*cache.clock, &cache, &tail, &mut seen).await.unwrap();
         miss(&cache, &tenant, "1");
         assert_eq!(seen.unwrap()[partition as usize], 3);
     }

@@ -1,6 +1,8 @@
 //! Forms: what an action takes and gives, said once. Checking, the OpenAPI document and the command line's flags come
 //! from the same form.
 
+use std::fmt;
+
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::{Type, Value};
 
@@ -68,12 +70,12 @@ impl Form {
     /// Everything in a value that does not fit.
     pub fn misfits(&self, value: &Json) -> Vec<Misfit> {
         let mut misfits = Vec::new();
-        self.check(value, "", &mut misfits);
+        self.check(value, &Spot::Root, &mut misfits);
         misfits
     }
 
-    fn check(&self, value: &Json, pointer: &str, misfits: &mut Vec<Misfit>) {
-        let mut misfit = |detail: String| misfits.push(Misfit { pointer: pointer.to_owned(), detail });
+    fn check(&self, value: &Json, spot: &Spot<'_>, misfits: &mut Vec<Misfit>) {
+        let mut misfit = |detail: String| misfits.push(Misfit { pointer: spot.to_string(), detail });
         match self {
             Form::Any => {}
             Form::Value(kind) => {
@@ -97,13 +99,13 @@ impl Form {
                 None => misfit("expected a list".into()),
                 Some(items) => {
                     for (place, one) in items.iter().enumerate() {
-                        item.check(one, &format!("{pointer}/{place}"), misfits);
+                        item.check(one, &Spot::Item(spot, place), misfits);
                     }
                 }
             },
             Form::Object(properties) => match value.as_object() {
                 None => misfit("expected an object".into()),
-                Some(fields) => check_object(properties, fields, pointer, misfits),
+                Some(fields) => check_object(properties, fields, spot, misfits),
             },
         }
     }
@@ -156,23 +158,45 @@ impl Property {
     }
 }
 
+/// Everything in an object that does not fit its properties.
+pub fn object_misfits(properties: &[Property], fields: &Map<String, Json>) -> Vec<Misfit> {
+    let mut misfits = Vec::new();
+    check_object(properties, fields, &Spot::Root, &mut misfits);
+    misfits
+}
+
+/// A place within a value. It is written as a JSON pointer, which only what does not fit needs.
+enum Spot<'a> {
+    Root,
+    Field(&'a Spot<'a>, &'a str),
+    Item(&'a Spot<'a>, usize),
+}
+
+impl fmt::Display for Spot<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Spot::Root => Ok(()),
+            Spot::Field(within, name) => write!(f, "{within}/{}", escape(name)),
+            Spot::Item(within, place) => write!(f, "{within}/{place}"),
+        }
+    }
+}
+
 fn check_object(
     properties: &[Property],
     fields: &Map<String, Json>,
-    pointer: &str,
+    spot: &Spot<'_>,
     misfits: &mut Vec<Misfit>,
 ) {
     for property in properties {
+        let at = Spot::Field(spot, &property.name);
         match fields.get(&property.name) {
-            None if property.required => misfits.push(Misfit {
-                pointer: format!("{pointer}/{}", escape(&property.name)),
-                detail: "it is required".into(),
-            }),
+            None if property.required => {
+                misfits.push(Misfit { pointer: at.to_string(), detail: "it is required".into() });
+            }
             None => {}
             Some(Json::Null) if property.nullable => {}
-            Some(value) => {
-                property.form.check(value, &format!("{pointer}/{}", escape(&property.name)), misfits);
-            }
+            Some(value) => property.form.check(value, &at, misfits),
         }
     }
     for name in fields.keys() {
@@ -183,7 +207,7 @@ fn check_object(
                 None => format!("; it can have {}", known.join(", ")),
             };
             misfits.push(Misfit {
-                pointer: format!("{pointer}/{}", escape(name)),
+                pointer: Spot::Field(spot, name).to_string(),
                 detail: format!("there is no such property{advice}"),
             });
         }

@@ -6,7 +6,9 @@
 //! H3. A repetition is recognized before its draft is judged: a call that was applied is answered from its record even
 //!     if it would be refused today.
 //! H4. A draft that lost a race is drafted anew, a bounded number of times, with growing pauses.
-//! H5. Every event says what it is about ([`subject_of`]), also in a batch, whose record stands under its first subject.
+//! H5. Locks that calls need ([`crate::lock`]) are taken before the draft, in one order, and given back by the plan itself;
+//!     or, if there is none, at once. Whoever meets a lock of somebody else waits, with growing pauses and an end.
+//! H6. Every event says what it is about ([`subject_of`]), also in a batch, whose record stands under its first subject.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,14 +20,15 @@ use statehouse_store::{
 };
 use tokio::task::JoinHandle;
 
-use crate::action::{
-    Action, Answer, Call, Code, Desk, Does, Draft, Expected, Pieces, Refusal, Verdict, Write,
-};
+use crate::action::{Action, Answer, Call, Code, Desk, Does, Draft, Expected, Refusal, Verdict, Write};
 use crate::blueprint::Blueprint;
 use crate::cache::{self, Cache, Token};
-use crate::form::{Form, Misfit};
+use crate::follow::{self, Tail};
+use crate::form::{Misfit, object_misfits};
+use crate::lock::{self, Held, Taken};
 use crate::own;
 use crate::resource::{self, Resource, no_such};
+use crate::worker::{self, Bells, Crew, Premises, Worker};
 
 /// How often a draft that lost a race is drafted anew.
 const RACES_MAX: u32 = 6;
@@ -33,6 +36,8 @@ const RACES_MAX: u32 = 6;
 const UNKNOWN_MAX: u32 = 4;
 /// The first pause between tries; each one is twice as long as the one before.
 const PAUSE: Duration = Duration::from_millis(5);
+/// How often the pause between two looks at a lock is doubled.
+const WAIT_DOUBLINGS: u32 = 4;
 
 /// A request for one action.
 #[derive(Clone, Debug)]
@@ -56,6 +61,19 @@ pub struct Operation {
     pub fingerprint: String,
 }
 
+impl Operation {
+    /// The caller's own id for this request: under it the request is done once, and another request is refused.
+    pub fn under(id: impl Into<String>, request: &Request) -> Operation {
+        let Request { action, key, input, expected } = request;
+        let said = format!("{action} {key:?} {expected:?} {}", Json::Object(input.clone()));
+        // FNV-1a of 128 bits: it has to tell a caller's requests apart, not to withstand one who seeks a collision.
+        let digest = said.bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, |hash, byte| {
+            (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
+        });
+        Operation { id: Some(id.into()), fingerprint: format!("{digest:032x}") }
+    }
+}
+
 /// Resources over a store.
 #[derive(Debug)]
 pub struct House {
@@ -66,7 +84,10 @@ pub struct House {
     clock: Arc<dyn Clock>,
     ids: Ids,
     cache: Arc<Cache>,
+    tail: Arc<Tail>,
     follower: Mutex<Option<JoinHandle<()>>>,
+    bells: Arc<Bells>,
+    crew: Mutex<Option<Crew>>,
 }
 
 /// One call that is ready to be drafted.
@@ -74,6 +95,24 @@ struct Ready<'a> {
     resource: &'a Resource,
     write: &'a dyn Write,
     call: Call,
+}
+
+/// What came of one try to write.
+enum Attempt {
+    /// It was applied, now or before.
+    Written(Vec<Answer>),
+    /// Nothing had to be written.
+    Unchanged(Vec<Answer>),
+    /// This call met others, who were faster or hold it.
+    Lost(usize, Verdict),
+}
+
+/// How often a write met others.
+#[derive(Default)]
+struct Patience {
+    races: u32,
+    waits: u32,
+    waited: Duration,
 }
 
 impl House {
@@ -96,8 +135,21 @@ impl House {
         // Names were checked by the declaration, so a clash cannot be left.
         let schema = Schema::new(tables).unwrap_or_default();
         let cache = Arc::new(Cache::holding(cache::BYTES_DEFAULT, store.partitions(), clock.clone()));
-        let follower = Mutex::default();
-        Ok(House { name: blueprint.name.clone(), resources, schema, store, clock, ids, cache, follower })
+        let tail = Arc::new(Tail::of(store.partitions()));
+        let bells = Arc::new(Bells::of(resources.iter().flat_map(|resource| &resource.workers)));
+        Ok(House {
+            name: blueprint.name.clone(),
+            resources,
+            schema,
+            store,
+            clock,
+            ids,
+            cache,
+            tail,
+            follower: Mutex::default(),
+            bells,
+            crew: Mutex::default(),
+        })
     }
 
     /// The same house with a cache of another size.
@@ -108,12 +160,59 @@ impl House {
     }
 
     /// Starts what follows the log on behalf of this house, in the caller's tokio runtime, until the house is gone.
-    /// Without it cached reads are strong ones.
+    /// Without it cached reads are strong ones, and nobody who listens hears anything.
     pub fn start_followers(&self) {
         let mut follower = self.follower.lock().unwrap_or_else(PoisonError::into_inner);
         if follower.is_none() {
-            *follower = Some(tokio::spawn(self.cache.clone().follow(self.store.clone())));
+            let (store, clock) = (self.store.clone(), self.clock.clone());
+            *follower =
+                Some(tokio::spawn(follow::follow(store, clock, self.cache.clone(), self.tail.clone())));
         }
+    }
+
+    /// The newest records of the log, for those who listen.
+    pub fn tail(&self) -> &Arc<Tail> {
+        &self.tail
+    }
+
+    /// Starts the workers of all resources, in the caller's tokio runtime, until [`House::stop_workers`] or until the
+    /// house is gone. Other processes over the same store share the work.
+    pub fn start_workers(&self, options: worker::Options) {
+        let workers: Vec<Arc<dyn Worker>> =
+            self.resources.iter().flat_map(|resource| resource.workers.clone()).collect();
+        // The declarations of the house's own things are right, which a test shows.
+        let (Ok(leases), Some(tenant)) = (own::leases(), own::tenant()) else { return };
+        let premises = Premises {
+            store: self.store.clone(),
+            clock: self.clock.clone(),
+            ids: self.ids.clone(),
+            bells: self.bells.clone(),
+            leases,
+            tenant,
+        };
+        let mut crew = self.crew.lock().unwrap_or_else(PoisonError::into_inner);
+        if crew.is_none() && !workers.is_empty() {
+            *crew = Some(Crew::start(premises, workers, options));
+        }
+    }
+
+    /// Lets the steps under way finish, and hands the work over to other processes.
+    pub async fn stop_workers(&self) {
+        let crew = self.crew.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(crew) = crew {
+            crew.stop().await;
+        }
+    }
+
+    /// What the workers of this process did so far; empty while none run.
+    pub fn worker_figures(&self) -> Vec<worker::Figures> {
+        let crew = self.crew.lock().unwrap_or_else(PoisonError::into_inner);
+        crew.as_ref().map(Crew::figures).unwrap_or_default()
+    }
+
+    /// How writers wake workers: for those who write past the actions.
+    pub fn bells(&self) -> &Bells {
+        &self.bells
     }
 
     /// The cache of reads.
@@ -178,7 +277,7 @@ impl House {
         let (resource, action) = self.action(&request.action)?;
         let call = admit(resource, action, tenant, request)?;
         match &action.does {
-            Does::Read(read) => read.read(&call, &self.desk()).await,
+            Does::Read(read) => read.read(&call, &self.desk(0)).await.map(Arc::unwrap_or_clone),
             Does::Write(write) => {
                 let ready = Ready { resource, write: &**write, call };
                 let answers =
@@ -187,6 +286,15 @@ impl House {
                 answer.ok_or_else(|| Refusal::new(Code::Internal, "a write had no answer"))
             }
         }
+    }
+
+    /// Runs one action that reads. The answer may be shared with others who have asked for it.
+    pub async fn read(&self, tenant: &Tenant, request: Request) -> Result<Arc<Answer>, Refusal> {
+        let (resource, action) = self.action(&request.action)?;
+        let Does::Read(read) = &action.does else {
+            return Err(Refusal::new(Code::InvalidInput, format!("{} writes", request.action)));
+        };
+        read.read(&admit(resource, action, tenant, request)?, &self.desk(0)).await
     }
 
     /// Runs several writes as one plan: all or none. A refusal says which one it was, from 0.
@@ -218,16 +326,21 @@ impl House {
             return Err(Refusal::new(Code::InvalidInput, "reads have no plan"));
         };
         let ready = [Ready { resource, write: &**write, call }];
-        let drafts = self.draft(&ready).await.map_err(|(_, refusal)| refusal)?;
-        assemble(tenant, &ready, &drafts, &self.ids.next(), "")
+        let drafts = self.draft(&ready, 0).await.map_err(|(_, refusal)| refusal)?;
+        let wanted = wanted_locks(&ready).map_err(|(_, refusal)| refusal)?;
+        let locks: Vec<Held> = wanted.iter().map(|(_, wanted)| Held::imagined(wanted)).collect();
+        match assemble(tenant, &ready, drafts, &locks, &self.ids.next(), "")? {
+            Assembled::Plan(plan, _) => Ok(Some(plan)),
+            Assembled::Done(_) => Ok(None),
+        }
     }
 
-    fn desk(&self) -> Desk<'_> {
-        Desk { store: &*self.store, cache: &self.cache }
+    fn desk(&self, tries: u32) -> Desk<'_> {
+        Desk { store: &*self.store, cache: &self.cache, clock: &*self.clock, tries }
     }
 
-    async fn draft(&self, ready: &[Ready<'_>]) -> Result<Vec<Draft>, (usize, Refusal)> {
-        let desk = self.desk();
+    async fn draft(&self, ready: &[Ready<'_>], tries: u32) -> Result<Vec<Draft>, (usize, Refusal)> {
+        let desk = self.desk(tries);
         let mut drafts = Vec::with_capacity(ready.len());
         for (number, one) in ready.iter().enumerate() {
             drafts.push(one.write.draft(&one.call, &desk).await.map_err(|refusal| (number, refusal))?);
@@ -251,35 +364,131 @@ impl House {
         {
             return answers(ready, &record, &fingerprint).map_err(at_first);
         }
-        for race in 0.. {
-            let drafts = self.draft(ready).await?;
-            let plan = assemble(tenant, ready, &drafts, &id, &fingerprint).map_err(at_first)?;
-            let Some(plan) = plan else {
-                return Ok(drafts.into_iter().filter_map(done).collect());
+        let mut patience = Patience::default();
+        loop {
+            let locks = self.take_locks(tenant, ready, &id, &mut patience).await?;
+            let attempt = self.attempt(tenant, ready, &locks, patience.races, &id, &fingerprint).await;
+            // An unknown plan may yet be applied under its locks; if it is not, the next try under this id has them.
+            let keeps = match &attempt {
+                Ok(attempt) => matches!(attempt, Attempt::Written(_)),
+                Err((_, refusal)) => refusal.code == Code::OutcomeUnknown,
             };
-            match self.settle(&plan).await.map_err(at_first)? {
-                Commit::Applied(applied) => {
-                    let record = applied.record.ok_or_else(|| {
-                        at_first(Refusal::new(Code::Internal, "a write left no record in the log"))
-                    })?;
-                    return answers(ready, &record, &fingerprint).map_err(at_first);
-                }
-                Commit::Fenced => return Err(at_first(fenced(&id))),
-                Commit::Refused(refused) => {
-                    let (number, verdict) = judge(ready, &drafts, refused);
-                    match verdict {
-                        Verdict::Refuse(refusal) => return Err((number, refusal)),
-                        Verdict::TryAgain if race < RACES_MAX => self.pause(race).await,
-                        Verdict::TryAgain => {
-                            let message =
-                                "too many callers write this row at once; it was tried several times";
-                            return Err((number, Refusal::new(Code::Contended, message)));
-                        }
-                    }
+            if !keeps {
+                self.give_back(tenant, &locks, &id).await;
+            }
+            match attempt? {
+                Attempt::Written(answers) | Attempt::Unchanged(answers) => return Ok(answers),
+                Attempt::Lost(number, verdict) => {
+                    self.bear(verdict, &mut patience).await.map_err(|refusal| (number, refusal))?;
                 }
             }
         }
-        Err(at_first(Refusal::new(Code::Internal, "a write was never decided")))
+    }
+
+    /// Drafts the calls and commits them, once.
+    async fn attempt(
+        &self,
+        tenant: &Tenant,
+        ready: &[Ready<'_>],
+        locks: &[Held],
+        tries: u32,
+        id: &str,
+        fingerprint: &str,
+    ) -> Result<Attempt, (usize, Refusal)> {
+        let at_first = |refusal: Refusal| (0, refusal);
+        let drafts = self.draft(ready, tries).await?;
+        let (plan, steps) = match assemble(tenant, ready, drafts, locks, id, fingerprint).map_err(at_first)? {
+            Assembled::Plan(plan, steps) => (plan, steps),
+            Assembled::Done(answers) => return Ok(Attempt::Unchanged(answers)),
+        };
+        match self.settle(&plan).await.map_err(at_first)? {
+            Commit::Applied(applied) => {
+                let record = applied.record.ok_or_else(|| {
+                    at_first(Refusal::new(Code::Internal, "a write left no record in the log"))
+                })?;
+                for (one, event) in ready.iter().zip(&record.events) {
+                    let wakes = one.write.wakes(&one.call, event);
+                    wakes.iter().for_each(|wake| self.bells.ring(wake));
+                }
+                answers(ready, &record, fingerprint).map(Attempt::Written).map_err(at_first)
+            }
+            Commit::Fenced => Err(at_first(fenced(id))),
+            Commit::Refused(refused) => {
+                let (number, verdict) = judge(ready, &steps, refused);
+                Ok(Attempt::Lost(number, verdict))
+            }
+        }
+    }
+
+    /// Pauses before the next try, or says that there is none.
+    async fn bear(&self, verdict: Verdict, patience: &mut Patience) -> Result<(), Refusal> {
+        match verdict {
+            Verdict::Refuse(refusal) => Err(refusal),
+            Verdict::Wait => self.wait(patience).await,
+            Verdict::TryAgain if patience.races < RACES_MAX => {
+                // The first draft may not have looked, so there need not have been a race.
+                if patience.races > 0 {
+                    self.pause(patience.races).await;
+                }
+                patience.races += 1;
+                Ok(())
+            }
+            Verdict::TryAgain => {
+                let message = "too many callers write this row at once; it was tried several times";
+                Err(Refusal::new(Code::Contended, message))
+            }
+        }
+    }
+
+    /// Waits a little for a lock that somebody else holds.
+    async fn wait(&self, patience: &mut Patience) -> Result<(), Refusal> {
+        if patience.waited >= lock::WAIT_MAX {
+            let message = format!("others hold this row, for {:?} already; try again later", patience.waited);
+            return Err(Refusal::new(Code::Contended, message));
+        }
+        let span = PAUSE.saturating_mul(1 << patience.waits.min(WAIT_DOUBLINGS));
+        self.clock.sleep(span).await;
+        patience.waits += 1;
+        patience.waited += span;
+        Ok(())
+    }
+
+    /// Takes the locks that the calls need (H5).
+    async fn take_locks(
+        &self,
+        tenant: &Tenant,
+        ready: &[Ready<'_>],
+        id: &str,
+        patience: &mut Patience,
+    ) -> Result<Vec<Held>, (usize, Refusal)> {
+        let mut held = Vec::new();
+        for (number, wanted) in wanted_locks(ready)? {
+            loop {
+                let taken = match lock::take(&*self.store, tenant, id, &wanted).await {
+                    Ok(Taken::Held(lock)) => {
+                        held.push(lock);
+                        break;
+                    }
+                    Ok(Taken::Busy) => self.wait(patience).await,
+                    Ok(Taken::Refused(refused)) => match ready.get(number) {
+                        Some(one) => self.bear(one.write.refusal(&one.call, &refused), patience).await,
+                        None => Ok(()),
+                    },
+                    Err(refusal) => Err(refusal),
+                };
+                if let Err(refusal) = taken {
+                    self.give_back(tenant, &held, id).await;
+                    return Err((number, refusal));
+                }
+            }
+        }
+        Ok(held)
+    }
+
+    async fn give_back(&self, tenant: &Tenant, locks: &[Held], id: &str) {
+        for lock in locks {
+            lock.give_back(&*self.store, tenant, id).await;
+        }
     }
 
     /// Commits a plan until its outcome is known (H1).
@@ -315,7 +524,7 @@ impl Drop for House {
     }
 }
 
-/// What an event of a record is about: the resource and the key, as text (H5).
+/// What an event of a record is about: the resource and the key, as text (H6).
 pub fn subject_of<'r>(record: &'r Record, event: &'r Event) -> Option<(&'r str, &'r str)> {
     let (resource, _) = event.name.split_once('.')?;
     let key = event.data.get(SUBJECT).and_then(Json::as_str);
@@ -325,7 +534,7 @@ pub fn subject_of<'r>(record: &'r Record, event: &'r Event) -> Option<(&'r str, 
 /// Checks a request against the action's form.
 fn admit(resource: &Resource, action: &Action, tenant: &Tenant, request: Request) -> Result<Call, Refusal> {
     let Request { key, input, expected, .. } = request;
-    let misfits = Form::Object(action.input.clone()).misfits(&Json::Object(input.clone()));
+    let misfits = object_misfits(&action.input, &input);
     if !misfits.is_empty() {
         return Err(Refusal::misfits(misfits));
     }
@@ -345,59 +554,83 @@ fn admit(resource: &Resource, action: &Action, tenant: &Tenant, request: Request
     Ok(Call { tenant: tenant.clone(), key, input, expected })
 }
 
-fn done(draft: Draft) -> Option<Answer> {
-    if let Draft::Done(answer) = draft { Some(answer) } else { None }
-}
-
-fn pieces(draft: &Draft) -> Option<&Pieces> {
-    if let Draft::Write(pieces) = draft { Some(pieces) } else { None }
-}
-
 /// The event of a call in a batch that had nothing to write: it keeps the answer for a repetition.
 const UNCHANGED: &str = "unchanged";
 /// Where an event in a batch has its own key.
 const SUBJECT: &str = "subject";
 
-/// One plan of all drafts, with one event for each; `None` if none of them has anything to write.
+/// The locks that calls need, with the number of the call, each once and in one order for all operations.
+fn wanted_locks(ready: &[Ready<'_>]) -> Result<Vec<(usize, lock::Wanted)>, (usize, Refusal)> {
+    let mut wanted = Vec::new();
+    for (number, one) in ready.iter().enumerate() {
+        if let Some(lock) = one.write.lock(&one.call).map_err(|refusal| (number, refusal))? {
+            wanted.push((number, lock));
+        }
+    }
+    let name = |lock: &lock::Wanted| (lock.row.table().name().to_owned(), resource::key_text(lock.row.key()));
+    wanted.sort_by_cached_key(|(_, lock)| name(lock));
+    wanted.dedup_by(|(_, one), (_, other)| name(one) == name(other));
+    Ok(wanted)
+}
+
+/// What becomes of drafts.
+enum Assembled {
+    /// None of them has anything to write; these are the answers.
+    Done(Vec<Answer>),
+    /// One plan of all of them, and how many of its steps belong to each.
+    Plan(Plan, Vec<usize>),
+}
+
+/// One plan of all drafts, with one event for each, that gives back the locks.
 fn assemble(
     tenant: &Tenant,
     ready: &[Ready<'_>],
-    drafts: &[Draft],
+    drafts: Vec<Draft>,
+    locks: &[Held],
     operation: &str,
     fingerprint: &str,
-) -> Result<Option<Plan>, Refusal> {
-    let first = ready.iter().zip(drafts).find_map(|(one, draft)| Some((one.resource, pieces(draft)?)));
-    let Some((resource, first)) = first else { return Ok(None) };
+) -> Result<Assembled, Refusal> {
+    let mut subjects = ready.iter().zip(&drafts).filter_map(|(one, draft)| match draft {
+        Draft::Write(pieces) => Some((one.resource, pieces.subject.clone())),
+        Draft::Done(_) => None,
+    });
+    let Some((resource, subject)) = subjects.next() else {
+        let answer = |draft| if let Draft::Done(answer) = draft { Some(answer) } else { None };
+        return Ok(Assembled::Done(drafts.into_iter().filter_map(answer).collect()));
+    };
     let mut plan = Plan::of(tenant, operation).without_rows();
-    let mut entry = Entry::about(&resource.name, &first.subject).fingerprint(fingerprint);
+    let mut entry = Entry::about(&resource.name, subject.as_str()).fingerprint(fingerprint);
+    let mut steps = Vec::with_capacity(drafts.len());
     for draft in drafts {
+        let before = plan.steps.len();
         let event = match draft {
             Draft::Done(answer) => EventDraft::named(UNCHANGED).with("answer", json!(answer)),
             Draft::Write(pieces) => {
-                let mut event = pieces.event.clone();
-                event.row_of = event.row_of.map(|step| step + plan.steps.len());
-                if pieces.subject != first.subject {
-                    event = event.with(SUBJECT, pieces.subject.as_str());
+                let mut event = pieces.event;
+                event.row_of = event.row_of.map(|step| step + before);
+                if pieces.subject != subject {
+                    event = event.with(SUBJECT, pieces.subject);
                 }
-                plan = plan.steps(pieces.steps.iter().cloned());
+                plan = plan.steps(pieces.steps);
                 event
             }
         };
+        steps.push(plan.steps.len() - before);
         entry = entry.event(event);
     }
-    Ok(Some(plan.log(entry).build()?))
+    Ok(Assembled::Plan(plan.steps(locks.iter().map(Held::release)).log(entry).build()?, steps))
 }
 
 /// Which call a refused step belongs to, and what that means.
-fn judge(ready: &[Ready<'_>], drafts: &[Draft], mut refused: Refused) -> (usize, Verdict) {
-    for (number, (one, draft)) in ready.iter().zip(drafts).enumerate() {
-        let steps = pieces(draft).map_or(0, |pieces| pieces.steps.len());
-        if refused.step < steps {
+fn judge(ready: &[Ready<'_>], steps: &[usize], mut refused: Refused) -> (usize, Verdict) {
+    for (number, (one, steps)) in ready.iter().zip(steps).enumerate() {
+        if refused.step < *steps {
             return (number, one.write.refusal(&one.call, &refused));
         }
         refused.step -= steps;
     }
-    (0, Verdict::Refuse(Refusal::new(Code::Internal, "the store refused a step that the plan does not have")))
+    // Behind the drafts the locks are given back: one of them was lost.
+    (0, Verdict::TryAgain)
 }
 
 /// The answers of calls that were applied, now or before (H2).

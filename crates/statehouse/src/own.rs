@@ -1,4 +1,4 @@
-//! Tables of the house itself, whatever its blueprint says: who may come in, and what is kept secret.
+//! Tables of the house itself, whatever its blueprint says: who may come in, what is kept secret, who does which work.
 //!
 //! They are part of every house's schema, so that a migration that removes what the blueprint no longer names leaves
 //! them alone. Their rows belong to [`tenant`], which no caller can be; whom a key lets in stands in its row.
@@ -7,10 +7,15 @@ use std::sync::Arc;
 
 use statehouse_store::{SchemaError, Table, Tenant, Type};
 
+use crate::infra::lease;
+
 /// Keys that let callers in.
 pub const KEYS: &str = "house_keys";
 /// What the house must remember and not tell: one row for each purpose.
 pub const SECRETS: &str = "house_secrets";
+
+/// Who does which work: a lease for each part of it, and for each process.
+pub const LEASES: &str = "house_leases";
 
 /// The name of the owner of these rows.
 const TENANT: &str = "_house";
@@ -44,14 +49,19 @@ pub fn secrets() -> Result<Arc<Table>, SchemaError> {
     Table::named(SECRETS).partition("purpose", Type::Text).required("content", Type::Bytes).build()
 }
 
+/// Who does which work.
+pub fn leases() -> Result<Arc<Table>, SchemaError> {
+    lease::columns(Table::named(LEASES).partition("scope", Type::Text).sort("name", Type::Text)).build()
+}
+
 /// All of them. The declarations stand above and are right, which a test shows.
 pub fn tables() -> Vec<Arc<Table>> {
-    [keys(), secrets()].into_iter().flatten().collect()
+    [keys(), secrets(), leases()].into_iter().flatten().collect()
 }
 
 /// Whether a blueprint must leave this table's name alone.
 pub fn has_table(name: &str) -> bool {
-    name == KEYS || name == SECRETS
+    [KEYS, SECRETS, LEASES].contains(&name)
 }
 
 #[cfg(test)]
@@ -61,7 +71,7 @@ mod tests {
     #[test]
     fn the_declarations_are_right() {
         let tables = tables();
-        assert_eq!(tables.len(), 2);
+        assert_eq!(tables.len(), 3);
         assert!(tables.iter().all(|table| has_table(table.name())));
         assert!(is_own(&tenant().unwrap()));
     }

@@ -1,5 +1,6 @@
 //! Resources: the declared things, ready for use, and the one list of archetypes that are built.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use statehouse_store::{Table, Type, Value};
@@ -9,8 +10,10 @@ use crate::atlas::Archetype;
 use crate::blueprint::problem::{Problem, Problems};
 use crate::blueprint::{Blueprint, Thing};
 use crate::form::Misfit;
+use crate::infra;
 use crate::own;
 use crate::product;
+use crate::worker::Worker;
 
 /// A declared thing with its tables and actions.
 #[derive(Clone, Debug)]
@@ -25,6 +28,8 @@ pub struct Resource {
     pub tables: Vec<Arc<Table>>,
     /// What can be done with it.
     pub actions: Vec<Action>,
+    /// What the house does for it by itself.
+    pub workers: Vec<Arc<dyn Worker>>,
 }
 
 impl Resource {
@@ -46,7 +51,10 @@ impl Resource {
             .iter()
             .zip(parts)
             .map(|((name, kind), part)| {
-                let part = part.replace("%2C", ",").replace("%2c", ",").replace("%25", "%");
+                let part = match part.contains('%') {
+                    true => Cow::Owned(part.replace("%2C", ",").replace("%2c", ",").replace("%25", "%")),
+                    false => Cow::Borrowed(part),
+                };
                 key_part(&part, *kind).ok_or_else(|| misfit(format!("{name} must be {kind}")))
             })
             .collect()
@@ -55,17 +63,22 @@ impl Resource {
 
 /// A key as text: what [`Resource::parse_key`] reads.
 pub fn key_text<'a>(parts: impl IntoIterator<Item = &'a Value>) -> String {
-    let texts: Vec<String> = parts
-        .into_iter()
-        .map(|part| {
-            let text = match part.to_json() {
-                serde_json::Value::String(text) => text,
-                other => other.to_string(),
-            };
-            text.replace('%', "%25").replace(',', "%2C")
-        })
-        .collect();
-    texts.join(",")
+    let mut key = String::new();
+    for (place, part) in parts.into_iter().enumerate() {
+        if place > 0 {
+            key.push(',');
+        }
+        let text = match part.to_json() {
+            serde_json::Value::String(text) => text,
+            other => other.to_string(),
+        };
+        if text.contains(['%', ',']) {
+            key.push_str(&text.replace('%', "%25").replace(',', "%2C"));
+        } else {
+            key.push_str(&text);
+        }
+    }
+    key
 }
 
 fn key_part(text: &str, kind: Type) -> Option<Value> {
@@ -78,11 +91,36 @@ fn key_part(text: &str, kind: Type) -> Option<Value> {
     Value::from_json(json, kind).ok().filter(|value| !value.is_null())
 }
 
-/// How a declaration becomes a resource.
-type Declare = fn(&Thing, &mut Problems) -> Option<Resource>;
+/// A table's name for a thing's name.
+pub(crate) fn plural(name: &str) -> String {
+    match name {
+        _ if name.ends_with('y') && !name.ends_with("ey") => {
+            format!("{}ies", name.strip_suffix('y').unwrap_or(name))
+        }
+        _ if ["s", "x", "ch", "sh"].iter().any(|end| name.ends_with(end)) => format!("{name}es"),
+        _ => format!("{name}s"),
+    }
+}
+
+/// `ProfileState` for `profile`.
+pub(crate) fn state_name(name: &str) -> String {
+    let words = name.split('_').map(|word| {
+        let mut letters = word.chars();
+        letters.next().map(|first| first.to_ascii_uppercase()).into_iter().chain(letters).collect::<String>()
+    });
+    format!("{}State", words.collect::<String>())
+}
+
+/// How a declaration becomes a resource, or several.
+type Declare = fn(&Thing, &mut Problems) -> Vec<Resource>;
 
 /// The archetypes that are built, by keyword. The one list.
-const BUILT: [(&str, Declare); 1] = [("entity", product::entity::declare)];
+const BUILT: [(&str, Declare); 4] = [
+    ("booking", product::booking::declare),
+    ("entity", |thing, problems| product::entity::declare(thing, problems).into_iter().collect()),
+    ("lease", |thing, problems| infra::lease::declare(thing, problems).into_iter().collect()),
+    ("timer", |thing, problems| infra::timer::declare(thing, problems).into_iter().collect()),
+];
 
 /// Whether an archetype is built.
 pub fn is_built(archetype: &Archetype) -> bool {
@@ -102,18 +140,31 @@ pub fn declare(blueprint: &Blueprint) -> Result<Vec<Resource>, Problems> {
             problems.add(Problem::at(thing.settings.span(), title).advice(advice));
             continue;
         };
-        let Some(resource) = declare(thing, &mut problems) else { continue };
-        let taken = resource.tables.iter().find(|table| {
-            let others = resources.iter().flat_map(|other| &other.tables);
-            others.into_iter().any(|other| other.name() == table.name()) || own::has_table(table.name())
-        });
-        if let Some(table) = taken {
-            let title = format!("the table `{table}` of `{}` is another's already", thing.name);
-            let advice = "give one of them another table: `table = \"…\"`";
-            problems.add(Problem::at(thing.settings.span(), title).advice(advice));
-            continue;
+        for resource in declare(thing, &mut problems) {
+            let taken = resource.tables.iter().find(|table| {
+                let others = resources.iter().flat_map(|other| &other.tables);
+                others.into_iter().any(|other| other.name() == table.name()) || own::has_table(table.name())
+            });
+            if let Some(table) = taken {
+                let title = format!("the table `{table}` of `{}` is another's already", thing.name);
+                let advice = "give one of them another table: `table = \"…\"`";
+                problems.add(Problem::at(thing.settings.span(), title).advice(advice));
+                continue;
+            }
+            // What one declaration makes beside its own name may be the name of another.
+            if resources.iter().any(|other| other.name == resource.name)
+                || blueprint
+                    .things
+                    .iter()
+                    .any(|other| other.name == resource.name && other.name != thing.name)
+            {
+                let title = format!("`{}` makes `{}`, which is declared as well", thing.name, resource.name);
+                problems
+                    .add(Problem::at(thing.settings.span(), title).advice("give one of them another name"));
+                continue;
+            }
+            resources.push(resource);
         }
-        resources.push(resource);
     }
     problems.or(resources)
 }

@@ -151,7 +151,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), String> {
 }
 
 /// The candidate that a mistyped word most likely stands for.
-pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let limit = 1 + word.chars().count() / 3;
     candidates
         .into_iter()

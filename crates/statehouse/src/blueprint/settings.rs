@@ -3,11 +3,13 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use statehouse_store::table::Builder;
 use statehouse_store::{Type, Value};
 
 use super::problem::{Problem, Problems};
 use super::tree::{self, Entry, Node};
 use super::{check_name, nearest};
+use crate::form::{Form, Property};
 
 /// The settings of one thing.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +37,28 @@ pub struct Field {
     pub optional: bool,
     /// What it is when nothing is given.
     pub default: Option<Value>,
+}
+
+impl Field {
+    /// Whether whoever makes a row has to give it.
+    pub fn is_required(&self) -> bool {
+        !self.optional && self.default.is_none()
+    }
+
+    /// What an action takes for it.
+    pub(crate) fn property(&self) -> Property {
+        let property = Property::required(&self.name, Form::Value(self.kind), "");
+        Property { required: self.is_required(), nullable: self.optional, ..property }
+    }
+
+    /// A table with columns for fields.
+    pub(crate) fn columns(fields: &[Field], table: Builder) -> Builder {
+        fields.iter().fold(table, |table, field| match (&field.default, field.optional) {
+            (Some(default), _) => table.defaulted(&field.name, field.kind, default.clone()),
+            (None, true) => table.optional(&field.name, field.kind),
+            (None, false) => table.required(&field.name, field.kind),
+        })
+    }
 }
 
 impl Settings {
@@ -65,6 +89,15 @@ impl Settings {
     pub fn span_of(&self, name: &str) -> Range<usize> {
         let entry = self.entries.iter().find(|entry| entry.key == name);
         entry.map_or_else(|| self.span(), |entry| entry.value.span.clone())
+    }
+
+    /// Where a name stands that one of the settings declares, like a field: or the settings as a whole.
+    pub fn span_of_declared(&self, name: &str) -> Range<usize> {
+        let declared = self.entries.iter().find_map(|entry| match &entry.value.value {
+            tree::Value::Table(inner) => inner.iter().find(|declared| declared.key == name),
+            _ => None,
+        });
+        declared.map_or_else(|| self.span(), |declared| declared.key_span.clone())
     }
 
     fn take(&mut self, name: &'static str) -> Option<Node> {
@@ -171,6 +204,22 @@ impl Settings {
             return None;
         };
         Some(entries.into_iter().filter_map(|entry| field(entry, problems)).collect())
+    }
+
+    /// The columns that name a row, all of which must always be given. `None` if there are none, which is a problem.
+    pub fn key(&mut self, name: &'static str, problems: &mut Problems) -> Option<Vec<Field>> {
+        let key = self.fields(name, problems).filter(|key| !key.is_empty());
+        let Some(key) = key else {
+            let title = format!("`{}` has no {name}", self.subject);
+            let advice = format!("say what names a row: `{name} = {{ user_id = \"int\" }}`");
+            problems.add(Problem::at(self.span(), title).advice(advice));
+            return None;
+        };
+        for field in key.iter().filter(|field| field.optional || field.default.is_some()) {
+            let title = format!("`{}` is part of the {name} and must always be given", field.name);
+            problems.add(Problem::at(field.span.clone(), title));
+        }
+        Some(key)
     }
 
     /// Says which settings nobody asked for.

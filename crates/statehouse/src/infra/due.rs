@@ -1,0 +1,189 @@
+//! What is due: rows of any tenant on which the house acts by itself when their time has come.
+//!
+//! A table that takes part has two columns, `due_at` and `due_shard`, which are set together, and null while the house
+//! has nothing to do ([`set`], [`clear`]). Its index `due` is across tenants, so that a [`Scanner`] finds what is due
+//! without knowing whose it is. What is to be done about a row is said by whoever owns the table ([`Due`]), as a plan
+//! whose guard decides: the index is only a hint, which may be late or wrong.
+//!
+//! - D1. What is due is found. *A row with a due time stands in the index of its shard; each shard is read from its
+//!   beginning, and every row that is due is tried.*
+//! - D2. It is done once, however many scanners run. *The guard of the owner's plan*, which has to name the due time (or
+//!   the version) that the scanner saw, and `due_at <= now` by the engine's clock.
+//! - D3. A row that cannot be done does not hold up the others. *It is counted as failed and passed over; all rows of a
+//!   step are independent plans, in flight together.*
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::Value as Json;
+use statehouse_store::log::partition_of;
+use statehouse_store::table::Builder;
+use statehouse_store::{
+    Commit, Event, Expr, Plan, PlanError, Query, Row, Step, Store, StoreError, Table, Tenant, Time, Type,
+    Value,
+};
+use tokio::task::JoinSet;
+
+use crate::worker::{Next, Progress, Shift, Wake, Worker};
+
+/// When the house acts on a row; null for never.
+pub const DUE_AT: &str = "due_at";
+/// Which part of the work the row is.
+pub const DUE_SHARD: &str = "due_shard";
+/// The index across tenants.
+pub const DUE: &str = "due";
+
+/// Adds the columns and the index to a table.
+pub fn columns(builder: Builder) -> Builder {
+    builder.optional(DUE_SHARD, Type::Int).optional(DUE_AT, Type::Time).index_across(
+        DUE,
+        &[DUE_SHARD],
+        &[DUE_AT],
+    )
+}
+
+/// Which of so many shards a row belongs to. It spreads the rows of one tenant, and of one due time, evenly.
+pub fn shard_of(tenant: &Tenant, resource: &str, key: &str, shards: u32) -> i64 {
+    i64::from(partition_of(tenant, resource, key, shards))
+}
+
+/// Makes a row due at a time.
+pub fn set(step: Step, shard: i64, at: impl Into<Expr>) -> Step {
+    step.set(DUE_SHARD, shard).set(DUE_AT, at)
+}
+
+/// Makes a row due no more.
+pub fn clear(step: Step) -> Step {
+    step.set(DUE_SHARD, Value::Null).set(DUE_AT, Value::Null)
+}
+
+/// Which worker has to know that the row of an event is due, if it is.
+pub fn wake(worker: &str, event: &Event) -> Option<Wake> {
+    let row = event.data.get("row")?;
+    let shard = row.get(DUE_SHARD)?.as_u64().and_then(|shard| u32::try_from(shard).ok())?;
+    let at = row.get(DUE_AT).and_then(Json::as_str)?.parse().ok()?;
+    Some(Wake { worker: worker.to_owned(), shard, at })
+}
+
+/// Rows that become due, and what is done about them then.
+pub trait Due: Send + Sync + fmt::Debug {
+    /// The table, which has [`columns`].
+    fn table(&self) -> &Arc<Table>;
+
+    /// What is done about a row that is due, as one plan under this operation id, in the row's tenant (D2).
+    fn plan(&self, row: &Row, now: Time, operation: &str) -> Result<Plan, PlanError>;
+}
+
+/// The worker that finds what is due and has it done.
+#[derive(Debug)]
+pub struct Scanner<D> {
+    name: String,
+    shards: u32,
+    due: D,
+}
+
+/// Pages of the index that one step reads past rows that could not be done.
+const PAGES_MAX: usize = 8;
+/// How often a plan without an answer is sent again.
+const UNKNOWN_MAX: u32 = 3;
+
+impl<D: Due> Scanner<D> {
+    /// A scanner of so many shards.
+    pub fn new(name: impl Into<String>, shards: u32, due: D) -> Scanner<D> {
+        Scanner { name: name.into(), shards, due }
+    }
+
+    /// Has rows done, all at once: an engine makes one of many plans in flight.
+    async fn release(&self, rows: &[&Row], shift: &Shift<'_>) -> Result<Released, StoreError> {
+        let now = shift.clock.now();
+        let mut released = Released::default();
+        let mut commits: JoinSet<Result<Commit, StoreError>> = JoinSet::new();
+        for row in rows {
+            match self.due.plan(row, now, &shift.ids.next()) {
+                Ok(plan) => drop(commits.spawn(settled(shift.store.clone(), plan))),
+                Err(error) => released.failures.push(format!("{row}: {error}")),
+            }
+        }
+        while let Some(outcome) = commits.join_next().await {
+            match outcome {
+                Ok(Ok(Commit::Applied(_))) => released.rows += 1,
+                // Somebody was faster, the row was changed, or the engine's clock is behind this one.
+                Ok(Ok(Commit::Refused(_) | Commit::Fenced)) => {}
+                Ok(Err(error)) if error.is_transient() => released.unreachable = Some(error),
+                Ok(Err(error)) => released.failures.push(error.to_string()),
+                Err(error) => released.failures.push(error.to_string()),
+            }
+        }
+        Ok(released)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Released {
+    rows: usize,
+    failures: Vec<String>,
+    unreachable: Option<StoreError>,
+}
+
+/// Commits a plan until it is known what became of it. If that cannot be found out, the row tells the next step.
+async fn settled(store: Arc<dyn Store>, plan: Plan) -> Result<Commit, StoreError> {
+    let mut unknown = 0;
+    loop {
+        match store.commit(&plan).await {
+            Err(StoreError::OutcomeUnknown { .. }) if unknown < UNKNOWN_MAX => unknown += 1,
+            outcome => return outcome,
+        }
+    }
+}
+
+#[async_trait]
+impl<D: Due> Worker for Scanner<D> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn shards(&self) -> u32 {
+        self.shards
+    }
+
+    async fn step(&self, shift: &Shift<'_>, limit: usize) -> Result<Progress, StoreError> {
+        let misuse = |error: PlanError| StoreError::schema(self.name.as_str(), error.to_string());
+        let mut query = Query::across(self.due.table(), DUE, [i64::from(shift.shard).into()])
+            .and_then(|query| query.limit(limit))
+            .map_err(misuse)?;
+        let mut progress = Progress::idle();
+        for _ in 0..PAGES_MAX {
+            let page = shift.store.query(&query).await?;
+            let now = shift.clock.now();
+            let due: Vec<&Row> =
+                page.rows.iter().take_while(|row| row.time(DUE_AT).is_some_and(|at| at <= now)).collect();
+            let oldest = due.first().and_then(|row| row.time(DUE_AT));
+            progress.lag = progress.lag.max(oldest.map_or(Duration::ZERO, |at| now.since(at)));
+            let released = self.release(&due, shift).await?;
+            progress.rows += released.rows;
+            progress.failures.extend(released.failures);
+            if let Some(error) = released.unreachable {
+                if progress.rows == 0 {
+                    return Err(error);
+                }
+                progress.failures.push(error.to_string());
+                return Ok(progress);
+            }
+            if let Some(first) = page.rows.get(due.len()) {
+                progress.next = first.time(DUE_AT).map_or(Next::Idle, Next::At);
+                return Ok(progress);
+            }
+            match page.next {
+                None => return Ok(progress),
+                Some(_) if progress.rows > 0 => {
+                    progress.next = Next::Now;
+                    return Ok(progress);
+                }
+                Some(next) => query = query.after(next).map_err(misuse)?,
+            }
+        }
+        Ok(progress)
+    }
+}

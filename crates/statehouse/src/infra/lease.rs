@@ -1,0 +1,714 @@
+//! I02 Claim, lease, exclusive ownership: one holder at a time, for a bounded time, under a number that only grows.
+//!
+//! ```text
+//!             acquire                     release
+//!   (none) ────────────► HELD ──────────────────────► FREE
+//!                        │ ▲ ▲                          │
+//!                 renew  └─┘ └──────────────────────────┘
+//!                                    acquire
+//!            (an expired one is acquired from under its holder)
+//! ```
+//!
+//! **Rows.** `locks(tenant, key…, state, holder, epoch, acquired_at, expires_at, version)`, with an index by state and one
+//! by holder. The epoch counts acquisitions. `expires_at` is the engine's clock plus the duration, computed in the plan.
+//! A row is never deleted, so its epoch never starts again.
+//!
+//! **Invariants.**
+//! - I1. At most one holder at a time. *Guard of acquire:* `state = 'FREE' or expires_at <= now`.
+//! - I2. Each acquisition has an epoch of its own, above all before it. *Acquire sets* `epoch = epoch + 1`; *nothing else
+//!   writes it, and nothing deletes the row.*
+//! - I3. Only the holder renews, and only while it holds. *Guard of renew:* `epoch = mine and holder = me and
+//!   expires_at > now`. Whoever was too late acquires again, under a new epoch.
+//! - I4. Only the holder releases. *Guard of release:* `epoch = mine and holder = me`.
+//! - I5. What a stale holder writes is refused. *Every plan of a holder has the step [`Held::guard`]*: `epoch = mine and
+//!   holder = me` on the lease's row, in the same plan as its effect. It is the guard and not the clock that fences: a
+//!   holder that was paused, or whose clock is wrong, loses nothing but its turn.
+//! - I6. A holder that looks at its own deadline stops in time. *[`Held::is_live`]* counts from before the request was
+//!   sent, on a clock that nobody can set.
+//!
+//! **Failures.** *Duplicate claim*: I1; a retry under the same operation id gets the first answer. *Stale holder acting
+//! after expiry*: I5, and I6 to save it the trouble. *Lease expiry race*: renew and the next acquire contend on one row,
+//! and `now` is read once for both guards; exactly one of them wins. *Orphaned claim after crash*: it expires, and the
+//! next acquire takes it without anybody sweeping.
+//!
+//! **Hotspots.** *Hot claim key*: an acquire that loses is one refused plan, and waiting for a change is a read with
+//! `Prefer: wait` instead of a loop. *Heartbeat storm*: a renewal writes one row and no index key; leases of one tenant
+//! can be renewed as one plan ([`Leases::renew`] does so, and `/v1/batch`). *Lease-manager contention*: there is no
+//! manager; each key is a row of its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::{Value as Json, json};
+use statehouse_store::guard::{column, now, now_plus};
+use statehouse_store::limits::PLAN_OPERATIONS_MAX;
+use statehouse_store::table::{Builder, VERSION};
+use statehouse_store::{
+    Address, Clock, Commit, Consistency, Draft as EventDraft, Event, Guard, Operand, Plan, Query, Reason,
+    Refused, Row, Step, Store, StoreError, Table, Tenant, Time, Type, Value,
+};
+
+use crate::action::{
+    Action, Answer, Call, Code, Desk, Does, Draft, Method, Pieces, Place, Read, Refusal, Route, Verdict,
+    Write, common_verdict,
+};
+use crate::blueprint::Thing;
+use crate::blueprint::problem::{Problem, Problems};
+use crate::blueprint::settings::Field;
+use crate::form::{Form, Misfit, Property};
+use crate::paging;
+use crate::resource::{Resource, key_text, plural, state_name};
+
+/// The states of a row. `EXPIRED` is how a held one reads after its time; it is not stored.
+const STATES: [&str; 3] = [HELD, FREE, EXPIRED];
+const HELD: &str = "HELD";
+const FREE: &str = "FREE";
+const EXPIRED: &str = "EXPIRED";
+/// The columns of a lease.
+const STATE: &str = "state";
+const HOLDER: &str = "holder";
+const EPOCH: &str = "epoch";
+const ACQUIRED_AT: &str = "acquired_at";
+pub(crate) const EXPIRES_AT: &str = "expires_at";
+/// The indexes of an archetype's table. Neither holds what a renewal changes.
+const BY_STATE: &str = "by_state";
+const BY_HOLDER: &str = "by_holder";
+
+/// Adds the columns of a lease to a table. They can stand beside others, in any table.
+pub fn columns(builder: Builder) -> Builder {
+    builder
+        .required(STATE, Type::Text)
+        .optional(HOLDER, Type::Text)
+        .required(EPOCH, Type::Int)
+        .required(ACQUIRED_AT, Type::Time)
+        .optional(EXPIRES_AT, Type::Time)
+}
+
+/// Takes a lease that is free or has expired (I1, I2).
+pub fn acquire(
+    table: &Arc<Table>,
+    key: impl IntoIterator<Item = Value>,
+    holder: &str,
+    span: Duration,
+) -> Step {
+    Step::upsert(table, key)
+        .guard(column(STATE).eq(FREE).or(column(EXPIRES_AT).le(now())))
+        .set(STATE, HELD)
+        .set(HOLDER, holder)
+        .set(EPOCH, Operand::ColumnOr(EPOCH.to_owned(), 0.into()).add(1))
+        .set(ACQUIRED_AT, now())
+        .set(EXPIRES_AT, now_plus(span))
+}
+
+/// Holds a lease for longer (I3).
+pub fn renew(
+    table: &Arc<Table>,
+    key: impl IntoIterator<Item = Value>,
+    holder: &str,
+    epoch: i64,
+    span: Duration,
+) -> Step {
+    Step::update(table, key)
+        .guard(held_by(holder, epoch))
+        .guard(column(EXPIRES_AT).gt(now()))
+        .set(EXPIRES_AT, now_plus(span))
+}
+
+/// Lets go of a lease (I4). The row and its epoch stay.
+pub fn release(table: &Arc<Table>, key: impl IntoIterator<Item = Value>, holder: &str, epoch: i64) -> Step {
+    Step::update(table, key)
+        .guard(held_by(holder, epoch))
+        .set(STATE, FREE)
+        .set(HOLDER, Value::Null)
+        .set(EXPIRES_AT, Value::Null)
+}
+
+/// The lease is still that holder's (I5): for the guard of a step on the lease's own row.
+pub fn held_by(holder: &str, epoch: i64) -> Guard {
+    column(EPOCH).eq(epoch).and(column(HOLDER).eq(holder))
+}
+
+/// A lease that was acquired.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Held {
+    address: Address,
+    holder: String,
+    epoch: i64,
+    /// On the holder's own clock, by [`Clock::uptime`].
+    deadline: Duration,
+}
+
+impl Held {
+    /// The lease's row.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Whose it is.
+    pub fn holder(&self) -> &str {
+        &self.holder
+    }
+
+    /// The number of the acquisition.
+    pub fn epoch(&self) -> i64 {
+        self.epoch
+    }
+
+    /// How long the holder may go on without a renewal (I6).
+    pub fn left(&self, clock: &dyn Clock) -> Duration {
+        self.deadline.saturating_sub(clock.uptime())
+    }
+
+    /// Whether the holder may go on (I6).
+    pub fn is_live(&self, clock: &dyn Clock) -> bool {
+        !self.left(clock).is_zero()
+    }
+
+    /// The step that every plan of the holder has, in the same tenant as the lease (I5).
+    pub fn guard(&self) -> Step {
+        Step::assert(self.address.table(), self.address.key().iter().cloned())
+            .guard(held_by(&self.holder, self.epoch))
+    }
+
+    fn renewal(&self, span: Duration) -> Step {
+        renew(self.address.table(), self.address.key().iter().cloned(), &self.holder, self.epoch, span)
+    }
+}
+
+/// What a lease's row says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lease {
+    /// The key after the tenant.
+    pub key: Vec<Value>,
+    /// Who holds it, or held it until it expired; `None` for a free one.
+    pub holder: Option<String>,
+    /// How often it was acquired.
+    pub epoch: i64,
+    /// When it expires, or did, by the engine's clock; `None` for a free one.
+    pub expires_at: Option<Time>,
+    /// The row's version, for [`Leases::watch`].
+    pub version: i64,
+}
+
+impl Lease {
+    /// Reads a row.
+    pub fn of(row: &Row) -> Lease {
+        Lease {
+            key: row.key().to_vec(),
+            holder: row.text(HOLDER).map(str::to_owned),
+            epoch: row.int(EPOCH).unwrap_or(0),
+            expires_at: row.time(EXPIRES_AT),
+            version: row.version(),
+        }
+    }
+
+    /// Whether somebody holds it at this time.
+    pub fn is_held(&self, at: Time) -> bool {
+        self.expires_at.is_some_and(|expires_at| expires_at > at)
+    }
+}
+
+/// Leases in one table of one tenant, for programs. Nothing is logged.
+///
+/// A holder's name must be one that nobody else uses, and that the same program does not use again after a restart: then
+/// a lease that stands under it was acquired by a call whose answer was lost, and is the caller's.
+#[derive(Clone, Debug)]
+pub struct Leases {
+    store: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    table: Arc<Table>,
+    tenant: Tenant,
+}
+
+/// How often a plan without an answer is sent again.
+const UNKNOWN_MAX: u32 = 3;
+
+impl Leases {
+    /// The leases in a table that has [`columns`].
+    pub fn of(store: Arc<dyn Store>, clock: Arc<dyn Clock>, table: Arc<Table>, tenant: Tenant) -> Leases {
+        Leases { store, clock, table, tenant }
+    }
+
+    /// Acquires a lease, or says who has it.
+    pub async fn acquire(
+        &self,
+        key: &[Value],
+        holder: &str,
+        span: Duration,
+    ) -> Result<Result<Held, Lease>, StoreError> {
+        let address = self.address(key)?;
+        // The engine's clock reads a later moment than this, so the deadline is no later than the lease's end (I6).
+        let deadline = self.clock.uptime() + span;
+        let step = acquire(&self.table, key.iter().cloned(), holder, span);
+        let (row, fresh) = match self.commit("acquire", vec![step]).await? {
+            Commit::Applied(applied) => (applied.rows.into_iter().next().flatten(), true),
+            Commit::Refused(refused) => (refused.current, false),
+            Commit::Fenced => (None, false),
+        };
+        let lease = row.as_ref().map(Lease::of).ok_or_else(|| lost_row(&address))?;
+        let mut held = Held { address, holder: holder.to_owned(), epoch: lease.epoch, deadline };
+        if fresh {
+            return Ok(Ok(held));
+        }
+        // It is the caller's already, by a call whose answer was lost. When it will end is for a renewal to say.
+        let is_own = lease.holder.as_deref() == Some(holder);
+        let is_lost = !is_own || !self.renew(vec![&mut held], span).await?.is_empty();
+        Ok(if is_lost { Err(lease) } else { Ok(held) })
+    }
+
+    /// The table.
+    pub fn table(&self) -> &Arc<Table> {
+        &self.table
+    }
+
+    /// Renews leases, in as few plans as possible, and returns those that are no longer the caller's.
+    pub async fn renew(&self, mut held: Vec<&mut Held>, span: Duration) -> Result<Vec<Address>, StoreError> {
+        let mut lost = Vec::new();
+        while !held.is_empty() {
+            let deadline = self.clock.uptime() + span;
+            let count = held.len().min(PLAN_OPERATIONS_MAX);
+            let steps = held.iter().take(count).map(|held| held.renewal(span)).collect();
+            match self.commit("renew", steps).await? {
+                Commit::Refused(refused) if refused.step < count => {
+                    lost.push(held.remove(refused.step).address.clone());
+                }
+                _ => held.drain(..count).for_each(|held| held.deadline = deadline),
+            }
+        }
+        Ok(lost)
+    }
+
+    /// Releases a lease. Says whether it was still the caller's.
+    pub async fn release(&self, held: &Held) -> Result<bool, StoreError> {
+        let step = release(&self.table, held.address.key().iter().cloned(), &held.holder, held.epoch);
+        Ok(matches!(self.commit("release", vec![step]).await?, Commit::Applied(_)))
+    }
+
+    /// The lease with this key, if it was ever acquired.
+    pub async fn read(&self, key: &[Value]) -> Result<Option<Lease>, StoreError> {
+        let rows = self.store.get(&[self.address(key)?], Consistency::Strong).await?;
+        Ok(rows.first().and_then(Option::as_ref).map(Lease::of))
+    }
+
+    /// The leases of one partition of the table, in the order of their keys.
+    pub async fn list(&self, partition: &[Value]) -> Result<Vec<Lease>, StoreError> {
+        let mut query = Query::table(&self.table, &self.tenant, partition.iter().cloned()).map_err(misuse)?;
+        let mut leases = Vec::new();
+        loop {
+            let page = self.store.query(&query).await?;
+            leases.extend(page.rows.iter().map(Lease::of));
+            let Some(next) = page.next else { return Ok(leases) };
+            query = query.after(next).map_err(misuse)?;
+        }
+    }
+
+    /// Returns the lease once it is at another version than the one that was seen (0: none), or when it can be acquired,
+    /// or when `at_most` has passed.
+    pub async fn watch(
+        &self,
+        key: &[Value],
+        seen: i64,
+        at_most: Duration,
+    ) -> Result<Option<Lease>, StoreError> {
+        let until = self.clock.uptime() + at_most;
+        loop {
+            let lease = self.read(key).await?;
+            let version = lease.as_ref().map_or(0, |lease| lease.version);
+            let left = until.saturating_sub(self.clock.uptime());
+            let expires_in = lease
+                .as_ref()
+                .and_then(|lease| lease.expires_at)
+                .map_or(Duration::MAX, |expires_at| expires_at.since(self.clock.now()));
+            if version != seen || left.is_zero() || expires_in.is_zero() {
+                return Ok(lease);
+            }
+            self.clock.sleep(LOOK_AGAIN.min(left).min(expires_in)).await;
+        }
+    }
+
+    fn address(&self, key: &[Value]) -> Result<Address, StoreError> {
+        Address::new(&self.table, &self.tenant, key.iter().cloned()).map_err(misuse)
+    }
+
+    /// Commits steps that are safe to repeat: the guard of each fails, or holds for the same caller, the second time.
+    async fn commit(&self, what: &str, steps: Vec<Step>) -> Result<Commit, StoreError> {
+        let plan = Plan::of(&self.tenant, format!("lease.{what}")).steps(steps).build().map_err(misuse)?;
+        let mut unknown = 0;
+        loop {
+            match self.store.commit(&plan).await {
+                Err(StoreError::OutcomeUnknown { .. }) if unknown < UNKNOWN_MAX => unknown += 1,
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+/// How long lies between two looks at a lease that somebody waits for.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+#[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` gives")]
+fn misuse(error: statehouse_store::PlanError) -> StoreError {
+    StoreError::schema("a lease", error.to_string())
+}
+
+fn lost_row(address: &Address) -> StoreError {
+    StoreError::corrupt(address.to_string(), "a lease was decided without showing its row")
+}
+
+/// One declared lease.
+#[derive(Debug)]
+struct Declared {
+    name: String,
+    table: Arc<Table>,
+    duration: Duration,
+}
+
+/// How long a lease is held, if neither the blueprint nor the caller says.
+const DURATION_DEFAULT: Duration = Duration::from_secs(30);
+/// How long one can be held without a renewal, if the blueprint does not say.
+const DURATION_MAX_DEFAULT: Duration = Duration::from_secs(3600);
+
+/// Reads `[lease.NAME]`.
+pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
+    let mut settings = thing.settings.clone();
+    let key = settings.key("key", problems);
+    let table = settings.text("table", problems).unwrap_or_else(|| plural(&thing.name));
+    let max = settings.duration("max_duration", problems).unwrap_or(DURATION_MAX_DEFAULT);
+    let duration = settings.duration("duration", problems).unwrap_or(DURATION_DEFAULT.min(max));
+    settings.finish(problems);
+    for (name, span) in [("duration", duration), ("max_duration", max)] {
+        if span.is_zero() {
+            problems
+                .add(Problem::at(settings.span_of(name), format!("`{name}` must be longer than nothing")));
+        }
+    }
+    if duration > max {
+        let title = "`duration` is longer than `max_duration`";
+        problems.add(Problem::at(settings.span_of("duration"), title));
+    }
+    let key = key?;
+    let mut builder = Table::named(&table);
+    for field in &key {
+        builder = builder.partition(&field.name, field.kind);
+    }
+    let builder = columns(builder).index(BY_STATE, &[STATE], &[ACQUIRED_AT]).index(
+        BY_HOLDER,
+        &[HOLDER],
+        &[ACQUIRED_AT],
+    );
+    let table = match builder.build() {
+        Ok(table) => table,
+        Err(error) => {
+            problems.add(Problem::at(settings.span(), format!("`lease.{}`: {}", thing.name, error.why)));
+            return None;
+        }
+    };
+    let lease = Arc::new(Declared { name: thing.name.clone(), table: table.clone(), duration });
+    Some(Resource {
+        name: thing.name.clone(),
+        archetype: thing.archetype,
+        key: key.iter().map(|field| (field.name.clone(), field.kind)).collect(),
+        tables: vec![table],
+        actions: actions(&lease, &key, max),
+        workers: Vec::new(),
+    })
+}
+
+fn actions(lease: &Arc<Declared>, key: &[Field], max: Duration) -> Vec<Action> {
+    let name = &lease.name;
+    let target = state_name(name);
+    let row = row_form(key);
+    let holder =
+        || Property::required(HOLDER, Form::Value(Type::Text), "who holds it; a name of the caller's own");
+    let epoch = || Property::required(EPOCH, Form::Value(Type::Int), "the epoch that acquire returned");
+    let duration = || {
+        let millis = i64::try_from(max.as_millis()).unwrap_or(i64::MAX);
+        let about = format!(
+            "for how long, in milliseconds, counted from before this request was sent; {} if not given",
+            lease.duration.as_millis()
+        );
+        Property::optional(DURATION_MS, Form::Range(1, millis), &about)
+    };
+    let write = |verb: Verb| Does::Write(Arc::new(Writer { lease: lease.clone(), verb }));
+    let read = |list: bool| Does::Read(Arc::new(Reader { lease: lease.clone(), list }));
+    let at = |method, place| Route { method, place };
+    vec![
+        Action {
+            name: "acquire",
+            summary: format!("Take a {name} that is free or has expired."),
+            target: target.clone(),
+            shape: "state transition",
+            mechanism: "guarded exclusive claim with expiry and epoch",
+            route: at(Method::Post, Place::ItemAction),
+            input: vec![holder(), duration()],
+            output: row.clone(),
+            refusals: &[Code::Held],
+            needs_version: false,
+            answers: &["duplicate claim", "orphaned claim after crash", "lease expiry race"],
+            after: vec![],
+            does: write(Verb::Acquire),
+        },
+        Action {
+            name: "renew",
+            summary: format!("Hold a {name} for longer, before it expires."),
+            target: target.clone(),
+            shape: "overwrite",
+            mechanism: "conditional update guarded by epoch and expiry",
+            route: at(Method::Post, Place::ItemAction),
+            input: vec![holder(), epoch(), duration()],
+            output: row.clone(),
+            refusals: &[Code::NotFound, Code::NotHolder, Code::Expired],
+            needs_version: false,
+            answers: &["lease expiry race", "stale holder acting after expiry"],
+            after: vec![format!("{name}.acquire")],
+            does: write(Verb::Renew),
+        },
+        Action {
+            name: "release",
+            summary: format!("Let go of a {name}."),
+            target: target.clone(),
+            shape: "state transition",
+            mechanism: "conditional update guarded by epoch",
+            route: at(Method::Post, Place::ItemAction),
+            input: vec![holder(), epoch()],
+            output: row.clone(),
+            refusals: &[Code::NotFound, Code::NotHolder],
+            needs_version: false,
+            answers: &["stale holder acting after expiry"],
+            after: vec![format!("{name}.acquire")],
+            does: write(Verb::Release),
+        },
+        Action {
+            name: "check",
+            summary: format!(
+                "Write nothing, and be refused unless the {name} is the caller's: for a batch whose other writes only \
+                 its holder may do."
+            ),
+            target: target.clone(),
+            shape: "assert",
+            mechanism: "assertion guarded by epoch, in the plan of the holder's effect",
+            route: at(Method::Post, Place::ItemAction),
+            input: vec![holder(), epoch()],
+            output: Form::Object(vec![
+                Property::required(HOLDER, Form::Value(Type::Text), ""),
+                Property::required(EPOCH, Form::Value(Type::Int), ""),
+            ]),
+            refusals: &[Code::NotFound, Code::NotHolder],
+            needs_version: false,
+            answers: &["stale holder acting after expiry"],
+            after: vec![format!("{name}.acquire")],
+            does: write(Verb::Check),
+        },
+        Action {
+            name: "read",
+            summary: format!(
+                "Read who holds a {name}. With `Prefer: wait` the answer comes when that changes."
+            ),
+            target: target.clone(),
+            shape: "read source",
+            mechanism: "strong read by key",
+            route: at(Method::Get, Place::Item),
+            input: vec![],
+            output: row.clone(),
+            refusals: &[Code::NotFound],
+            needs_version: false,
+            answers: &[],
+            after: vec![format!("{name}.acquire")],
+            does: read(false),
+        },
+        Action {
+            name: "list",
+            summary: format!("List {name} rows, those acquired last first."),
+            target,
+            shape: "read source",
+            mechanism: "range read on the index by state or by holder",
+            route: at(Method::Get, Place::Collection),
+            input: [
+                Property::optional(
+                    STATE,
+                    Form::OneOf(&STORED),
+                    "which ones, if no holder is given; HELD if not given",
+                ),
+                Property::optional(HOLDER, Form::Value(Type::Text), "those of this holder"),
+            ]
+            .into_iter()
+            .chain(paging::properties())
+            .collect(),
+            output: Form::List(Box::new(row)),
+            refusals: &[],
+            needs_version: false,
+            answers: &[],
+            after: vec![format!("{name}.acquire")],
+            does: read(true),
+        },
+    ]
+}
+
+/// What is stored as a state.
+const STORED: [&str; 2] = [HELD, FREE];
+/// How long a caller wants to hold.
+const DURATION_MS: &str = "duration_ms";
+
+fn row_form(key: &[Field]) -> Form {
+    let mut properties: Vec<Property> =
+        key.iter().map(|field| Property::required(&field.name, Form::Value(field.kind), "")).collect();
+    properties.extend([
+        Property::required(STATE, Form::OneOf(&STATES), "EXPIRED can be acquired like FREE"),
+        Property::required(HOLDER, Form::Value(Type::Text), "").or_null(),
+        Property::required(EPOCH, Form::Value(Type::Int), "counts acquisitions and is never reset"),
+        Property::required(ACQUIRED_AT, Form::Value(Type::Time), ""),
+        Property::required(EXPIRES_AT, Form::Value(Type::Time), "by the store's clock").or_null(),
+        Property::required(VERSION, Form::Value(Type::Int), "raised by every write"),
+    ]);
+    Form::Object(properties)
+}
+
+/// What a write does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verb {
+    Acquire,
+    Renew,
+    Release,
+    Check,
+}
+
+struct Writer {
+    lease: Arc<Declared>,
+    verb: Verb,
+}
+
+/// What a caller says about itself.
+struct Claim<'c> {
+    holder: &'c str,
+    epoch: i64,
+    span: Duration,
+}
+
+impl Writer {
+    fn claim<'c>(&self, call: &'c Call) -> Claim<'c> {
+        let int = |name: &str| call.input.get(name).and_then(Json::as_i64);
+        let millis = int(DURATION_MS).and_then(|millis| u64::try_from(millis).ok());
+        Claim {
+            holder: call.input.get(HOLDER).and_then(Json::as_str).unwrap_or_default(),
+            epoch: int(EPOCH).unwrap_or(0),
+            span: millis.map_or(self.lease.duration, Duration::from_millis),
+        }
+    }
+
+    fn what(&self, call: &Call) -> String {
+        format!("{} {}", self.lease.name, key_text(&call.key))
+    }
+}
+
+#[async_trait]
+impl Write for Writer {
+    async fn draft(&self, call: &Call, _: &Desk<'_>) -> Result<Draft, Refusal> {
+        let Claim { holder, epoch, span } = self.claim(call);
+        if holder.is_empty() {
+            let detail = "a holder has a name".to_owned();
+            return Err(Refusal::misfits(vec![Misfit { pointer: format!("/{HOLDER}"), detail }]));
+        }
+        let (table, key) = (&self.lease.table, call.key.iter().cloned());
+        let (step, what) = match self.verb {
+            Verb::Acquire => (acquire(table, key, holder, span), "acquired"),
+            Verb::Renew => (renew(table, key, holder, epoch, span), "renewed"),
+            Verb::Release => (release(table, key, holder, epoch), "released"),
+            Verb::Check => (Step::assert(table, key).guard(held_by(holder, epoch)), "checked"),
+        };
+        let mut event = EventDraft::named(format!("{}.{what}", self.lease.name));
+        event = match self.verb {
+            Verb::Check => event.with(HOLDER, holder).with(EPOCH, epoch),
+            _ => event.with_row_of(0),
+        };
+        Ok(Draft::Write(Pieces { subject: key_text(&call.key), steps: vec![step], event }))
+    }
+
+    fn refusal(&self, call: &Call, refused: &Refused) -> Verdict {
+        let what = self.what(call);
+        let (Reason::Guard { .. }, Some(row)) = (&refused.reason, &refused.current) else {
+            return common_verdict(&what, refused);
+        };
+        let Claim { holder, epoch, .. } = self.claim(call);
+        let Lease { holder: current, epoch: at, expires_at, .. } = Lease::of(row);
+        let until = expires_at.map_or(String::new(), |time| format!(" until {time}"));
+        let refusal = match current {
+            Some(current) if self.verb == Verb::Acquire => {
+                let message =
+                    format!("{what} is held by {current}{until}, under epoch {at}: wait and try again");
+                Refusal::new(Code::Held, message)
+            }
+            Some(current) if current == holder && at == epoch => {
+                let message = format!("{what} has expired: acquire it again, under a new epoch");
+                Refusal::new(Code::Expired, message)
+            }
+            Some(current) => {
+                let message = format!(
+                    "{what} is held by {current} under epoch {at}, not by {holder} under epoch {epoch}"
+                );
+                Refusal::new(Code::NotHolder, message)
+            }
+            None => {
+                let message = format!("{what} was released and is at epoch {at}: acquire it again");
+                Refusal::new(Code::NotHolder, message)
+            }
+        };
+        Verdict::Refuse(refusal.at_version(Some(row)))
+    }
+
+    fn answer(&self, _: &Call, event: &Event) -> Answer {
+        match event.data.get("row") {
+            Some(row) => Answer::row(row.clone()),
+            None => {
+                let told = |name: &str| event.data.get(name).cloned().unwrap_or_default();
+                Answer::row(json!({HOLDER: told(HOLDER), EPOCH: told(EPOCH)}))
+            }
+        }
+    }
+}
+
+struct Reader {
+    lease: Arc<Declared>,
+    list: bool,
+}
+
+/// A row as callers see it.
+fn shown(row: &Row, at: Time) -> Json {
+    let mut body = row.to_json();
+    let lease = Lease::of(row);
+    if let (Some(fields), true, false) = (body.as_object_mut(), lease.expires_at.is_some(), lease.is_held(at))
+    {
+        fields.insert(STATE.into(), EXPIRED.into());
+    }
+    body
+}
+
+#[async_trait]
+impl Read for Reader {
+    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
+        if self.list {
+            return self.list(call, desk).await.map(Arc::new);
+        }
+        let address = Address::new(&self.lease.table, &call.tenant, call.key.iter().cloned())?;
+        let row = desk.store.get(&[address], Consistency::Strong).await?.into_iter().next().flatten();
+        let row = row.ok_or_else(|| {
+            let message = format!("{} {} was never acquired", self.lease.name, key_text(&call.key));
+            Refusal::new(Code::NotFound, message)
+        })?;
+        Ok(Arc::new(Answer::row(shown(&row, desk.clock.now()))))
+    }
+}
+
+impl Reader {
+    async fn list(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal> {
+        let text = |name: &str| call.input.get(name).and_then(Json::as_str);
+        let (index, value) = match text(HOLDER) {
+            Some(holder) => (BY_HOLDER, holder),
+            None => (BY_STATE, text(STATE).unwrap_or(HELD)),
+        };
+        let query = Query::index(&self.lease.table, index, &call.tenant, [value.into()])?.backward();
+        let page = desk.store.query(&paging::page_of(query, call)?).await?;
+        let now = desk.clock.now();
+        Ok(paging::answer(page.rows.iter().map(|row| shown(row, now)), page.next))
+    }
+}

@@ -1,0 +1,5 @@
+//! The rooms that other rooms stand on, one file each.
+
+pub mod due;
+pub mod lease;
+pub mod timer;

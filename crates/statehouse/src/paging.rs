@@ -1,0 +1,39 @@
+//! Lists by pages: what every action that lists takes, asks for and answers.
+
+use serde_json::{Value as Json, json};
+use statehouse_store::{Cursor, Query, Type};
+
+use crate::action::{Answer, Call, Refusal};
+use crate::form::{Form, Property};
+
+/// Rows in a page, if the caller says nothing.
+const ROWS_DEFAULT: i64 = 50;
+/// The most rows in a page.
+const ROWS_MAX: i64 = 500;
+const LIMIT: &str = "limit";
+const CURSOR: &str = "cursor";
+
+/// What a list takes besides its filters.
+pub(crate) fn properties() -> [Property; 2] {
+    let about = format!("rows in a page; {ROWS_DEFAULT} if not given");
+    [
+        Property::optional(LIMIT, Form::Range(1, ROWS_MAX), &about),
+        Property::optional(CURSOR, Form::Value(Type::Text), "where a page before this one ended"),
+    ]
+}
+
+/// The page of a range that a call asks for.
+pub(crate) fn page_of(query: Query, call: &Call) -> Result<Query, Refusal> {
+    let rows = call.input.get(LIMIT).and_then(Json::as_i64).unwrap_or(ROWS_DEFAULT);
+    let query = query.limit(usize::try_from(rows).unwrap_or(1))?;
+    match call.input.get(CURSOR).and_then(Json::as_str) {
+        Some(cursor) => Ok(query.after(Cursor::parse(cursor)?)?),
+        None => Ok(query),
+    }
+}
+
+/// The answer of a list.
+pub(crate) fn answer(rows: impl IntoIterator<Item = Json>, next: Option<Cursor>) -> Answer {
+    let rows: Vec<Json> = rows.into_iter().collect();
+    Answer { next: next.map(|cursor| cursor.to_string()), ..Answer::row(json!(rows)) }
+}

@@ -1,0 +1,80 @@
+//! The reads: availability as it is now, and bookings.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::Value as Json;
+use statehouse_store::{Address, Query, Row, Time};
+
+use super::rules::{holder_field, standing, value_of};
+use super::{AVAILABLE, BOOKING_ID, BY_HOLDER, Booking, HOLD_EXPIRES_AT, HOLDER, STATE};
+use crate::action::{Answer, Call, Code, Desk, Read, Refusal};
+use crate::paging;
+
+/// What is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reading {
+    Unit,
+    Units,
+    Booking,
+    Bookings,
+}
+
+pub(super) struct Reader {
+    pub booking: Arc<Booking>,
+    pub what: Reading,
+}
+
+#[async_trait]
+impl Read for Reader {
+    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
+        let answer = match self.what {
+            Reading::Unit => self.unit(call, desk).await,
+            Reading::Units => self.units(call, desk).await,
+            Reading::Booking => self.booking.booking(call, desk).await.map(|row| Answer::row(row.to_json())),
+            Reading::Bookings => self.bookings(call, desk).await,
+        };
+        answer.map(Arc::new)
+    }
+}
+
+/// A unit as it reads at a time.
+fn shown(unit: &Row, now: Time) -> Json {
+    let mut json = unit.to_json();
+    if let (Some(fields), AVAILABLE) = (json.as_object_mut(), standing(unit, now)) {
+        fields.insert(STATE.into(), AVAILABLE.into());
+        fields.insert(BOOKING_ID.into(), Json::Null);
+        fields.insert(HOLD_EXPIRES_AT.into(), Json::Null);
+    }
+    json
+}
+
+impl Reader {
+    async fn unit(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal> {
+        let booking = &self.booking;
+        let address = Address::new(&booking.units_table, &call.tenant, call.key.iter().cloned())?;
+        let row = booking.rows(desk, &[address]).await?.into_iter().next().flatten();
+        let row = row.ok_or_else(|| {
+            Refusal::new(Code::NotFound, format!("{} does not exist", booking.what(&call.key)))
+        })?;
+        Ok(Answer::row(shown(&row, desk.clock.now())))
+    }
+
+    async fn units(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal> {
+        let booking = &self.booking;
+        let group = booking.group_of(&call.input)?;
+        let query = Query::table(&booking.units_table, &call.tenant, group)?;
+        let page = desk.store.query(&paging::page_of(query, call)?).await?;
+        let wanted = call.input.get(STATE).and_then(Json::as_str);
+        let now = desk.clock.now();
+        let rows = page.rows.iter().filter(|row| wanted.is_none_or(|wanted| standing(row, now) == wanted));
+        Ok(paging::answer(rows.map(|row| shown(row, now)), page.next))
+    }
+
+    async fn bookings(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal> {
+        let holder = value_of(call.input.get(HOLDER), &holder_field())?;
+        let query = Query::index(&self.booking.bookings_table, BY_HOLDER, &call.tenant, [holder])?.backward();
+        let page = desk.store.query(&paging::page_of(query, call)?).await?;
+        Ok(paging::answer(page.rows.iter().map(Row::to_json), page.next))
+    }
+}

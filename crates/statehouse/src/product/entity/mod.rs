@@ -1,0 +1,166 @@
+//! A01 Current-value entity: one authoritative row holds the current state of a thing.
+//!
+//! ```text
+//!            create                    delete
+//!   (none) ──────────► ACTIVE ───────────────────► DELETED
+//!                       │  ▲ ▲                        │
+//!                       └──┘ └────────────────────────┘
+//!              update, patch, mutate      restore
+//! ```
+//!
+//! **Rows.** `profiles(tenant, key…, fields…, status, updated_at, version)`, with an index by status and time. Fields
+//! that are declared `hot` stand in a row of their own, `profiles_hot(tenant, key…, hot fields…, version)`, so that
+//! counting a view does not raise the version that editors hold. With `mutate = "pessimistic"` a row that was mutated
+//! has a lock beside it, `profiles_lock(tenant, key…, held_by, held_until, version)`.
+//!
+//! **Invariants.**
+//! - I1. Each version number has exactly one writer. *Guard of every update:* `version = the one that was read`.
+//! - I2. No acknowledged update is lost. *I1, and the store's durability.*
+//! - I3. A deleted row accepts no update. *Guard of every update:* `status = 'ACTIVE'`.
+//! - I4. A write that would change nothing writes nothing. *Guard of an update under a version:* `some field differs`;
+//!   of every other write decided in the draft. The version that it saw is answered.
+//!   Hot fields are written without a look at them.
+//! - I5. A retry under the same operation id returns the first answer. *The house's H2 and H3.*
+//! - I6. With `mutate = "pessimistic"` nobody writes the row between a mutation's reading and its writing. *Locks, L1 to
+//!   L3 of [`crate::lock`].*
+//!
+//! **Optimistic or pessimistic.** A mutation that only counts needs neither: it adds where the number stands. One that
+//! has to read first (`set`, `append`, or both with `increment`) is by default written under the version that it read,
+//! and drafted anew when it lost, a bounded number of times. Where many callers meet at one row that costs more tries than
+//! writes. The pessimistic one takes the row's lock, reads, writes and gives the lock back in the same plan; competitors
+//! wait for it instead of losing to each other. While a lock is held,
+//! - another mutation that reads first waits, and then takes the lock;
+//! - `update`, `patch`, `delete`, `restore`, a mutation that only counts, and one that names a version carry in their plan
+//!   that nobody holds the lock: they wait, and are then judged by their version as ever, so an editor who held the
+//!   version from before the mutation is told of the conflict;
+//! - reads and hot fields are not concerned.
+//!
+//! I1 does not rest on locks. A mutation under a lock still carries the version that it read; a process that does not
+//! know of the lock yet, because it runs an older blueprint, can make it try again and cannot make it overwrite.
+//!
+//! **Failures.** *Retry ambiguity on write*: I5. *Concurrent overwrite race*: I1; the loser is told the current
+//! version. *Stale read after update*: reads are strong unless the caller says `consistency=cached`, and then the token
+//! of a write (`after`) makes the read see it. *Cache invalidation lag*: the cache follows the log, answers nothing when
+//! it has lost touch, and never keeps a row that was read before a write and arrived after it ([`crate::cache`]).
+//!
+//! **Hotspots.** *Write contention on hot entity*: `hot = ["views"]` splits fields off; a mutation that only counts
+//! needs no version and is never retried; `mutate = "pessimistic"` makes the others take turns. *Hot entity read skew*:
+//! `consistency=cached`. *Cache invalidation churn*: the cache discards by the log, one row at a time, and a write of a
+//! row that nobody reads costs it nothing.
+
+mod actions;
+pub mod handle;
+mod read;
+mod rules;
+mod write;
+
+use std::sync::Arc;
+
+use statehouse_store::table::Builder;
+use statehouse_store::{SchemaError, Table, Type};
+
+use crate::blueprint::Thing;
+use crate::blueprint::problem::{Problem, Problems};
+use crate::blueprint::settings::Field;
+use crate::lock;
+use crate::resource::{Resource, plural};
+
+/// The states of a row.
+const STATUSES: [&str; 2] = [ACTIVE, DELETED];
+const ACTIVE: &str = "ACTIVE";
+const DELETED: &str = "DELETED";
+/// Columns that every entity has.
+const STATUS: &str = "status";
+const UPDATED_AT: &str = "updated_at";
+/// The ways to mutate.
+const OPTIMISTIC: &str = "optimistic";
+const PESSIMISTIC: &str = "pessimistic";
+/// The index that lists rows by status and time.
+const BY_STATUS: &str = "by_status";
+
+/// One declared entity.
+#[derive(Debug)]
+struct Entity {
+    name: String,
+    fields: Vec<Field>,
+    hot: Vec<Field>,
+    table: Arc<Table>,
+    hot_table: Option<Arc<Table>>,
+    /// Where rows are locked, if mutations are pessimistic.
+    lock_table: Option<Arc<Table>>,
+}
+
+/// Reads `[entity.NAME]`.
+pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
+    let mut settings = thing.settings.clone();
+    let key = settings.fields("key", problems);
+    let fields = settings.fields("fields", problems).unwrap_or_default();
+    let table = settings.text("table", problems).unwrap_or_else(|| plural(&thing.name));
+    let hot_names = settings.texts("hot", problems).unwrap_or_default();
+    let require_version = settings.bool("require_version", problems).unwrap_or(true);
+    let mutate = settings.choice("mutate", &[OPTIMISTIC, PESSIMISTIC], problems).unwrap_or(OPTIMISTIC);
+    settings.finish(problems);
+    let Some(key) = key.filter(|key| !key.is_empty()) else {
+        let title = format!("`entity.{}` has no key", thing.name);
+        let advice = "say what names a row: `key = { user_id = \"int\" }`";
+        problems.add(Problem::at(settings.span(), title).advice(advice));
+        return None;
+    };
+    for field in key.iter().filter(|field| field.optional || field.default.is_some()) {
+        let title = format!("`{}` is part of the key and must always be given", field.name);
+        problems.add(Problem::at(field.span.clone(), title));
+    }
+    for name in &hot_names {
+        match fields.iter().find(|field| field.name == *name) {
+            None => {
+                let title = format!("`{name}` is hot and not declared in `fields`");
+                problems.add(Problem::at(settings.span_of("hot"), title));
+            }
+            Some(field) if !field.optional && field.default.is_none() => {
+                let title = format!("`{name}` is hot, so it must be optional or have a default");
+                let advice = "its row is only written when it is first changed";
+                problems.add(Problem::at(field.span.clone(), title).advice(advice));
+            }
+            Some(_) => {}
+        }
+    }
+    let (hot, fields): (Vec<Field>, Vec<Field>) =
+        fields.into_iter().partition(|field| hot_names.contains(&field.name));
+    let keyed = |name: &str| {
+        key.iter().fold(Table::named(name), |table, field| table.partition(&field.name, field.kind))
+    };
+    let mut built = |table: Builder| {
+        let at = |error: SchemaError| {
+            Problem::at(settings.span(), format!("`entity.{}`: {}", thing.name, error.why))
+        };
+        table.build().map_err(|error| problems.add(at(error))).ok()
+    };
+    let main = Field::columns(&fields, keyed(&table))
+        .defaulted(STATUS, Type::Text, ACTIVE)
+        .required(UPDATED_AT, Type::Time)
+        .index(BY_STATUS, &[STATUS], &[UPDATED_AT]);
+    let main = built(main)?;
+    let hot_table = match hot.is_empty() {
+        true => None,
+        false => Some(built(Field::columns(&hot, keyed(&format!("{table}_hot"))))?),
+    };
+    let lock_table = match mutate {
+        PESSIMISTIC => Some(built(lock::columns(keyed(&format!("{table}_lock"))))?),
+        _ => None,
+    };
+    let tables = std::iter::once(main.clone()).chain(hot_table.clone()).chain(lock_table.clone()).collect();
+    let entity =
+        Arc::new(Entity { name: thing.name.clone(), fields, hot, table: main, hot_table, lock_table });
+    Some(Resource {
+        name: thing.name.clone(),
+        archetype: thing.archetype,
+        key: key.iter().map(|field| (field.name.clone(), field.kind)).collect(),
+        tables,
+        actions: actions::actions(&entity, &key, require_version),
+        workers: Vec::new(),
+    })
+}
+
+/// How fresh a read has to be.
+const CONSISTENCIES: [&str; 2] = ["strong", CACHED];
+const CACHED: &str = "cached";

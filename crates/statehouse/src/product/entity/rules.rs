@@ -1,0 +1,147 @@
+//! Pure decisions: what an input means for the fields of a row.
+
+use serde_json::{Map, Value as Json};
+use statehouse_store::guard::{column, is_null, is_set};
+use statehouse_store::{Guard, Row, Type, Value};
+
+use crate::action::{Call, Code, Refusal};
+use crate::blueprint::settings::Field;
+use crate::form::Misfit;
+
+/// What a mutation asks for.
+pub(super) struct Mutation {
+    pub set: Map<String, Json>,
+    pub increment: Map<String, Json>,
+    pub append: Map<String, Json>,
+    /// How it can be done.
+    pub way: Way,
+}
+
+/// How a mutation can be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// In the row of the hot fields.
+    Hot,
+    /// By adding to numbers where they stand: no version is needed, so no race can be lost.
+    Count,
+    /// By reading the row and writing what follows from it.
+    Compute,
+}
+
+impl Mutation {
+    /// Reads the input of a mutation. It was checked against the form already.
+    pub(super) fn of(call: &Call, hot: &[Field]) -> Result<Mutation, Refusal> {
+        let part = |name: &str| call.input.get(name).and_then(Json::as_object).cloned().unwrap_or_default();
+        let (set, increment, append) = (part("set"), part("increment"), part("append"));
+        let invalid = |message: String| Err(Refusal::new(Code::InvalidInput, message));
+        let names: Vec<&String> = set.keys().chain(increment.keys()).chain(append.keys()).collect();
+        if names.is_empty() {
+            return invalid("say what to set, increment or append".into());
+        }
+        if let Some((_, twice)) =
+            names.iter().enumerate().find(|(n, name)| names.iter().take(*n).any(|other| other == *name))
+        {
+            return invalid(format!("{twice} is changed in two ways at once"));
+        }
+        let hot = names.iter().filter(|name| hot.iter().any(|field| field.name == ***name)).count();
+        if hot > 0 && hot < names.len() {
+            let message = "hot fields stand in a row of their own; change them in a mutation of their own";
+            return invalid(message.into());
+        }
+        let way = if hot > 0 {
+            Way::Hot
+        } else if set.is_empty() && append.is_empty() && call.expected.is_none() {
+            Way::Count
+        } else {
+            Way::Compute
+        };
+        Ok(Mutation { set, increment, append, way })
+    }
+}
+
+/// The contents that an input gives for fields; of a whole row also those that it leaves out.
+pub(super) fn contents<'a>(
+    fields: &'a [Field],
+    input: &Map<String, Json>,
+    whole: bool,
+) -> Result<Vec<(&'a str, Value)>, Refusal> {
+    let mut contents = Vec::new();
+    for field in fields {
+        let value = match input.get(&field.name) {
+            Some(json) => Value::from_json(json.clone(), field.kind).map_err(|why| {
+                let pointer = format!("/{}", field.name);
+                Refusal::misfits(vec![Misfit { pointer, detail: why.to_string() }])
+            })?,
+            None if whole => field.default.clone().unwrap_or(Value::Null),
+            None => continue,
+        };
+        contents.push((field.name.as_str(), value));
+    }
+    Ok(contents)
+}
+
+/// The most fields that are compared in a guard; beyond them a row is read first.
+const COMPARED_MAX: usize = 16;
+
+/// The guard that a row is not what it would be changed to (I4). None where a guard cannot say so: documents cannot be
+/// compared.
+pub(super) fn differs(changes: &[(&str, Value)]) -> Option<Guard> {
+    if changes.is_empty() || changes.len() > COMPARED_MAX {
+        return None;
+    }
+    let differs = changes.iter().map(|(name, value)| match value {
+        Value::Json(_) => None,
+        Value::Null => Some(is_set(name)),
+        value => Some(column(name).ne(value.clone()).or(is_null(name))),
+    });
+    Some(differs.collect::<Option<Vec<Guard>>>()?.into_iter().fold(Guard::never(), Guard::or))
+}
+
+pub(super) fn is_zero(value: &Value) -> bool {
+    matches!(value, Value::Int(0)) || value.as_float() == Some(0.0)
+}
+
+/// Nothing, as a number of the same type.
+pub(super) fn zero_like(amount: &Value) -> Value {
+    if matches!(amount, Value::Float(_)) { Value::Float(0.0) } else { Value::Int(0) }
+}
+
+/// Sums and longer lists, computed from a row that was read.
+pub(super) fn computed<'a>(
+    fields: &'a [Field],
+    row: Option<&Row>,
+    increment: &Map<String, Json>,
+    append: &Map<String, Json>,
+) -> Result<Vec<(&'a str, Value)>, Refusal> {
+    let mut results = Vec::new();
+    for (name, amount) in contents(fields, increment, false)? {
+        let out_of_range = || Refusal::new(Code::OutOfRange, format!("the new {name} is out of range"));
+        let before = row.and_then(|row| row.get(name));
+        let sum = match (before, amount) {
+            (Some(Value::Int(a)), Value::Int(b)) => Value::Int(a.checked_add(b).ok_or_else(out_of_range)?),
+            (Some(Value::Float(a)), Value::Float(b)) => {
+                Value::Float(a + b).admitted(Type::Float).map_err(|_| out_of_range())?
+            }
+            (_, amount) => amount,
+        };
+        results.push((name, sum));
+    }
+    for field in fields {
+        let Some(item) = append.get(&field.name) else { continue };
+        let mut items = match row.and_then(|row| row.json(&field.name)) {
+            None => Vec::new(),
+            Some(Json::Array(items)) => items.clone(),
+            Some(_) => {
+                let message = format!("{} is not a list, so nothing can be appended to it", field.name);
+                return Err(Refusal::new(Code::InvalidInput, message));
+            }
+        };
+        items.push(item.clone());
+        let list = Value::Json(Json::Array(items)).admitted(Type::Json);
+        results.push((
+            field.name.as_str(),
+            list.map_err(|why| Refusal::new(Code::InvalidInput, format!("{}: {why}", field.name)))?,
+        ));
+    }
+    Ok(results)
+}
