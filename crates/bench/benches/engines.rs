@@ -9,8 +9,17 @@ fn main() -> anyhow::Result<()> {
     if std::env::args().any(|argument| argument == "--test") {
         return Ok(());
     }
+    // Other processes of one run are this program too.
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--generate"] => return statehouse_bench::http::generate(),
+        ["--serve", folder, address] => {
+            return statehouse_bench::http::serve_only(std::path::Path::new(folder), address);
+        }
+        _ => {}
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let only: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let only: Vec<String> = arguments.into_iter().filter(|argument| !argument.starts_with('-')).collect();
     let wanted = |engine: &str| only.is_empty() || only.iter().any(|name| name == engine);
     runtime.block_on(async {
         if wanted("sqlite") {
@@ -18,6 +27,9 @@ fn main() -> anyhow::Result<()> {
         }
         if wanted("postgres") {
             statehouse_bench::postgres::run().await?;
+        }
+        if wanted("http") {
+            statehouse_bench::http::run().await?;
         }
         Ok(())
     })

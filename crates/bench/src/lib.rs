@@ -5,6 +5,7 @@
 //! references are what a careful engineer would write by hand for that engine, with the same tables, the same SQL
 //! and the same durability.
 
+pub mod http;
 pub mod load;
 pub mod postgres;
 pub mod report;

@@ -31,3 +31,13 @@ pub fn bounded(name: &str, figure: f64, unit: &str, limit: f64) {
     let verdict = if figure <= limit { "reached" } else { "NOT REACHED" };
     println!("  {name:<58} {figure:>9.1} {unit}   wanted at most {limit} {unit}: {verdict}");
 }
+
+/// Prints a figure that nothing is asked of.
+pub fn figure(name: &str, figure: f64, unit: &str) {
+    println!("  {name:<58} {figure:>9.1} {unit}");
+}
+
+/// Prints something that figures have to be seen with.
+pub fn note(name: &str, text: &str) {
+    println!("  {name:<58} {text}");
+}

@@ -3,10 +3,21 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use statehouse::engine::Engine;
+use statehouse_drills::scenario::Size;
+
+use crate::output::Failure;
+use crate::settings::Flags;
 
 /// Say what kind of state each thing in your product is; get the guarded writes, and the proof.
 #[derive(Debug, Parser)]
-#[command(name = "statehouse", version, about, max_term_width = 100)]
+#[command(
+    name = "statehouse",
+    version,
+    about,
+    max_term_width = 100,
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the blueprint is invalid, 4 refused by a conflict."
+)]
 pub(crate) struct Arguments {
     /// Print JSON, for programs.
     #[arg(long, global = true)]
@@ -22,17 +33,29 @@ pub(crate) enum Command {
     Init(Init),
     /// Say everything that is wrong with a blueprint.
     #[command(
-        after_help = "Examples:\n  statehouse check\n  statehouse check --blueprint shop/statehouse.toml"
+        after_help = "Examples:\n  statehouse check\n  statehouse check --blueprint shop/statehouse.toml --on dynamodb"
     )]
-    Check(BlueprintFile),
-    /// Show what `apply` would change on the live store.
+    Check(Check),
+    /// Show what `apply` would change on the live store, or what would change with another engine.
     #[command(
-        after_help = "Examples:\n  statehouse plan\n  statehouse plan --store postgres://app@localhost/shop"
+        after_help = "Examples:\n  statehouse plan\n  statehouse plan --store postgres://app@localhost/shop\n  \
+        statehouse plan --to dynamodb"
     )]
-    Plan(Live),
+    Plan(Plan),
     /// Make the live store fit the blueprint. Adds; removes only what you allow it to lose.
     #[command(after_help = "Examples:\n  statehouse apply\n  statehouse apply --allow-loss")]
     Apply(Apply),
+    /// Serve the house over HTTP.
+    #[command(after_help = "Examples:\n  statehouse serve\n  \
+        statehouse serve --store postgres://app@localhost/shop --listen 127.0.0.1:9000\n  \
+        statehouse serve --listen 0.0.0.0:8080 --api-keys --set limits.connections=2000\n  \
+        statehouse serve --workers only")]
+    Serve(Serve),
+    /// Show every setting of `serve`, and where it comes from: flag, environment, file or default.
+    #[command(after_help = "Examples:\n  statehouse config\n  STATEHOUSE_LISTEN=[::1]:80 statehouse config")]
+    Config(Serve),
+    /// Say who may come in over HTTP: make, list, rotate and revoke API keys.
+    Key(Key),
     /// Run one action on the store.
     #[command(after_help = "Examples:\n  statehouse call profile.create user_id=42 display_name=Ann\n  \
         statehouse call profile.read --key 42\n  \
@@ -41,8 +64,12 @@ pub(crate) enum Command {
     Call(Call),
     /// Show what an action does: its abstract shape, then the statements or requests that the engine gets.
     #[command(after_help = "Examples:\n  statehouse explain profile.update\n  \
-        statehouse explain profile.update --store postgres://app@localhost/shop")]
+        statehouse explain profile.update --on postgres\n  statehouse explain profile --on dynamodb")]
     Explain(Explain),
+    /// Run a ready system under load, in a world in which answers get lost, and check what must hold.
+    #[command(after_help = "Examples:\n  statehouse demo\n  statehouse demo catalog --callers 64\n  \
+        statehouse demo profile --store 'postgres://app@localhost/shop?schema=demo'")]
+    Demo(Demo),
     /// The 34 archetypes: states, truth, actors, failures, hotspots, and what is built.
     #[command(
         after_help = "Examples:\n  statehouse atlas\n  statehouse atlas booking\n  statehouse atlas --json"
@@ -59,9 +86,19 @@ pub(crate) enum Command {
 /// Where the blueprint is.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BlueprintFile {
-    /// The blueprint.
-    #[arg(long, env = "STATEHOUSE_BLUEPRINT", default_value = "statehouse.toml")]
-    pub blueprint: PathBuf,
+    /// Settings, as a TOML file [env: STATEHOUSE_CONFIG] [default: server.toml, if it exists].
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The blueprint [env: STATEHOUSE_BLUEPRINT] [default: statehouse.toml].
+    #[arg(long, value_name = "FILE")]
+    pub blueprint: Option<PathBuf>,
+}
+
+impl BlueprintFile {
+    pub(crate) fn flags(&self) -> Flags {
+        let flags = Flags { file: self.config.clone(), given: Vec::new() };
+        flags.with("blueprint", self.blueprint.as_ref().map(|path| path.display()))
+    }
 }
 
 /// A blueprint and a store.
@@ -69,19 +106,173 @@ pub(crate) struct BlueprintFile {
 pub(crate) struct Live {
     #[command(flatten)]
     pub file: BlueprintFile,
-    /// The store: sqlite:FILE, postgres://…, dynamodb://PREFIX or memory:.
-    #[arg(long, env = "STATEHOUSE_STORE", default_value = "sqlite:statehouse.db", hide_env_values = true)]
-    pub store: String,
+    /// The store: sqlite:FILE, postgres://…, dynamodb://PREFIX or memory: [env: STATEHOUSE_STORE]
+    /// [default: sqlite:statehouse.db].
+    #[arg(long, value_name = "URL")]
+    pub store: Option<String>,
+}
+
+impl Live {
+    pub(crate) fn flags(&self) -> Flags {
+        self.file.flags().with("store", self.store.as_ref())
+    }
+}
+
+/// What the server is told. Every setting has a name; the usual ones have flags of their own.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Serve {
+    #[command(flatten)]
+    pub live: Live,
+    /// Where to listen; without credentials on a loopback address only [env: STATEHOUSE_LISTEN]
+    /// [default: 127.0.0.1:8080].
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<String>,
+    /// Whether this process also does what the house does by itself: on, off, or only (then it serves nothing)
+    /// [env: STATEHOUSE_WORKERS] [default: on].
+    #[arg(long, value_name = "on|off|only")]
+    pub workers: Option<String>,
+    /// Let callers in by API key (see `statehouse key`) [env: STATEHOUSE_AUTH_API_KEYS].
+    #[arg(long)]
+    pub api_keys: bool,
+    /// The certificate chain, as a PEM file [env: STATEHOUSE_TLS_CERTIFICATES].
+    #[arg(long, value_name = "FILE")]
+    pub tls_certificates: Option<PathBuf>,
+    /// The certificate's private key, as a PEM file [env: STATEHOUSE_TLS_KEY].
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// What to log: off, error, warn, info, debug or trace [env: STATEHOUSE_LOG] [default: info].
+    #[arg(long, value_name = "LEVEL")]
+    pub log: Option<String>,
+    /// Any other setting; `statehouse config` lists them. May be given several times.
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub set: Vec<String>,
+}
+
+impl Serve {
+    pub(crate) fn flags(&self) -> Result<Flags, Failure> {
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let mut flags = self
+            .live
+            .flags()
+            .with("listen", self.listen.as_ref())
+            .with("workers", self.workers.as_ref())
+            .with("auth.api_keys", self.api_keys.then_some(true))
+            .with("tls.certificates", path(&self.tls_certificates))
+            .with("tls.key", path(&self.tls_key))
+            .with("log", self.log.as_ref());
+        for setting in &self.set {
+            let Some((name, value)) = setting.split_once('=') else {
+                return Err(Failure::Usage(format!("--set {setting}: write NAME=VALUE")));
+            };
+            flags = flags.with(name, Some(value));
+        }
+        Ok(flags)
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Key {
+    #[command(subcommand)]
+    pub command: KeyCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeyCommand {
+    /// Make a key. It is shown once.
+    #[command(after_help = "Examples:\n  statehouse key create\n  \
+        statehouse key create --tenant acme --name billing --scopes read --expires-in 90d")]
+    Create {
+        #[command(flatten)]
+        live: Live,
+        /// On whose behalf it lets in.
+        #[arg(long, default_value = statehouse_server::auth::TENANT_DEFAULT)]
+        tenant: String,
+        /// What it is for, for lists.
+        #[arg(long, default_value = "")]
+        name: String,
+        /// To do what: read, write, admin.
+        #[arg(long, default_value = "read,write")]
+        scopes: String,
+        /// When it ends, from now: 90d, 12h.
+        #[arg(long, value_name = "TIME")]
+        expires_in: Option<String>,
+        /// Print the key alone, for scripts.
+        #[arg(long, short)]
+        quiet: bool,
+    },
+    /// List keys: everything but the keys themselves.
+    #[command(after_help = "Example:\n  statehouse key list --tenant acme")]
+    List {
+        #[command(flatten)]
+        live: Live,
+        /// Of one tenant only.
+        #[arg(long)]
+        tenant: Option<String>,
+    },
+    /// Make a successor of a key; for a while both let in.
+    #[command(after_help = "Example:\n  statehouse key rotate 0123456789abcdef --overlap 1d")]
+    Rotate {
+        #[command(flatten)]
+        live: Live,
+        /// What names the key.
+        prefix: String,
+        /// For how long the old one still lets in.
+        #[arg(long, default_value = "1d", value_name = "TIME")]
+        overlap: String,
+        /// When the new one ends, from now.
+        #[arg(long, value_name = "TIME")]
+        expires_in: Option<String>,
+        /// Print the key alone, for scripts.
+        #[arg(long, short)]
+        quiet: bool,
+    },
+    /// End a key, for good.
+    #[command(after_help = "Example:\n  statehouse key revoke 0123456789abcdef")]
+    Revoke {
+        #[command(flatten)]
+        live: Live,
+        /// What names the key.
+        prefix: String,
+    },
+}
+
+impl Key {
+    pub(crate) fn live(&self) -> &Live {
+        match &self.command {
+            KeyCommand::Create { live, .. }
+            | KeyCommand::List { live, .. }
+            | KeyCommand::Rotate { live, .. }
+            | KeyCommand::Revoke { live, .. } => live,
+        }
+    }
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Init {
-    /// What to begin with: profile or catalog.
+    /// What to begin with: profile, catalog or tickets, as in `statehouse demo`.
     #[arg(long, default_value = "profile")]
     pub template: String,
     /// The folder; made if it does not exist.
     #[arg(default_value = ".")]
     pub folder: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Check {
+    #[command(flatten)]
+    pub live: Live,
+    /// The engine that has to carry it [default: the one of --store].
+    #[arg(long, value_name = "ENGINE")]
+    pub on: Option<EngineName>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Plan {
+    #[command(flatten)]
+    pub live: Live,
+    /// Say what would change with this engine: what it cannot carry, and which guarantees and limits differ.
+    #[arg(long, value_name = "ENGINE")]
+    pub to: Option<EngineName>,
 }
 
 #[derive(Args, Debug)]
@@ -130,8 +321,50 @@ pub(crate) struct Call {
 pub(crate) struct Explain {
     #[command(flatten)]
     pub live: Live,
-    /// Resource and action: profile.update.
+    /// Resource and action: profile.update. A resource alone explains all its actions.
     pub action: String,
+    /// The engine; it need not run [default: the one of --store].
+    #[arg(long, value_name = "ENGINE")]
+    pub on: Option<EngineName>,
+}
+
+/// An engine, as people name it.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum EngineName {
+    Memory,
+    Sqlite,
+    Postgres,
+    Dynamodb,
+}
+
+impl EngineName {
+    pub(crate) fn engine(self) -> Engine {
+        match self {
+            EngineName::Memory => Engine::Model,
+            EngineName::Sqlite => Engine::Sqlite,
+            EngineName::Postgres => Engine::Postgres,
+            EngineName::Dynamodb => Engine::Dynamodb,
+        }
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Demo {
+    /// Which system: profile, catalog or tickets.
+    #[arg(default_value = "profile")]
+    pub system: String,
+    /// An empty store [default: a SQLite file that is deleted afterwards].
+    #[arg(long, value_name = "URL")]
+    pub store: Option<String>,
+    /// Callers at once.
+    #[arg(long, default_value_t = Size::default().callers)]
+    pub callers: usize,
+    /// What each of them does, in actions.
+    #[arg(long, default_value_t = Size::default().actions)]
+    pub actions: usize,
+    /// Where chance comes from.
+    #[arg(long, default_value_t = Size::default().seed)]
+    pub seed: u64,
 }
 
 #[derive(Args, Debug)]

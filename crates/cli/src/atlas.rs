@@ -9,14 +9,24 @@ use crate::arguments::Atlas;
 use crate::output::{Failure, Output};
 
 /// A blueprint with one thing of each built archetype: what it can do is read off it.
-const SPECIMENS: &str =
-    "[entity.thing]\nkey = { id = \"int\" }\nfields = { n = \"int?\", list = \"json?\" }\n";
+const SPECIMENS: &str = r#"
+[booking.unit]
+key = { group_id = "text", id = "int" }
+[entity.thing]
+key = { id = "int" }
+fields = { n = "int?", list = "json?" }
+[lease.claim]
+key = { id = "int" }
+[timer.alarm]
+key = { id = "int" }
+"#;
 
 pub(crate) fn run(arguments: &Atlas, output: &Output) -> Result<(), Failure> {
     let specimens = resource::declare(&Blueprint::read("specimens", SPECIMENS)?)?;
     let actions = |archetype: &Archetype| -> Option<Vec<Action>> {
-        let specimen = specimens.iter().find(|resource| resource.archetype.code == archetype.code)?;
-        Some(specimen.actions.clone())
+        let ours = specimens.iter().filter(|resource| resource.archetype.code == archetype.code);
+        let actions: Vec<Action> = ours.flat_map(|resource| resource.actions.clone()).collect();
+        (!actions.is_empty()).then_some(actions)
     };
     let Some(wanted) = &arguments.archetype else {
         let all: Vec<Json> = atlas::archetypes().iter().map(|a| entry(a, actions(a).as_deref())).collect();

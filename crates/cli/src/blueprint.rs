@@ -4,21 +4,19 @@ use std::path::Path;
 
 use anyhow::Context;
 use serde_json::{Value as Json, json};
-use statehouse::{Blueprint, House, engine, resource};
+use statehouse::engine::guarantees::{self, Difference};
+use statehouse::engine::{Engine, limits};
+use statehouse::{Blueprint, House, resource};
+use statehouse_drills::scenario::{SYSTEMS, System};
 use statehouse_store::{Change, Migrate};
 
-use crate::arguments::{Apply, BlueprintFile, Init, Live};
+use crate::arguments::{Apply, Check, Init, Plan};
 use crate::output::{Failure, Output};
-
-/// What `init` can begin with.
-const TEMPLATES: [(&str, &str); 2] = [
-    ("profile", include_str!("../../../systems/profile/statehouse.toml")),
-    ("catalog", include_str!("../../../systems/catalog/statehouse.toml")),
-];
+use crate::settings::{Own, Settings};
 
 /// Reads a blueprint.
-pub(crate) fn read(file: &BlueprintFile) -> Result<Blueprint, Failure> {
-    let path = &file.blueprint;
+pub(crate) fn read(own: &Own) -> Result<Blueprint, Failure> {
+    let path = &own.blueprint;
     let text = std::fs::read_to_string(path).with_context(|| {
         format!("{} cannot be read; `statehouse init` writes a first one", path.display())
     })?;
@@ -26,25 +24,26 @@ pub(crate) fn read(file: &BlueprintFile) -> Result<Blueprint, Failure> {
 }
 
 /// Opens the store and puts a house over it, without touching its tables.
-pub(crate) async fn open(live: &Live) -> Result<House, Failure> {
-    let blueprint = read(&live.file)?;
-    resource::declare(&blueprint)?;
-    Ok(House::over(engine::open(&live.store).await?, &blueprint)?)
+pub(crate) async fn open(own: &Own) -> Result<House, Failure> {
+    Ok(House::open_as_it_is(&own.store, &read(own)?).await?)
 }
 
 pub(crate) fn init(init: &Init, output: &Output) -> Result<(), Failure> {
-    let template = TEMPLATES.iter().find(|(name, _)| *name == init.template);
-    let Some((_, text)) = template else {
-        let names: Vec<&str> = TEMPLATES.iter().map(|(name, _)| *name).collect();
-        let message = format!("there is no template `{}`; there are {}", init.template, names.join(", "));
-        return Err(Failure::Usage(message));
-    };
+    let text = system(&init.template)?.blueprint;
     std::fs::create_dir_all(&init.folder)
         .with_context(|| format!("{} cannot be made", init.folder.display()))?;
     let path = init.folder.join("statehouse.toml");
     write_new(&path, text)?;
     output.show(&json!({"blueprint": path}), || format!("Wrote {}.\nNext: statehouse check", path.display()));
     Ok(())
+}
+
+/// The system of that name.
+pub(crate) fn system(name: &str) -> Result<&'static System, Failure> {
+    System::named(name).ok_or_else(|| {
+        let names: Vec<&str> = SYSTEMS.iter().map(|system| system.name).collect();
+        Failure::Usage(format!("there is no system `{name}`; there are {}", names.join(", ")))
+    })
 }
 
 /// Writes a file that must not exist.
@@ -55,9 +54,15 @@ fn write_new(path: &Path, text: &str) -> Result<(), Failure> {
     Ok(written.with_context(|| format!("{} was not written", path.display()))?)
 }
 
-pub(crate) fn check(file: &BlueprintFile, output: &Output) -> Result<(), Failure> {
-    let blueprint = read(file)?;
+pub(crate) fn check(check: &Check, output: &Output) -> Result<(), Failure> {
+    let own = Settings::read(&check.live.flags())?.own;
+    let engine = match check.on {
+        Some(engine) => engine.engine(),
+        None => Engine::of_url(&own.store)?,
+    };
+    let blueprint = read(&own)?;
     let resources = resource::declare(&blueprint)?;
+    limits::problems(&blueprint, &resources, engine).or(())?;
     let list: Vec<Json> = resources
         .iter()
         .map(|resource| {
@@ -69,64 +74,111 @@ pub(crate) fn check(file: &BlueprintFile, output: &Output) -> Result<(), Failure
             })
         })
         .collect();
-    output.show(&json!({"house": blueprint.name, "resources": list}), || {
+    output.show(&json!({"house": blueprint.name, "engine": engine.name(), "resources": list}), || {
         let lines = resources.iter().map(|resource| {
             let actions: Vec<&str> = resource.actions.iter().map(|action| action.name).collect();
             format!("  {} {}: {}", resource.archetype.keyword(), resource.name, actions.join(", "))
         });
         let lines: Vec<String> = lines.collect();
-        format!("{} is a good blueprint.\n{}", file.blueprint.display(), lines.join("\n"))
+        format!(
+            "{} is a good blueprint, and {engine} can carry it.\n{}",
+            own.blueprint.display(),
+            lines.join("\n")
+        )
     });
     Ok(())
 }
 
-pub(crate) async fn plan(live: &Live, output: &Output) -> Result<(), Failure> {
-    let house = open(live).await?;
+pub(crate) async fn plan(plan: &Plan, output: &Output) -> Result<(), Failure> {
+    let own = Settings::read(&plan.live.flags())?.own;
+    if let Some(to) = plan.to {
+        return show_move(&own, to.engine(), output);
+    }
+    let house = open(&own).await?;
     let changes = house.migrate(Migrate::Show).await?;
-    show_changes(&changes, "Nothing to do: the store fits the blueprint.", output);
+    output.show(&json!({"changes": changes_json(&changes)}), || {
+        if changes.is_empty() {
+            return "Nothing to do: the store fits the blueprint.".to_owned();
+        }
+        let loses = changes.iter().any(Change::loses_data);
+        let advice =
+            if loses { "\n\nWhat has a `!` loses data, and is only done with --allow-loss." } else { "" };
+        format!("{}{advice}", describe_changes(&changes))
+    });
     house.store().close().await;
     Ok(())
 }
 
+/// What changes if the house moves to another engine: what that one cannot carry, and what holds otherwise there.
+fn show_move(own: &Own, to: Engine, output: &Output) -> Result<(), Failure> {
+    let blueprint = read(own)?;
+    let resources = resource::declare(&blueprint)?;
+    limits::problems(&blueprint, &resources, to).or(())?;
+    let from = Engine::of_url(&own.store)?;
+    let differences = guarantees::differences(from, to);
+    let list: Vec<Json> = differences.iter().map(Difference::to_json).collect();
+    let json = json!({"from": from.name(), "to": to.name(), "differences": list});
+    output.show(&json, || {
+        let part = |one: &Difference| {
+            let mark = if one.weaker { "weaker" } else { "other" };
+            format!("{} ({mark})\n  {from}: {}\n  {to}: {}", one.subject, one.before, one.after)
+        };
+        let head = match differences.as_slice() {
+            [] => format!("Nothing changes from {from} to {to}."),
+            some => {
+                let weaker = some.iter().filter(|one| one.weaker).count();
+                format!("{to} can carry this blueprint. From {from} to {to} {weaker} guarantees get weaker.")
+            }
+        };
+        let parts = differences.iter().map(part);
+        std::iter::once(head).chain(parts).collect::<Vec<_>>().join("\n\n")
+    });
+    Ok(())
+}
+
 pub(crate) async fn apply(apply: &Apply, output: &Output) -> Result<(), Failure> {
-    let house = open(&apply.live).await?;
+    let house = open(&Settings::read(&apply.live.flags())?.own).await?;
     let planned = house.migrate(Migrate::Show).await?;
     let losses: Vec<String> =
         planned.iter().filter(|change| change.loses_data()).map(ToString::to_string).collect();
     let how = if apply.allow_loss { Migrate::ApplyWithLoss } else { Migrate::Apply };
     let changes = house.migrate(how).await?;
-    show_changes(&changes, "Nothing was done: the store fits the blueprint.", output);
-    if !apply.allow_loss && !losses.is_empty() && !output.is_json() {
-        output.show(&Json::Null, || {
-            format!("Kept, because data would be lost (--allow-loss removes it):\n  {}", losses.join("\n  "))
-        });
-    }
+    let kept = if apply.allow_loss { Vec::new() } else { losses };
+    output.show(&json!({"changes": changes_json(&changes), "kept": kept}), || {
+        let mut parts = Vec::new();
+        if !changes.is_empty() {
+            parts.push(describe_changes(&changes));
+        } else if kept.is_empty() {
+            parts.push("Nothing was done: the store fits the blueprint.".to_owned());
+        }
+        if !kept.is_empty() {
+            let kept = kept.join("\n  ");
+            parts.push(format!("Kept, because data would be lost (--allow-loss removes it):\n  {kept}"));
+        }
+        parts.join("\n")
+    });
     house.store().close().await;
     Ok(())
 }
 
-fn show_changes(changes: &[Change], none: &str, output: &Output) {
-    let list: Vec<Json> = changes
-        .iter()
-        .map(|change| {
-            json!({
-                "change": change.to_string(), "table": change.table.name(),
-                "loses_data": change.loses_data(), "statements": change.statements,
-            })
+fn changes_json(changes: &[Change]) -> Vec<Json> {
+    let change = |change: &Change| {
+        json!({
+            "change": change.to_string(), "table": change.table.name(),
+            "loses_data": change.loses_data(), "statements": change.statements,
         })
-        .collect();
-    output.show(&json!({"changes": list}), || {
-        if changes.is_empty() {
-            return none.to_owned();
-        }
-        let blocks = changes.iter().map(|change| {
-            let mark = if change.loses_data() { "!" } else { "+" };
-            let statements: Vec<String> =
-                change.statements.iter().map(|statement| indent(&format!("{statement};"))).collect();
-            format!("{mark} {change}\n{}", statements.join("\n"))
-        });
-        blocks.collect::<Vec<_>>().join("\n")
-    });
+    };
+    changes.iter().map(change).collect()
+}
+
+fn describe_changes(changes: &[Change]) -> String {
+    let block = |change: &Change| {
+        let mark = if change.loses_data() { "!" } else { "+" };
+        let statements: Vec<String> =
+            change.statements.iter().map(|statement| indent(&format!("{statement};"))).collect();
+        format!("{mark} {change}\n{}", statements.join("\n"))
+    };
+    changes.iter().map(block).collect::<Vec<_>>().join("\n")
 }
 
 fn indent(text: &str) -> String {

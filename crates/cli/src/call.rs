@@ -8,13 +8,16 @@ use statehouse_store::{Migrate, Tenant};
 use crate::arguments::{Call, Spoken};
 use crate::blueprint;
 use crate::output::{Failure, Output};
+use crate::settings::Settings;
 
 pub(crate) async fn run(call: Call, output: &Output) -> Result<(), Failure> {
-    let house = blueprint::open(&call.live).await?;
+    let house = blueprint::open(&Settings::read(&call.live.flags())?.own).await?;
     house.migrate(Migrate::Apply).await?;
     let (tenant, request) = request(&house, &call.spoken)?;
-    let fingerprint = format!("{} {:?} {}", request.action, request.key, Json::Object(request.input.clone()));
-    let operation = Operation { id: call.operation, fingerprint };
+    let operation = match call.operation {
+        Some(id) => Operation::under(id, &request),
+        None => Operation::default(),
+    };
     let answer = house.call(&tenant, request, operation).await;
     house.store().close().await;
     let answer = answer?;

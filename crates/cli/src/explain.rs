@@ -1,121 +1,244 @@
 //! `explain`: the abstract shape of an action, then what the engine gets.
+//!
+//! The action is run on a model that has a row as one may be, behind a store that writes down what it is asked for. What
+//! it was asked is then explained by the engine in question, which is not needed for it.
 
-use serde_json::{Map, Value as Json, json};
-use statehouse::action::{Action, Does, Place};
-use statehouse::form::{Form, Property};
-use statehouse::{Code, Expected, House, Operation, Request, Resource};
-use statehouse_store::{Migrate, ModelStore, Tenant, Type, Value};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::{Value as Json, json};
+use statehouse::action::{Action, WAIT};
+use statehouse::engine::{self, Engine};
+use statehouse::{Blueprint, House, Operation, Resource};
+use statehouse_store::clock::ManualClock;
+use statehouse_store::random::{Ids, Random};
+use statehouse_store::{
+    Address, Asked, Change, Commit, Consistency, Explanation, LogPage, Migrate, ModelStore, Page, Plan,
+    Query, Record, Request, Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
+};
 
 use crate::arguments::Explain;
-use crate::blueprint;
 use crate::output::{Failure, Output};
+use crate::settings::Settings;
+use crate::{blueprint, sample};
 
-pub(crate) async fn run(explain: Explain, output: &Output) -> Result<(), Failure> {
-    let house = blueprint::open(&explain.live).await?;
-    let (resource, action) = house.action(&explain.action)?;
+/// How long [`WAIT`] is.
+const DAY: Duration = Duration::from_secs(86_400);
+
+pub(crate) async fn run(explain: &Explain, output: &Output) -> Result<(), Failure> {
+    let own = Settings::read(&explain.live.flags())?.own;
+    let engine = match explain.on {
+        Some(engine) => engine.engine(),
+        None => Engine::of_url(&own.store)?,
+    };
+    let blueprint = blueprint::read(&own)?;
+    let resources = statehouse::resource::declare(&blueprint)?;
+    let chosen = match explain.action.split_once('.') {
+        None => resources.iter().filter(|resource| resource.name == explain.action).collect(),
+        Some((name, _)) => resources.iter().filter(|resource| resource.name == name).collect::<Vec<_>>(),
+    };
+    let mut explained = Vec::new();
+    for resource in chosen {
+        for action in &resource.actions {
+            let full = format!("{}.{}", resource.name, action.name);
+            if full == explain.action || resource.name == explain.action {
+                explained.push(one(&blueprint, resource, action, engine).await?);
+            }
+        }
+    }
+    if explained.is_empty() {
+        let message =
+            format!("there is no action or resource `{}`; `statehouse check` lists them", explain.action);
+        return Err(Failure::Usage(message));
+    }
+    let json = match explained.as_slice() {
+        [(json, _)] => json.clone(),
+        many => many.iter().map(|(json, _)| json.clone()).collect(),
+    };
+    output.show(&json, || explained.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("\n\n"));
+    Ok(())
+}
+
+/// One action on one engine, for programs and for people.
+async fn one(
+    blueprint: &Blueprint,
+    resource: &Resource,
+    action: &Action,
+    engine: Engine,
+) -> Result<(Json, String), Failure> {
+    let explanations = explain_action(blueprint, resource, action, engine).await?;
     let line = format!(
         "{} {} -> {} (abstract: {}, {})",
         action.name, resource.name, action.target, action.shape, action.mechanism
     );
-    let plan = match &action.does {
-        Does::Read(_) => None,
-        Does::Write(_) => sample_plan(&blueprint::read(&explain.live.file)?, resource, action).await?,
-    };
-    let explanation = plan.as_ref().map(|plan| house.store().explain(plan));
-    let requests: Option<Vec<Json>> = explanation.as_ref().map(|explanation| {
-        let request = |request: &statehouse_store::Request| {
-            json!({"purpose": request.purpose, "text": request.text, "parameters": request.parameters})
-        };
-        explanation.requests.iter().map(request).collect()
-    });
+    let request = |request: &Request| json!({"purpose": request.purpose, "text": request.text, "parameters": request.parameters});
+    let parts: Vec<Json> = explanations
+        .iter()
+        .map(|part| json!({"requests": part.requests.iter().map(request).collect::<Vec<_>>(), "cost": part.cost}))
+        .collect();
     let json = json!({
-        "action": explain.action, "target": action.target, "shape": action.shape, "mechanism": action.mechanism,
-        "engine": house.store().engine(), "requests": requests,
-        "cost": explanation.as_ref().map(|explanation| &explanation.cost),
-        "answers": action.answers,
+        "action": format!("{}.{}", resource.name, action.name), "target": action.target,
+        "shape": action.shape, "mechanism": action.mechanism, "engine": engine.name(),
+        "concrete": parts, "answers": action.answers,
     });
-    output.show(&json, || {
-        let concrete = explanation.as_ref().map_or_else(
-            || format!("(concrete: {}, on {})", action.mechanism, house.store().engine()),
-            |explanation| format!("(concrete, on {}):\n\n{explanation}", house.store().engine()),
-        );
-        format!("{line}\n{concrete}")
-    });
-    house.store().close().await;
-    Ok(())
+    let concrete: Vec<String> = explanations.iter().map(ToString::to_string).collect();
+    let answers = match action.answers {
+        [] => String::new(),
+        answers => format!("answers: {}\n", answers.join(", ")),
+    };
+    Ok((json, format!("{line}\n{answers}(concrete, on {engine}):\n\n{}", concrete.join("\n"))))
 }
 
-/// The plan of an action for a row as one may be, made on a model that has such a row.
-async fn sample_plan(
-    blueprint: &statehouse::Blueprint,
+/// What an action asks the store for, as the engine gets it.
+pub(crate) async fn explain_action(
+    blueprint: &Blueprint,
     resource: &Resource,
     action: &Action,
-) -> Result<Option<statehouse_store::Plan>, Failure> {
-    let house = House::over(std::sync::Arc::new(ModelStore::new()), blueprint)?;
+    engine: Engine,
+) -> Result<Vec<Explanation>, Failure> {
+    // On a clock that stands still, so that the same is explained in the same words.
+    let clock = Arc::new(ManualClock::at(engine::explained_at()));
+    let witness = Arc::new(Witness::on(clock.clone()));
+    let ids = Ids::new(clock.clone(), Random::seeded(1));
+    let house = House::with(witness.clone(), blueprint, clock.clone(), ids)?;
     house.migrate(Migrate::Apply).await?;
     let tenant = Tenant::new("default").map_err(|error| Failure::Usage(error.to_string()))?;
-    let key: Vec<Value> = resource.key.iter().filter_map(|(_, kind)| sample_value(*kind, 1)).collect();
-    // A row to act on, if the resource can make one, and one that was deleted for what undoes that.
-    let mut prepare = vec![];
-    if action.name != "create" && resource.action("create").is_some() {
-        prepare.push("create");
-    }
-    if action.refusals.contains(&Code::NotDeleted) {
-        prepare.push("delete");
-    }
-    for name in prepare {
-        let Some(other) = resource.action(name) else { continue };
-        let request = sample_request(resource, other, &key, 1);
+    for name in &action.after {
+        if name == WAIT {
+            clock.advance(DAY);
+            continue;
+        }
+        let (resource, action) = house.action(name)?;
+        let request = sample::request(house.resources(), resource, action, 1);
         house.call(&tenant, request, Operation::default()).await?;
     }
-    Ok(house.plan(&tenant, sample_request(resource, action, &key, 2)).await?)
+    witness.forget();
+    let operation = Operation { id: Some("operation-1".into()), fingerprint: String::new() };
+    let called =
+        house.call(&tenant, sample::request(house.resources(), resource, action, 2), operation).await;
+    let asked = witness.asked();
+    // What was sent is what is explained, also if it was refused: a sample does not know the epoch of a lease.
+    if !asked.iter().any(|asked| matches!(asked, Kept::Commit(_))) {
+        called?;
+    }
+    asked.iter().map(|asked| Ok(engine::explain(engine, asked.borrowed())?)).collect()
 }
 
-fn sample_request(resource: &Resource, action: &Action, key: &[Value], variant: i64) -> Request {
-    let mut input: Map<String, Json> = action
-        .input
-        .iter()
-        .filter_map(|property| Some((property.name.clone(), sample(property, variant)?)))
-        .collect();
-    for ((name, _), value) in resource.key.iter().zip(key) {
-        if input.contains_key(name) {
-            input.insert(name.clone(), value.to_json());
-        }
-    }
-    // Of the ways to change something one is enough, and they exclude each other.
-    if action.input.iter().any(|property| matches!(property.form, Form::Object(_))) {
-        let first =
-            input.iter().find(|(_, value)| value.as_object().is_some_and(|fields| !fields.is_empty()));
-        input = first.map(|(name, value)| (name.clone(), value.clone())).into_iter().collect();
-    }
-    let key = if action.route.place == Place::Collection { Vec::new() } else { key.to_vec() };
-    let expected = action.needs_version.then_some(Expected::Version(1));
-    Request { action: format!("{}.{}", resource.name, action.name), key, input, expected }
+/// What a store was asked for, kept.
+#[derive(Clone, Debug)]
+enum Kept {
+    Commit(Plan),
+    Get(Vec<Address>, Consistency),
+    Query(Query),
+    Scan(Scan),
 }
 
-fn sample(property: &Property, variant: i64) -> Option<Json> {
-    match &property.form {
-        Form::Value(kind) => sample_value(*kind, variant).map(|value| value.to_json()),
-        Form::OneOf(words) => words.first().map(|word| (*word).into()),
-        Form::Range(least, _) => Some((*least).into()),
-        Form::Any => Some(format!("item {variant}").into()),
-        Form::List(_) => Some(json!([])),
-        Form::Object(properties) => {
-            // One field tells as much as all of them.
-            let first = properties.iter().find_map(|p| Some((p.name.clone(), sample(p, variant)?)));
-            Some(Json::Object(first.into_iter().collect()))
+impl Kept {
+    fn borrowed(&self) -> Asked<'_> {
+        match self {
+            Kept::Commit(plan) => Asked::Commit(plan),
+            Kept::Get(addresses, consistency) => Asked::Get(addresses, *consistency),
+            Kept::Query(query) => Asked::Query(query),
+            Kept::Scan(scan) => Asked::Scan(scan),
         }
     }
 }
 
-fn sample_value(kind: Type, variant: i64) -> Option<Value> {
-    Some(match kind {
-        Type::Text => format!("text {variant}").into(),
-        Type::Int => variant.into(),
-        Type::Float => Value::Float(variant as f64 + 0.5),
-        Type::Bool => (variant % 2 == 0).into(),
-        Type::Bytes => vec![u8::try_from(variant).unwrap_or(0)].into(),
-        Type::Time => statehouse_store::Time::from_millis(1_700_000_000_000 + variant).into(),
-        Type::Json => json!([variant]).into(),
-    })
+/// A model that writes down what it is asked for.
+struct Witness {
+    model: ModelStore,
+    asked: Mutex<Vec<Kept>>,
+}
+
+impl Witness {
+    fn on(clock: Arc<ManualClock>) -> Witness {
+        Witness { model: ModelStore::with(clock, 1), asked: Mutex::default() }
+    }
+
+    fn note(&self, kept: Kept) {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
+    }
+
+    fn forget(&self) {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    fn asked(&self) -> Vec<Kept> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl fmt::Debug for Witness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Witness")
+    }
+}
+
+#[async_trait]
+impl Store for Witness {
+    fn engine(&self) -> &'static str {
+        self.model.engine()
+    }
+
+    fn partitions(&self) -> u32 {
+        self.model.partitions()
+    }
+
+    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
+        self.model.migrate(schema, how).await
+    }
+
+    async fn commit(&self, plan: &Plan) -> Result<Commit, StoreError> {
+        self.note(Kept::Commit(plan.clone()));
+        self.model.commit(plan).await
+    }
+
+    async fn resolve(&self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError> {
+        self.model.resolve(tenant, operation).await
+    }
+
+    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+        self.model.recorded(tenant, operation).await
+    }
+
+    async fn get(
+        &self,
+        addresses: &[Address],
+        consistency: Consistency,
+    ) -> Result<Vec<Option<Row>>, StoreError> {
+        self.note(Kept::Get(addresses.to_vec(), consistency));
+        self.model.get(addresses, consistency).await
+    }
+
+    async fn query(&self, query: &Query) -> Result<Page, StoreError> {
+        self.note(Kept::Query(query.clone()));
+        self.model.query(query).await
+    }
+
+    async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {
+        self.note(Kept::Scan(scan.clone()));
+        self.model.scan(scan).await
+    }
+
+    async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
+        self.model.read_log(partition, after, limit).await
+    }
+
+    async fn wait_log(&self, seen: &[u64], at_most: Duration) -> Result<Vec<u64>, StoreError> {
+        self.model.wait_log(seen, at_most).await
+    }
+
+    async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError> {
+        self.model.trim_log(partition, through).await
+    }
+
+    fn explain(&self, asked: Asked<'_>) -> Explanation {
+        self.model.explain(asked)
+    }
+
+    async fn close(&self) {
+        self.model.close().await;
+    }
 }

@@ -7,8 +7,14 @@ mod arguments;
 mod atlas;
 mod blueprint;
 mod call;
+mod demo;
 mod explain;
+mod hint;
+mod key;
 mod output;
+mod sample;
+mod serve;
+mod settings;
 
 use std::process::ExitCode;
 
@@ -24,6 +30,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let output = Output::new(arguments.json);
+    // Several libraries here speak TLS; they must agree on who does the arithmetic. Whoever was first is fine.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let result = match runtime {
         Ok(runtime) => runtime.block_on(run(arguments, &output)),
@@ -41,8 +49,12 @@ async fn run(arguments: Arguments, output: &Output) -> Result<(), Failure> {
         Command::Check(check) => blueprint::check(&check, output),
         Command::Plan(plan) => blueprint::plan(&plan, output).await,
         Command::Apply(apply) => blueprint::apply(&apply, output).await,
+        Command::Serve(serve) => serve::run(&serve, output).await,
+        Command::Config(serve) => serve::config(&serve, output),
+        Command::Key(key) => key::run(&key, output).await,
         Command::Call(call) => call::run(call, output).await,
-        Command::Explain(explain) => explain::run(explain, output).await,
+        Command::Explain(explain) => explain::run(&explain, output).await,
+        Command::Demo(demo) => demo::run(&demo, output).await,
         Command::Atlas(atlas) => atlas::run(&atlas, output),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "statehouse", &mut std::io::stdout());

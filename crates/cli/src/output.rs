@@ -31,17 +31,17 @@ impl Output {
         Output { json }
     }
 
-    /// Whether programs read this.
-    pub(crate) fn is_json(&self) -> bool {
-        self.json
-    }
-
     /// Prints a result: the JSON for programs, the text for people.
     pub(crate) fn show(&self, json: &Json, text: impl FnOnce() -> String) {
         let text = if self.json { format!("{json:#}") } else { text() };
         if !text.is_empty() {
             print(&text);
         }
+    }
+
+    /// Prints a result of a command that goes on: the JSON on one line.
+    pub(crate) fn line(&self, json: &Json, text: impl FnOnce() -> String) {
+        print(&if self.json { json.to_string() } else { text() });
     }
 
     /// Prints why the command failed, and returns the exit code that says so too.
@@ -51,18 +51,8 @@ impl Output {
                 (3, json!({"error": "blueprint_invalid", "problems": problems.to_json()}))
             }
             Failure::Refused(refusal) => {
-                let conflicts = [
-                    Code::AlreadyExists,
-                    Code::VersionConflict,
-                    Code::VersionRequired,
-                    Code::Deleted,
-                    Code::NotDeleted,
-                    Code::Contended,
-                    Code::OperationReused,
-                    Code::OperationFenced,
-                ];
                 let exit = match refusal.code {
-                    code if conflicts.contains(&code) => 4,
+                    code if code.is_conflict() => 4,
                     Code::InvalidInput => 2,
                     _ => 1,
                 };

@@ -1,6 +1,11 @@
 //! The command as people and programs use it: what it prints, and with which exit code it ends.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -22,6 +27,7 @@ impl Shell {
             .current_dir(self.folder.path())
             .env_remove("STATEHOUSE_STORE")
             .env_remove("STATEHOUSE_BLUEPRINT")
+            .env_remove("STATEHOUSE_CONFIG")
             .env_remove("STATEHOUSE_TENANT")
             .output()
             .unwrap()
@@ -76,6 +82,9 @@ fn an_operation_is_done_once() {
     assert_eq!(once, again);
     let reused = shell.json(4, &[&count[..], &[r#"{"increment":{"points":6}}"#]].concat());
     assert_eq!(reused["error"], "operation_reused");
+    // Whatever the size of the request.
+    let long = format!("bio={}", "x".repeat(5_000));
+    shell.json(0, &["call", "profile.patch", "--key", "1", "--version", "2", "--operation", "long", &long]);
 }
 
 #[test]
@@ -85,7 +94,7 @@ fn wrong_usage_is_told_apart() {
     shell.write("statehouse.toml", "[entity.a]\nkey = { id = \"itn\" }\n");
     assert!(shell.expect(3, &["check"]).contains("did you mean \"int\"?"));
     assert_eq!(shell.json(3, &["check"])["problems"][0]["line"], 2);
-    shell.write("statehouse.toml", "[booking.seat]\n");
+    shell.write("statehouse.toml", "[auction.seat]\n");
     assert!(shell.expect(3, &["check"]).contains("is not built yet"));
     shell.write("statehouse.toml", "[entity.a]\nkey = { id = \"int\" }\n");
     assert!(shell.expect(2, &["plan", "--store", "house.db"]).contains("names no store"));
@@ -102,7 +111,13 @@ fn a_removal_asks_first() {
     shell.expect(0, &["apply"]);
     shell.expect(0, &["call", "a.create", "id=1", "n=7"]);
     shell.write("statehouse.toml", "[entity.a]\nkey = { id = \"int\" }\n");
-    assert!(shell.expect(0, &["apply"]).contains("Kept, because data would be lost"));
+    let text = shell.expect(0, &["apply"]);
+    assert!(
+        text.contains("Kept, because data would be lost") && !text.contains("Nothing was done"),
+        "{text}"
+    );
+    assert_eq!(shell.json(0, &["apply"])["kept"].as_array().unwrap().len(), 1);
+    assert!(shell.expect(0, &["plan"]).contains("--allow-loss"));
     assert!(shell.expect(0, &["plan"]).contains("! drop column as.n, with its data"));
     shell.expect(0, &["apply", "--allow-loss"]);
     assert!(shell.expect(0, &["plan"]).contains("Nothing to do"));
@@ -141,7 +156,9 @@ fn every_template_is_a_good_blueprint() {
         shell.expect(0, &["init", "--template", template, "shop"]);
         shell.expect(0, &["check", "--blueprint", "shop/statehouse.toml"]);
     }
-    assert!(Shell::new().expect(2, &["init", "--template", "x"]).contains("there are profile, catalog"));
+    assert!(
+        Shell::new().expect(2, &["init", "--template", "x"]).contains("there are catalog, profile, tickets")
+    );
 }
 
 #[test]
@@ -150,4 +167,154 @@ fn help_and_completions() {
     assert!(shell.expect(0, &["call", "--help"]).contains("Examples:"));
     assert!(shell.expect(0, &["completions", "bash"]).contains("statehouse"));
     assert!(Path::new(env!("CARGO_BIN_EXE_statehouse")).exists());
+}
+
+/// A server of the profile system, stopped when the test ends.
+struct Served {
+    child: std::process::Child,
+    greeting: Json,
+}
+
+impl Served {
+    fn start(shell: &Shell, arguments: &[&str]) -> Served {
+        use std::io::BufRead as _;
+        let mut child = Command::new(env!("CARGO_BIN_EXE_statehouse"))
+            .args(["serve", "--json", "--listen", "127.0.0.1:0", "--log", "warn"])
+            .args(arguments)
+            .current_dir(shell.folder.path())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        Served { child, greeting: serde_json::from_str(&line).unwrap() }
+    }
+
+    /// Pastes a command into a shell and returns the status line and the body of the answer.
+    fn paste(&self, number: usize, key: &str) -> (String, Json) {
+        let text = self.greeting["try"][number]["text"].as_str().unwrap();
+        let output = Command::new("sh").args(["-c", text]).env("KEY", key).output().unwrap();
+        let answer = String::from_utf8(output.stdout).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{text}: {answer}"));
+        (head.lines().next().unwrap().to_owned(), serde_json::from_str(body).unwrap())
+    }
+
+    /// Asks it to stop, and returns its exit code.
+    fn stop(mut self) -> Option<i32> {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn the_commands_that_serve_hints_at_work_when_pasted_also_after_a_restart() {
+    let shell = Shell::new();
+    shell.expect(0, &["init"]);
+    for expected_key in ["1", "2"] {
+        let served = Served::start(&shell, &[]);
+        let (status, row) = served.paste(0, "");
+        assert_eq!(status, "HTTP/1.1 201 Created");
+        assert_eq!(row["user_id"].to_string(), expected_key);
+        let (status, row) = served.paste(1, "");
+        assert_eq!((status.as_str(), &row["version"]), ("HTTP/1.1 200 OK", &Json::from(2)));
+        let (status, problem) = served.paste(2, "");
+        assert_eq!(status, "HTTP/1.1 412 Precondition Failed");
+        assert_eq!(problem["current_version"], 2);
+        assert_eq!(served.stop(), Some(0), "it stops in order when it is told to");
+    }
+}
+
+#[test]
+fn keys_let_in_until_they_are_revoked() {
+    let shell = Shell::new();
+    shell.expect(0, &["init"]);
+    let served = Served::start(&shell, &["--api-keys", "--set", "limits.credential_cache_ms=0"]);
+    assert_eq!(served.paste(0, "nonsense").0, "HTTP/1.1 401 Unauthorized");
+    let key = shell.expect(0, &["key", "create", "--quiet", "--name", "shop", "--expires-in", "1d"]);
+    let key = key.trim();
+    assert_eq!(served.paste(0, key).0, "HTTP/1.1 201 Created");
+    let listed = shell.json(0, &["key", "list"]);
+    let prefix = listed[0]["prefix"].as_str().unwrap();
+    assert_eq!((&listed[0]["name"], &listed[0]["scopes"]), (&Json::from("shop"), &Json::from("read write")));
+    assert!(!listed.to_string().contains(key), "the key itself is stored nowhere");
+    let successor = shell.expect(0, &["key", "rotate", prefix, "--quiet"]);
+    shell.expect(0, &["key", "revoke", prefix]);
+    assert_eq!(served.paste(1, key).0, "HTTP/1.1 401 Unauthorized");
+    assert_eq!(served.paste(1, successor.trim()).0, "HTTP/1.1 200 OK");
+    assert!(shell.expect(2, &["key", "revoke", "0000"]).contains("no key with the prefix"));
+    assert!(shell.expect(2, &["key", "create", "--scopes", "fly"]).contains("not a scope"));
+}
+
+#[test]
+fn without_credentials_the_server_stays_at_home() {
+    let shell = Shell::new();
+    shell.expect(0, &["init"]);
+    let text = shell.expect(1, &["serve", "--listen", "0.0.0.0:0", "--store", "memory:"]);
+    assert!(text.contains("not a loopback address") && text.contains("API keys"), "{text}");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let text = shell.expect(1, &["serve", "--listen", &address, "--store", "memory:"]);
+    assert!(text.contains("cannot be listened on") && text.contains(&address), "{text}");
+}
+
+#[test]
+fn settings_say_where_they_come_from() {
+    let shell = Shell::new();
+    shell.write("server.toml", "listen = \"127.0.0.1:9000\"\n[limits]\nstreams = 7\n");
+    let settings = shell.json(0, &["config", "--set", "limits.headers=5"]);
+    let origin = |name: &str| {
+        let found = settings.as_array().unwrap().iter().find(|entry| entry["name"] == name).unwrap();
+        (found["value"].to_string(), found["origin"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(origin("limits.streams"), ("7".into(), "server.toml".into()));
+    assert_eq!(origin("limits.headers"), ("5".into(), "flag".into()));
+    assert_eq!(origin("log"), ("\"info\"".into(), "default".into()));
+    assert!(shell.expect(2, &["config", "--set", "limit.headers=5"]).contains("limits.headers"));
+}
+
+#[test]
+fn demos_end_with_what_holds() {
+    let shell = Shell::new();
+    for system in ["profile", "catalog", "tickets"] {
+        let report =
+            shell.json(0, &["demo", system, "--callers", "4", "--actions", "25", "--store", "memory:"]);
+        assert!(report["invariants"].as_array().unwrap().len() >= 4, "{report}");
+        assert_eq!(report["figures"]["actions"], "100");
+    }
+    assert!(shell.expect(2, &["demo", "nothing"]).contains("there are catalog, profile, tickets"));
+    shell.expect(0, &["init"]);
+    shell.expect(0, &["call", "profile.create", "user_id=1", "display_name=Ann"]);
+    assert!(shell.expect(1, &["demo", "--store", "sqlite:statehouse.db"]).contains("wants an empty store"));
+}
+
+#[test]
+fn what_another_engine_changes_is_said() {
+    let shell = Shell::new();
+    shell.expect(0, &["init"]);
+    let moved = shell.json(0, &["plan", "--to", "dynamodb"]);
+    assert_eq!((&moved["from"], &moved["to"]), (&Json::from("sqlite"), &Json::from("dynamodb")));
+    let weaker = moved["differences"].as_array().unwrap().iter().filter(|one| one["weaker"] == true);
+    assert!(weaker.count() > 0, "{moved}");
+    let fields: Vec<String> = (0..2_001).map(|number| format!("f{number} = \"int?\"")).collect();
+    let wide = format!(
+        "[house]\nname = \"w\"\n[entity.wide]\nkey = {{ id = \"int\" }}\nfields = {{ {} }}\n",
+        fields.join(", ")
+    );
+    shell.write("wide.toml", &wide);
+    let text = shell.expect(3, &["check", "--blueprint", "wide.toml", "--on", "sqlite"]);
+    assert!(text.contains("wide.toml") && text.contains("columns"), "{text}");
+    assert!(shell.expect(3, &["apply", "--blueprint", "wide.toml"]).contains("columns"));
+    assert!(
+        !shell.folder.path().join("statehouse.db").exists(),
+        "nothing is created for what cannot be carried"
+    );
 }

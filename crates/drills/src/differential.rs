@@ -155,11 +155,13 @@ impl Pair {
                 if Arc::ptr_eq(table, versions.newest()) {
                     tally.rows += model.len();
                 }
+                let mut queries = world.queries_across(table)?;
                 for tenant in world.tenants.clone() {
-                    for query in world.queries(table, &tenant)? {
-                        self.compare_range(&query).await?;
-                        tally.ranges += 1;
-                    }
+                    queries.extend(world.queries(table, &tenant)?);
+                }
+                for query in queries {
+                    self.compare_range(&query).await?;
+                    tally.ranges += 1;
                 }
             }
         }
@@ -173,7 +175,7 @@ impl Pair {
         if query.consistency() == Consistency::Strong {
             return compare_rows(&about(), &model, &rows(self.other.as_ref(), query.clone()).await?);
         }
-        let client = Client::of(self.other.clone(), query.tenant().as_str())?;
+        let client = Client::of(self.other.clone(), "any")?;
         client.eventually(query, |other| compare_rows(&about(), &model, other)).await
     }
 
@@ -399,6 +401,9 @@ impl World {
         let mut take = |random: &mut Random| names.swap_remove(random.below(names.len() as u64) as usize);
         let partition: Vec<&str> = (0..self.random.below(2)).map(|_| take(&mut self.random)).collect();
         let sort: Vec<&str> = (0..=self.random.below(2)).map(|_| take(&mut self.random)).collect();
+        if !partition.is_empty() && self.random.chance(0.4) {
+            return Ok(builder.index_across(name, &partition, &sort));
+        }
         Ok(builder.index(name, &partition, &sort))
     }
 
@@ -657,10 +662,24 @@ impl World {
                 queries.push(self.narrowed(query)?);
             }
         }
-        for index in table.indexes() {
+        for index in table.indexes().iter().filter(|index| !index.across) {
             for partition in self.combinations(table, &index.partition) {
                 queries.push(Query::index(table, &index.name, tenant, partition.clone())?);
                 let query = Query::index(table, &index.name, tenant, partition)?;
+                queries.push(self.narrowed(query)?);
+            }
+        }
+        Ok(queries)
+    }
+
+    /// Ranges of the indexes across tenants.
+    fn queries_across(&mut self, table: &Arc<Table>) -> Result<Vec<Query>> {
+        let mut queries = Vec::new();
+        for index in table.indexes().iter().filter(|index| index.across) {
+            for partition in self.combinations(table, &index.partition) {
+                queries.push(Query::across(table, &index.name, partition.clone())?);
+                queries.push(Query::across(table, &index.name, partition.clone())?.backward());
+                let query = Query::across(table, &index.name, partition)?;
                 queries.push(self.narrowed(query)?);
             }
         }

@@ -276,6 +276,10 @@ impl Clock for SwitchedClock {
         self.current().now()
     }
 
+    fn uptime(&self) -> Duration {
+        self.current().uptime()
+    }
+
     async fn sleep(&self, span: Duration) {
         self.current().sleep(span).await;
     }

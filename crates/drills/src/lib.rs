@@ -1,15 +1,18 @@
 //! The suite that judges any store: if an engine passes it, everything that is built on the waist may stand on it.
 //!
-//! Four kinds of proof, each finding what the others cannot:
+//! Five kinds of proof, each finding what the others cannot:
 //!
 //! - [`conformance`] says what the contract means, one small case at a time. A case states what it expects from
 //!   the documentation of [`statehouse_store::Store`], not from what some engine does.
+//! - [`archetypes`] says the same of what stands on the waist: each archetype's actions, on every engine.
 //! - [`differential`] runs random plans over random schemas on the model and on another store, side by side, and
 //!   finds the combinations that nobody thought of.
 //! - [`linearize`] decides whether what concurrent clients saw can have happened in one order. Where many clients
 //!   race there is no expected answer to compare with, only answers that are impossible.
 //! - [`faults`] makes the world around a store bad, lets clients get on with it by the rules that the contract
 //!   gives them (commit again, or resolve), and then counts whether anything was lost or done twice.
+//!
+//! A fifth is for people: [`scenario`] runs whole systems under load, and then counts.
 //!
 //! What is judged comes in through [`engines`]: every case gets an empty namespace of its own, so all of them run
 //! at once. Cases are code in a library and not tests, so that a test harness and a command can both run them; they
@@ -21,11 +24,13 @@
               are exempt from this lint"
 )]
 
+pub mod archetypes;
 pub mod conformance;
 pub mod differential;
 pub mod engines;
 pub mod faults;
 pub mod linearize;
+pub mod scenario;
 
 mod client;
 mod samples;

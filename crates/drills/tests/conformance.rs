@@ -1,6 +1,7 @@
-//! Every engine through every case, as trials of one harness: `sqlite::guards::expiry_is_exact_at_the_boundary`.
+//! Every engine through every case, as trials of one harness: `sqlite::guards::expiry_is_exact_at_the_boundary` for
+//! what a store has to do, `sqlite::entity::increments_are_never_lost` for what stands on it.
 //!
-//! An engine that cannot be reached fails each of its trials. The last line says how many cases each engine passed,
+//! An engine that cannot be reached fails each of its trials. The last lines say how many cases each engine passed,
 //! so that a run which tested less than one thinks does not go unnoticed. For a longer run, set
 //! `STATEHOUSE_DRILL_SEEDS` to the number of differential and fault courses each engine is to go through.
 
@@ -14,7 +15,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use libtest_mimic::{Arguments, Failed, Trial};
-use statehouse_drills::conformance::CASES;
+use statehouse_drills::archetypes;
+use statehouse_drills::conformance::{self, Case};
 use statehouse_drills::engines::{self, Engine, Lab};
 use statehouse_drills::faults::World;
 use statehouse_store::{Clock, SystemClock};
@@ -30,8 +32,13 @@ const SEEDS_VARIABLE: &str = "STATEHOUSE_DRILL_SEEDS";
 /// Random plans of one course of the differential test.
 const PLANS: usize = 400;
 
-/// One engine's trials that were made, and that passed.
+/// The lists of cases, each with a line of its own at the end.
+const SUITES: [(&str, &[&[Case]]); 2] =
+    [("conformance", &[conformance::CASES]), ("archetypes", archetypes::CASES)];
+
+/// One engine's trials of one suite that were made, and that passed.
 struct Score {
+    suite: &'static str,
     engine: Arc<dyn Engine>,
     cases: AtomicUsize,
     left_out: usize,
@@ -50,29 +57,34 @@ fn main() -> ExitCode {
         Err(_) => SEEDS,
     };
     for engine in engines::all() {
-        let fits = |largest_plan: usize| largest_plan <= engine.largest_plan();
-        let left_out = CASES.iter().filter(|case| !fits(case.largest_plan)).count();
-        let score = Arc::new(Score { engine: engine.clone(), cases: AtomicUsize::new(0), left_out });
-        for case in CASES.iter().filter(|case| fits(case.largest_plan)) {
-            let (name, engine, score) =
-                (format!("{}::{}", engine.name(), case.name), engine.clone(), score.clone());
-            trials.push(Trial::test(name.clone(), move || {
-                judge(engine.as_ref(), &name, async |lab| case.run(lab).await)?;
-                score.cases.fetch_add(1, Ordering::Relaxed);
-                Ok(())
-            }));
+        for (suite, lists) in SUITES {
+            let (cases, left_out): (Vec<&Case>, Vec<&Case>) =
+                lists.iter().copied().flatten().partition(|case| case.largest_plan <= engine.largest_plan());
+            let (cases_passed, left_out) = (AtomicUsize::new(0), left_out.len());
+            let score = Arc::new(Score { suite, engine: engine.clone(), cases: cases_passed, left_out });
+            for case in cases {
+                let (name, engine, score) =
+                    (format!("{}::{}", engine.name(), case.name), engine.clone(), score.clone());
+                trials.push(Trial::test(name.clone(), move || {
+                    judge(engine.as_ref(), &name, async |lab| case.run(lab).await)?;
+                    score.cases.fetch_add(1, Ordering::Relaxed);
+                    Ok(())
+                }));
+            }
+            scores.push(score);
         }
         for seed in 1..=seeds {
             trials.push(differential(&engine, seed));
             trials.push(faults(&engine, seed, World::Rough));
             trials.push(faults(&engine, seed, World::Deadly));
         }
-        scores.push(score);
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
     if !arguments.list {
-        let scores: Vec<String> = scores.iter().map(ToString::to_string).collect();
-        println!("conformance: {}", scores.join(", "));
+        for (suite, _) in SUITES {
+            let line = scores.iter().filter(|score| score.suite == suite).map(ToString::to_string);
+            println!("{suite}: {}", line.collect::<Vec<_>>().join(", "));
+        }
     }
     conclusion.exit_code()
 }

@@ -26,8 +26,8 @@ use statehouse_store::clock::SkewedClock;
 use statehouse_store::eval::{Decision, decide};
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{
-    Address, Change, Clock, Commit, Consistency, Explanation, Guard, LogPage, Migrate, Page, Plan, Query,
-    Record, Resolution, Row, Scan, Schema, Step, Store, StoreError, Tenant, Value,
+    Address, Asked, Change, Clock, Commit, Consistency, Explanation, Guard, LogPage, Migrate, Page, Plan,
+    Query, Record, Resolution, Row, Scan, Schema, Step, Store, StoreError, Tenant, Value,
 };
 
 /// What is wrong with a store.
@@ -59,6 +59,8 @@ enum Defect {
     FoldsTenants,
     /// A scan of one tenant returns all tenants' rows.
     ScansEverybody,
+    /// An index across tenants shows those of one tenant only.
+    SeesOneTenantAcross,
     /// A get may answer from a cache.
     GetsFromCache,
     /// Answers to a get come in another order.
@@ -374,6 +376,10 @@ impl Store for BrokenStore {
             Defect::SkipsBetweenPages if page.next.is_some() => {
                 page.rows.pop();
             }
+            Defect::SeesOneTenantAcross if query.tenant().is_none() => {
+                let first = page.rows.first().map(|row| row.tenant().clone());
+                page.rows.retain(|row| Some(row.tenant()) == first.as_ref());
+            }
             _ => {}
         }
         Ok(page)
@@ -402,8 +408,8 @@ impl Store for BrokenStore {
         if self.defect == Defect::NeverTrims { Ok(()) } else { self.inner.trim_log(partition, through).await }
     }
 
-    fn explain(&self, plan: &Plan) -> Explanation {
-        let explanation = self.inner.explain(plan);
+    fn explain(&self, asked: Asked<'_>) -> Explanation {
+        let explanation = self.inner.explain(asked);
         if self.defect == Defect::ExplainsNothing {
             Explanation { requests: Vec::new(), ..explanation }
         } else {
@@ -484,6 +490,7 @@ async fn tenants_that_are_not_apart() {
     noticed(Defect::FoldsTenants, &["tenants::subjects_of_tenants_are_apart_in_the_log"]).await;
     let cases = ["reads::scans_return_every_row_once", "tenants::reads_return_the_own_tenants_rows_only"];
     noticed(Defect::ScansEverybody, &cases).await;
+    noticed(Defect::SeesOneTenantAcross, &["across::rows_of_all_tenants_stand_in_one_order"]).await;
 }
 
 #[tokio::test]
@@ -535,6 +542,7 @@ async fn random_plans_notice_without_being_told_where_to_look() {
         Defect::RemembersRefusals,
         Defect::ResolvesByReading,
         Defect::ScansEverybody,
+        Defect::SeesOneTenantAcross,
         Defect::SkipsBetweenPages,
         Defect::ClockIsAhead,
         Defect::LosesOnRestart,

@@ -127,7 +127,7 @@ pub struct Limits {
     pub header_bytes: usize,
     /// Headers of a request.
     pub headers: usize,
-    /// Calls in a batch.
+    /// Calls in a batch. A plan has 100 operations, and two of them are the log's.
     pub batch_calls: usize,
     /// Event streams at once.
     pub streams: usize,
@@ -156,7 +156,7 @@ impl Default for Limits {
             body_bytes: 4 << 20,
             header_bytes: 32 << 10,
             headers: 64,
-            batch_calls: 99,
+            batch_calls: 98,
             streams: 1_000,
             header_timeout_ms: 10_000,
             body_timeout_ms: 30_000,

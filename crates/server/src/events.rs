@@ -9,27 +9,32 @@
 //! - **Apart.** Only the caller's tenant is shown. That is no filter a caller could leave out.
 //! - **Trimmed.** If the log no longer has what follows the cursor, the answer is 410: read the rows anew.
 //!
-//! Each stream reads the log by itself, a page at a time, and only as fast as its client reads.
+//! - **As long as the caller may.** Credentials are looked at again every few seconds, whether there are events or not:
+//!   a stream ends soon after its key was revoked, or its key or token has come to its end.
+//!
+//! The streams of a process share one reader of the log ([`statehouse::follow`]). A stream that begins further back, or
+//! whose client is slow, reads the store until it has caught up; none reads faster than its client does.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Request, State};
-use axum::response::{IntoResponse as _, Response};
+use axum::response::Response;
 use bytes::Bytes;
 use futures_util::stream::poll_fn;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE};
 use http::request::Parts;
-use http::{HeaderName, HeaderValue, Method};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use serde_json::{Value as Json, json};
+use statehouse::follow::{Listener, Next};
 use statehouse::house::subject_of;
 use statehouse::{House, Refusal};
 use statehouse_store::{Event, LogPage, Record, StoreError, Tenant, Time};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
-use crate::auth::Scope;
+use crate::auth::{self, Scope};
 use crate::config::millis;
-use crate::http::{Context, For, Label, Shared, query_pairs};
+use crate::http::{Context, Request, Shared, Visit, query_pairs};
 use crate::metrics::Gauged;
 use crate::problem::{INVALID_INPUT, MALFORMED, Problem, TRIMMED, UNAVAILABLE};
 
@@ -42,27 +47,30 @@ const PAGE: usize = 100;
 const AHEAD: usize = 64;
 /// What the client is asked to wait before it connects again, in milliseconds.
 const RETRY_MS: u64 = 2_000;
+/// The shortest time between two looks at a stream's credentials.
+const CHECK_MIN: Duration = Duration::from_millis(250);
 /// What cursors of the log are sealed for.
 const PURPOSE: &[u8] = b"events";
 
 /// Opens a stream.
-pub(crate) async fn handle(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+pub(crate) async fn handle(
+    shared: &Arc<Shared>,
+    request: Request,
+    visit: &mut Visit,
+) -> Result<Response, Problem> {
     let (parts, _) = request.into_parts();
-    let caller = match shared.gate.admit(&parts.headers).await {
-        Ok(caller) => caller,
-        Err(problem) => return problem.into_response(),
-    };
-    let opened = match caller.require(Scope::Read) {
-        Ok(()) => open(&shared, &caller.tenant, &parts).await,
-        Err(problem) => Err(problem),
-    };
-    let mut response = opened.unwrap_or_else(Problem::into_response);
-    response.extensions_mut().insert(For(caller.tenant.to_string()));
-    response.extensions_mut().insert(Label("/v1/events".into()));
-    response
+    let caller = shared.gate.admit(&parts.headers).await?;
+    visit.tenant = Some(caller.tenant.clone());
+    caller.require(Scope::Read)?;
+    open(shared, &caller.tenant, &parts, &visit.context).await
 }
 
-async fn open(shared: &Arc<Shared>, tenant: &Tenant, request: &Parts) -> Result<Response, Problem> {
+async fn open(
+    shared: &Arc<Shared>,
+    tenant: &Tenant,
+    request: &Parts,
+    context: &Context,
+) -> Result<Response, Problem> {
     if request.method != Method::GET {
         return Err(Problem::method_not_allowed(&["GET"]));
     }
@@ -84,22 +92,29 @@ async fn open(shared: &Arc<Shared>, tenant: &Tenant, request: &Parts) -> Result<
         let text = last.to_str().map_err(|_| Problem::new(MALFORMED, "Last-Event-ID is not ASCII"))?;
         after = Some(text.to_owned()).filter(|text| !text.is_empty()).or(after);
     }
+    let listener = shared.house.tail().listen();
     let seen = begin(shared, tenant, after.as_deref()).await?;
     let permit = shared.streams.clone().try_acquire_owned();
     let permit = permit.map_err(|_| {
         Problem::new(UNAVAILABLE, "too many event streams are open").header(http::header::RETRY_AFTER, "5")
     })?;
     let (to, mut messages) = mpsc::channel(AHEAD);
-    let context = request.extensions.get::<Context>().cloned();
+    let now = shared.house.clock().now();
+    let credentials = [AUTHORIZATION, auth::TENANT].into_iter();
     let stream = Stream {
         shared: shared.clone(),
         tenant: tenant.clone(),
+        credentials: credentials
+            .filter_map(|name| request.headers.get(&name).map(|value| (name, value.clone())))
+            .collect(),
         resource,
+        listener,
         seen,
         to,
-        said_at: shared.house.clock().now(),
+        said_at: now,
+        checked_at: now,
     };
-    tokio::spawn(stream.run(permit, context));
+    tokio::spawn(stream.run(permit, context.request_id.clone()));
     let body =
         poll_fn(move |task| messages.poll_recv(task).map(|message| message.map(Ok::<_, std::io::Error>)));
     let mut response = Response::new(Body::from_stream(body));
@@ -130,7 +145,7 @@ async fn begin(shared: &Shared, tenant: &Tenant, after: Option<&str>) -> Result<
     let failed = |error: StoreError| Problem::from(Refusal::from(error));
     let partitions = store.partitions();
     let Some(after) = after else {
-        return store.wait_log(&[], std::time::Duration::ZERO).await.map_err(failed);
+        return store.wait_log(&[], Duration::ZERO).await.map_err(failed);
     };
     let mut seen = vec![0; partitions as usize];
     if after != OLDEST {
@@ -160,112 +175,159 @@ fn has_gap(page: &LogPage, seen: u64) -> bool {
 struct Stream {
     shared: Arc<Shared>,
     tenant: Tenant,
+    /// The headers that let the caller in.
+    credentials: HeaderMap,
     resource: Option<String>,
+    listener: Listener,
     /// The offsets that were passed, one for each partition.
     seen: Vec<u64>,
     to: mpsc::Sender<Bytes>,
     /// When the client last heard something.
     said_at: Time,
+    /// When it was last known that the caller may listen.
+    checked_at: Time,
 }
 
-/// The client went away.
-struct Gone;
-
 impl Stream {
-    async fn run(mut self, _permit: OwnedSemaphorePermit, context: Option<Context>) {
+    async fn run(mut self, _permit: OwnedSemaphorePermit, request_id: String) {
         let _counted = Gauged::enter(&self.shared.metrics, |metrics| &metrics.streams);
+        match self.tell_all().await {
+            Stop::Gone => {}
+            Stop::Expelled => {
+                tracing::info!(target: "statehouse::events", request_id, "a stream's credentials have come to their end");
+            }
+            // The client connects again with its cursor and learns what is the matter.
+            Stop::Failed(why) => {
+                tracing::warn!(target: "statehouse::events", why, request_id, "an event stream ended");
+            }
+        }
+    }
+
+    async fn tell_all(&mut self) -> Stop {
         let mut stopping = self.shared.stopping.clone();
-        if self.say(format!(": open\nretry: {RETRY_MS}\nid: {}\n\n", self.cursor())).await.is_err() {
-            return;
+        let opening = format!(": open\nretry: {RETRY_MS}\nid: {}\n\n", self.cursor());
+        if let Err(stop) = self.say(opening).await {
+            return stop;
         }
-        loop {
-            match self.step(&mut stopping).await {
-                Ok(true) => {}
-                Ok(false) | Err(Stop::Gone) => return,
-                // The client connects again with its cursor and learns what is the matter.
-                Err(Stop::Failed(why)) => {
-                    let request_id = context.map(|context| context.request_id).unwrap_or_default();
-                    tracing::warn!(target: "statehouse::events", why, request_id, "an event stream ended");
-                    return;
-                }
+        while !*stopping.borrow() {
+            if let Err(stop) = self.step(&mut stopping).await {
+                return stop;
             }
         }
+        Stop::Gone
     }
 
-    /// Waits for news, passes them on, and says at least that the stream is still there. `false` ends the stream.
-    async fn step(&mut self, stopping: &mut watch::Receiver<bool>) -> Result<bool, Stop> {
-        if *stopping.borrow() {
-            return Ok(false);
+    /// Passes on what there is, or waits for news and says at least that the stream is still there.
+    async fn step(&mut self, stopping: &mut watch::Receiver<bool>) -> Result<(), Stop> {
+        self.check().await?;
+        let mut told = false;
+        for partition in 0..self.seen.len() {
+            told |= self.pass(partition).await?;
         }
-        let shared = self.shared.clone();
-        let heartbeat = millis(shared.config.limits.heartbeat_ms);
-        let (store, clock) = (shared.house.store(), shared.house.clock());
+        let heartbeat = millis(self.shared.config.limits.heartbeat_ms);
+        let clock = self.shared.house.clock();
         let silent = clock.now().since(self.said_at);
-        let heads = tokio::select! {
-            heads = store.wait_log(&self.seen, heartbeat.saturating_sub(silent)) => heads?,
-            _ = stopping.changed() => return Ok(true),
-            () = self.to.closed() => return Err(Stop::Gone),
-        };
-        for (partition, head) in heads.into_iter().enumerate() {
-            self.pass(partition, head).await?;
-        }
-        if clock.now().since(self.said_at) >= heartbeat {
+        if silent >= heartbeat {
             // An id without data moves the client's cursor without an event: others' records need not be read twice.
-            self.say(format!(": still here\nid: {}\n\n", self.cursor())).await?;
+            return self.say(format!(": still here\nid: {}\n\n", self.cursor())).await;
         }
-        Ok(true)
-    }
-
-    /// Passes on the records of one partition up to an offset.
-    async fn pass(&mut self, partition: usize, head: u64) -> Result<(), Stop> {
-        let number = u32::try_from(partition).unwrap_or(0);
-        loop {
-            let seen = self.seen.get(partition).copied().unwrap_or(head);
-            if seen >= head {
-                return Ok(());
-            }
-            let page = self.shared.house.store().read_log(number, seen, PAGE).await?;
-            if has_gap(&page, seen) {
-                return Err(Stop::Failed("the log was trimmed before the stream got there".into()));
-            }
-            if page.records.is_empty() {
-                return Ok(());
-            }
-            for record in &page.records {
-                self.tell(partition, record).await?;
-            }
+        if told {
+            return Ok(());
+        }
+        let pause = clock.sleep((heartbeat - silent).min(self.until_check()));
+        tokio::select! {
+            () = self.listener.news() => Ok(()),
+            () = pause => Ok(()),
+            _ = stopping.changed() => Ok(()),
+            () = self.to.closed() => Err(Stop::Gone),
         }
     }
 
-    async fn tell(&mut self, partition: usize, record: &Record) -> Result<(), Gone> {
-        let before = self.cursor();
+    /// How long the credentials count as known.
+    fn until_check(&self) -> Duration {
+        let limits = &self.shared.config.limits;
+        let trusted = millis(limits.credential_cache_ms.min(limits.heartbeat_ms)).max(CHECK_MIN);
+        trusted.saturating_sub(self.shared.house.clock().now().since(self.checked_at))
+    }
+
+    /// Looks at the credentials again, if it is time to.
+    async fn check(&mut self) -> Result<(), Stop> {
+        if !self.until_check().is_zero() {
+            return Ok(());
+        }
+        self.checked_at = self.shared.house.clock().now();
+        match self.shared.gate.admit(&self.credentials).await {
+            Ok(caller) if caller.tenant == self.tenant && caller.require(Scope::Read).is_ok() => Ok(()),
+            // A store that cannot be asked has nothing to tell either.
+            Err(problem) if problem.kind == UNAVAILABLE => Ok(()),
+            _ => Err(Stop::Expelled),
+        }
+    }
+
+    /// Passes on some records of one partition, and says whether there were any.
+    async fn pass(&mut self, partition: usize) -> Result<bool, Stop> {
+        let seen = self.seen.get(partition).copied().unwrap_or_default();
+        match self.listener.after(partition, seen, PAGE) {
+            Next::Nothing => Ok(false),
+            Next::Records(records) => {
+                for record in &records {
+                    self.tell(partition, record).await?;
+                }
+                Ok(true)
+            }
+            Next::Behind => {
+                let number = u32::try_from(partition).unwrap_or(0);
+                let page = self.shared.house.store().read_log(number, seen, PAGE).await?;
+                if has_gap(&page, seen) {
+                    return Err(Stop::Failed("the log was trimmed before the stream got there".into()));
+                }
+                for record in &page.records {
+                    self.tell(partition, record).await?;
+                }
+                Ok(!page.records.is_empty())
+            }
+        }
+    }
+
+    async fn tell(&mut self, partition: usize, record: &Record) -> Result<(), Stop> {
+        let wanted = |event: &Event| {
+            let only = self.resource.as_deref();
+            subject_of(record, event).is_some_and(|(resource, _)| only.is_none_or(|only| only == resource))
+        };
+        let told: Vec<Json> = match record.tenant == self.tenant {
+            false => Vec::new(),
+            true => (record.events.iter().enumerate().filter(|(_, event)| wanted(event)))
+                .map(|(number, event)| cloud_event(&self.shared.house, record, number, event))
+                .collect(),
+        };
+        // Only the last event of a record moves the cursor past it.
+        let before = if told.len() > 1 { self.cursor() } else { String::new() };
         if let (Some(seen), Some(position)) = (self.seen.get_mut(partition), record.position) {
             *seen = position.offset;
         }
-        if record.tenant != self.tenant {
-            return Ok(());
-        }
-        let wanted = |resource: &str| self.resource.as_deref().is_none_or(|only| only == resource);
-        let told: Vec<Json> = record
-            .events
-            .iter()
-            .enumerate()
-            .filter(|(_, event)| subject_of(record, event).is_some_and(|(resource, _)| wanted(resource)))
-            .map(|(number, event)| cloud_event(&self.shared.house, record, number, event))
-            .collect();
-        let after = self.cursor();
         let last = told.len().saturating_sub(1);
         for (number, event) in told.into_iter().enumerate() {
-            // Only the last event of a record moves the cursor past it.
-            let id = if number == last { &after } else { &before };
+            let id = if number == last { &self.cursor() } else { &before };
             self.say(format!("id: {id}\ndata: {event}\n\n")).await?;
         }
         Ok(())
     }
 
-    async fn say(&mut self, message: String) -> Result<(), Gone> {
-        self.said_at = self.shared.house.clock().now();
-        self.to.send(message.into()).await.map_err(|_| Gone)
+    /// Hands a message to the client, as soon as it takes one and as long as it may.
+    async fn say(&mut self, message: String) -> Result<(), Stop> {
+        let clock = self.shared.house.clock().clone();
+        loop {
+            self.check().await?;
+            tokio::select! {
+                biased;
+                room = self.to.reserve() => {
+                    room.map_err(|_| Stop::Gone)?.send(message.into());
+                    self.said_at = clock.now();
+                    return Ok(());
+                }
+                () = clock.sleep(self.until_check()) => {}
+            }
+        }
     }
 
     fn cursor(&self) -> String {
@@ -275,14 +337,11 @@ impl Stream {
 
 /// Why a stream ends.
 enum Stop {
+    /// The client went away, or the server stops.
     Gone,
+    /// The caller may listen no longer.
+    Expelled,
     Failed(String),
-}
-
-impl From<Gone> for Stop {
-    fn from(_: Gone) -> Stop {
-        Stop::Gone
-    }
 }
 
 impl From<StoreError> for Stop {

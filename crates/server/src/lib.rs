@@ -28,6 +28,7 @@ mod cors;
 mod events;
 mod http;
 mod listen;
+pub mod logs;
 pub mod metrics;
 pub mod openapi;
 pub mod problem;
@@ -67,8 +68,8 @@ pub enum SetupError {
     Tokens(String),
     /// Anybody could come in from anywhere.
     #[error(
-        "{0} is not a loopback address, and no credentials are configured: switch API keys on, configure tokens, or \
-         listen on 127.0.0.1"
+        "{0} is not a loopback address, and no credentials are configured: switch API keys on (--api-keys), configure \
+         tokens, or listen on 127.0.0.1"
     )]
     OpenToTheWorld(SocketAddr),
     /// The socket failed.
@@ -108,14 +109,7 @@ impl Server {
         if self.shared.gate.is_open() && !address.ip().is_loopback() {
             return Err(SetupError::OpenToTheWorld(address));
         }
-        let connections = Connections {
-            router: http::router(self.shared.clone()),
-            tls: self.tls,
-            limits: self.shared.config.limits.clone(),
-            clock: self.shared.house.clock().clone(),
-            metrics: self.shared.metrics.clone(),
-            stopping: self.shared.stopping.clone(),
-        };
+        let connections = Connections { shared: self.shared.clone(), tls: self.tls };
         tracing::info!(target: "statehouse::http", %address, house = self.shared.house.name(), "listening");
         listen::serve(listener, connections, shutdown, self.stop).await;
         tracing::info!(target: "statehouse::http", %address, "stopped");

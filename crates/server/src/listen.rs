@@ -12,8 +12,8 @@
 //! | the client does not take the answer | `write_timeout_ms`, here |
 //!
 //! Connections are limited: beyond the limit they wait in the operating system's queue, which costs this process
-//! nothing. To stop, the loop accepts no more, tells every connection to finish what it has begun, ends streams and
-//! waits, and cuts off what is left after `drain_ms`.
+//! nothing. To stop, the loop accepts no more, tells every connection to finish what it has begun, ends streams, waits for
+//! them and for writes whose clients have gone, and cuts off what is left after `drain_ms`.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -23,11 +23,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
 use http_body::Frame;
-use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -38,10 +36,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
-use tower::ServiceExt as _;
 
-use crate::config::{Limits, millis};
-use crate::metrics::{Gauged, Metrics};
+use crate::config::millis;
+use crate::http::{Request, Shared, answer};
+use crate::metrics::Gauged;
 
 /// The pause after the operating system refused a connection, for want of files for instance.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -54,12 +52,8 @@ const HTTP2_STREAMS: u32 = 100;
 /// What every connection needs.
 #[derive(Clone)]
 pub(crate) struct Connections {
-    pub router: Router,
+    pub shared: Arc<Shared>,
     pub tls: Option<TlsAcceptor>,
-    pub limits: Limits,
-    pub clock: Arc<dyn Clock>,
-    pub metrics: Arc<Metrics>,
-    pub stopping: watch::Receiver<bool>,
 }
 
 /// Accepts connections until `shutdown` is ready, then lets them finish.
@@ -69,7 +63,8 @@ pub(crate) async fn serve(
     shutdown: impl Future<Output = ()>,
     stop: watch::Sender<bool>,
 ) {
-    let room = Arc::new(Semaphore::new(connections.limits.connections));
+    let (limits, clock) = (&connections.shared.config.limits, connections.shared.house.clock());
+    let room = Arc::new(Semaphore::new(limits.connections));
     let mut open = JoinSet::new();
     let mut shutdown = pin!(shutdown);
     loop {
@@ -89,17 +84,20 @@ pub(crate) async fn serve(
             }
             Err(error) => {
                 tracing::warn!(target: "statehouse::http", %error, "a connection could not be accepted");
-                connections.clock.sleep(ACCEPT_PAUSE).await;
+                clock.sleep(ACCEPT_PAUSE).await;
             }
         }
     }
     drop(listener);
     stop.send_replace(true);
-    let drained = async { while open.join_next().await.is_some() {} };
+    let drained = async {
+        while open.join_next().await.is_some() {}
+        connections.shared.writes.finished().await;
+    };
     tokio::select! {
         () = drained => {}
-        () = connections.clock.sleep(millis(connections.limits.drain_ms)) => {
-            tracing::warn!(target: "statehouse::http", "connections were cut off before they had finished");
+        () = clock.sleep(millis(limits.drain_ms)) => {
+            tracing::warn!(target: "statehouse::http", "requests were cut off before they had finished");
         }
     }
 }
@@ -115,15 +113,17 @@ async fn accept(
 
 impl Connections {
     async fn run(self, stream: TcpStream) {
-        self.metrics.accepted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let _counted = Gauged::enter(&self.metrics, |metrics| &metrics.connections);
+        let (metrics, limits) = (&self.shared.metrics, &self.shared.config.limits);
+        metrics.accepted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let _counted = Gauged::enter(metrics, |metrics| &metrics.connections);
         // Answers are small and complete; holding them back for more would only add delay.
         let _ = stream.set_nodelay(true);
-        let stream = Unstalled::new(stream, self.clock.clone(), millis(self.limits.write_timeout_ms));
+        let stream =
+            Unstalled::new(stream, self.shared.house.clock().clone(), millis(limits.write_timeout_ms));
         let Some(tls) = self.tls.clone() else { return self.talk(stream).await };
         let secured = tokio::select! {
             secured = tls.accept(stream) => secured,
-            () = self.clock.sleep(millis(self.limits.header_timeout_ms)) => return,
+            () = self.shared.house.clock().sleep(millis(limits.header_timeout_ms)) => return,
         };
         match secured {
             Ok(stream) => self.talk(stream).await,
@@ -131,37 +131,39 @@ impl Connections {
         }
     }
 
-    async fn talk(mut self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+    async fn talk(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let activity = Activity::default();
         let service = service_fn({
-            let (router, activity) = (self.router.clone(), activity.clone());
-            move |request: http::Request<Incoming>| {
+            let (shared, activity) = (self.shared.clone(), activity.clone());
+            move |request: Request| {
                 let busy = activity.begin();
-                let router = router.clone();
+                let shared = shared.clone();
                 async move {
-                    let response = router.oneshot(request.map(Body::new)).await?;
+                    let response = answer(shared, request).await;
                     Ok::<_, Infallible>(response.map(|body| Held { body, _busy: busy }))
                 }
             }
         });
         let builder = self.builder();
         let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
-        let idle_max = millis(self.limits.idle_timeout_ms);
+        let idle_max = millis(self.shared.config.limits.idle_timeout_ms);
+        let (clock, mut stopping) = (self.shared.house.clock(), self.shared.stopping.clone());
         let mut wait = idle_max;
         let mut told_to_stop = false;
         loop {
             tokio::select! {
+                biased;
                 ended = connection.as_mut() => {
                     if let Err(error) = ended {
                         tracing::debug!(target: "statehouse::http", %error, "a connection broke");
                     }
                     return;
                 }
-                _ = self.stopping.changed(), if !told_to_stop => {
+                _ = stopping.changed(), if !told_to_stop => {
                     told_to_stop = true;
                     connection.as_mut().graceful_shutdown();
                 }
-                () = self.clock.sleep(wait) => match activity.idle() {
+                () = clock.sleep(wait) => match activity.idle() {
                     Some(idle) if idle >= idle_max => return,
                     Some(idle) => wait = idle_max.saturating_sub(idle),
                     None => wait = idle_max,
@@ -171,7 +173,7 @@ impl Connections {
     }
 
     fn builder(&self) -> auto::Builder<TokioExecutor> {
-        let limits = &self.limits;
+        let limits = &self.shared.config.limits;
         let mut builder = auto::Builder::new(TokioExecutor::new());
         builder
             .http1()

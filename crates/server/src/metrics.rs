@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use statehouse::House;
+use statehouse::worker::Figures;
 
 /// Upper bounds of the buckets of durations, in seconds.
 const BUCKETS: [f64; 14] =
@@ -15,8 +16,7 @@ const BUCKETS: [f64; 14] =
 /// What is counted.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    requests: Mutex<BTreeMap<(Arc<str>, u16), u64>>,
-    durations: Mutex<BTreeMap<Arc<str>, Durations>>,
+    routes: Mutex<BTreeMap<Box<str>, Route>>,
     problems: Mutex<BTreeMap<&'static str, u64>>,
     /// Connections that are open.
     pub connections: AtomicI64,
@@ -26,6 +26,13 @@ pub struct Metrics {
     pub in_flight: AtomicI64,
     /// Event streams that are open.
     pub streams: AtomicI64,
+}
+
+/// What is counted for one route.
+#[derive(Clone, Debug, Default)]
+struct Route {
+    statuses: BTreeMap<u16, u64>,
+    durations: Durations,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -55,14 +62,16 @@ impl<F: Fn(&Metrics) -> &AtomicI64> Drop for Gauged<F> {
 
 impl Metrics {
     /// Counts an answered request. `route` is an action's name or a path's pattern, never a path.
-    pub fn answered(&self, route: &Arc<str>, status: u16, code: Option<&'static str>, took: Duration) {
-        let lock = PoisonError::into_inner;
-        *self.requests.lock().unwrap_or_else(lock).entry((route.clone(), status)).or_default() += 1;
+    pub fn answered(&self, route: &str, status: u16, code: Option<&'static str>, took: Duration) {
         if let Some(code) = code {
             *self.problems.lock().unwrap_or_else(PoisonError::into_inner).entry(code).or_default() += 1;
         }
-        let mut durations = self.durations.lock().unwrap_or_else(PoisonError::into_inner);
-        let durations = durations.entry(route.clone()).or_default();
+        let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        if !routes.contains_key(route) {
+            routes.insert(route.into(), Route::default());
+        }
+        let Some(Route { statuses, durations }) = routes.get_mut(route) else { return };
+        *statuses.entry(status).or_default() += 1;
         let seconds = took.as_secs_f64();
         durations.sum += seconds;
         durations.count += 1;
@@ -81,14 +90,17 @@ impl Metrics {
         let (version, engine) = (env!("CARGO_PKG_VERSION"), house.store().engine());
         let _ = writeln!(text, "statehouse_info{{version=\"{version}\",engine=\"{engine}\"}} 1");
         head(&mut text, "http_requests_total", "counter", "Requests answered, by action or path and status.");
-        for ((route, status), count) in self.requests.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            let _ = writeln!(
-                text,
-                "statehouse_http_requests_total{{route=\"{route}\",status=\"{status}\"}} {count}"
-            );
+        let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for (route, Route { statuses, .. }) in &routes {
+            for (status, count) in statuses {
+                let _ = writeln!(
+                    text,
+                    "statehouse_http_requests_total{{route=\"{route}\",status=\"{status}\"}} {count}"
+                );
+            }
         }
         head(&mut text, "http_request_seconds", "histogram", "Time from the headers to the first byte.");
-        for (route, durations) in self.durations.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for (route, Route { durations, .. }) in &routes {
             let name = "statehouse_http_request_seconds";
             for (bound, count) in BUCKETS.iter().zip(durations.buckets) {
                 let _ = writeln!(text, "{name}_bucket{{route=\"{route}\",le=\"{bound}\"}} {count}");
@@ -103,6 +115,28 @@ impl Metrics {
         head(&mut text, "problems_total", "counter", "Problems answered, by code.");
         for (code, count) in self.problems.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let _ = writeln!(text, "statehouse_problems_total{{code=\"{code}\"}} {count}");
+        }
+        let workers = house.worker_figures();
+        for (name, kind, help, figure) in [
+            ("worker_shards", "gauge", "Shards that this process works on, by worker.", |f: &Figures| {
+                f.held as f64
+            }),
+            ("worker_steps_total", "counter", "Steps of workers.", |f: &Figures| f.steps as f64),
+            ("worker_rows_total", "counter", "Rows that workers have done.", |f: &Figures| f.rows as f64),
+            ("worker_errors_total", "counter", "Steps and rows that failed.", |f: &Figures| f.errors as f64),
+            (
+                "worker_lag_seconds",
+                "gauge",
+                "How long the most belated work was due when it was last looked at.",
+                |f: &Figures| f.lag.as_secs_f64(),
+            ),
+        ] as [(&str, &str, &str, fn(&Figures) -> f64); 5]
+        {
+            head(&mut text, name, kind, help);
+            for figures in &workers {
+                let (worker, figure) = (&figures.worker, figure(figures));
+                let _ = writeln!(text, "statehouse_{name}{{worker=\"{worker}\"}} {figure}");
+            }
         }
         let cache = house.cache().figures();
         let signed = |gauge: &AtomicI64| u64::try_from(gauge.load(Ordering::Relaxed)).unwrap_or(0);

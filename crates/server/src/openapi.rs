@@ -390,7 +390,7 @@ fn batch_operation() -> Json {
     responses.insert("200".into(), success);
     responses.insert("default".into(), any_problem());
     let calls =
-        json!({"type": "array", "minItems": 1, "maxItems": 99, "items": reference("schemas", "BatchCall")});
+        json!({"type": "array", "minItems": 1, "maxItems": 98, "items": reference("schemas", "BatchCall")});
     json!({
         "operationId": "batch",
         "summary": "Run several writes as one: all of them, or none.",

@@ -57,6 +57,16 @@ kinds! {
         "Send it again, faster or in smaller parts. Nothing was written.";
     ALREADY_EXISTS = "already_exists", 409, "A row with this key exists",
         "Read it, or choose another key. With `If-None-Match: *` the status is 412.";
+    HELD = "held", 409, "Somebody else holds it",
+        "Wait until it is released or has expired, for example with `If-None-Match` and `Prefer: wait` on a read of it, \
+         and acquire it then.";
+    NOT_HOLDER = "not_holder", 409, "It is not the caller's",
+        "It was released, or somebody else acquired it after it had expired. Stop what you were doing under it; acquire \
+         it again, under a new epoch, to go on.";
+    EXPIRED = "expired", 409, "Its time was up",
+        "It expired before the request arrived. Nothing was written. Stop what you were doing under it, and begin anew.";
+    WRONG_STATE = "wrong_state", 409, "The row is in another state",
+        "The action does not begin with the state that the row is in. Read it to see what happened to it.";
     NOT_DELETED = "not_deleted", 409, "The row is not deleted",
         "Only a deleted row can be restored.";
     OUT_OF_RANGE = "out_of_range", 409, "The result would be out of range",
@@ -105,6 +115,10 @@ pub fn kind_of(code: Code) -> Kind {
         Code::VersionRequired => VERSION_REQUIRED,
         Code::Deleted => DELETED,
         Code::NotDeleted => NOT_DELETED,
+        Code::Held => HELD,
+        Code::NotHolder => NOT_HOLDER,
+        Code::Expired => EXPIRED,
+        Code::WrongState => WRONG_STATE,
         Code::Contended => CONTENDED,
         Code::OutOfRange => OUT_OF_RANGE,
         Code::TooLarge => TOO_LARGE,
@@ -245,15 +259,6 @@ impl From<Refusal> for Problem {
             problem = problem.header(RETRY_AFTER, "1");
         }
         problem
-    }
-}
-
-/// The front door finds the problem in the extensions and writes it out; see [`crate::http`].
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        let mut response = self.status().into_response();
-        response.extensions_mut().insert(self);
-        response
     }
 }
 

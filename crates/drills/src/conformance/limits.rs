@@ -173,7 +173,9 @@ pub(super) async fn index_entries_of_the_largest_size(lab: &dyn Lab) -> Result<(
         .optional("group", Type::Text)
         .optional("rank", Type::Text)
         .optional("copy", Type::Text)
+        .optional("shard", Type::Text)
         .index("by_rank", &["group"], &["rank"])
+        .index_across("ranked", &["shard"], &["rank"])
         .build()?;
     let client = Client::open(lab, &[&table]).await?;
     // The sort part of an entry is the column and the row's key: "id" weighs 3 with its separator, the column 1 more.
@@ -188,6 +190,17 @@ pub(super) async fn index_entries_of_the_largest_size(lab: &dyn Lab) -> Result<(
     client.apply(insert(group_max, sort_max)).await?;
     let query = Query::index(&table, "by_rank", &client.tenant, [text_of(group_max).into()])?;
     client.eventually(&query, |rows| same("the largest entry", &rows.len(), &1)).await?;
+    // Across tenants the tenant is no part of the partition, but of what orders the rows.
+    let shared_max = sort_max - client.tenant.as_str().len() - 1;
+    let spread = |shard: usize, rank: usize| {
+        let step = Step::insert(&table, ["ed".into()]).set("rank", text_of(rank));
+        client.one(step.set("shard", text_of(shard)))
+    };
+    too_large("a long sort part across tenants", spread(1, shared_max + 1))?;
+    too_large("a long partition part across tenants", spread(PARTITION_KEY_BYTES_MAX, 1))?;
+    client.apply(spread(PARTITION_KEY_BYTES_MAX - 1, shared_max)).await?;
+    let query = Query::across(&table, "ranked", [text_of(PARTITION_KEY_BYTES_MAX - 1).into()])?;
+    client.eventually(&query, |rows| same("the largest entry across tenants", &rows.len(), &1)).await?;
     // What the row will be is known only at the commit here: a copy, and an entry that the other column completes.
     let long = Step::update(&table, ["id".into()]).set("copy", text_of(sort_max + 1));
     client.apply(client.one(long)).await?;

@@ -16,6 +16,7 @@ use anyhow::Result;
 
 use crate::engines::Lab;
 
+mod across;
 mod guards;
 mod lifecycle;
 mod limits;
@@ -37,7 +38,7 @@ pub struct Case {
     pub name: &'static str,
     /// Operations in the largest plan that it sends, the log entry included.
     pub largest_plan: usize,
-    run: for<'a> fn(&'a dyn Lab) -> Verdict<'a>,
+    pub(crate) run: for<'a> fn(&'a dyn Lab) -> Verdict<'a>,
 }
 
 impl Case {
@@ -57,6 +58,8 @@ macro_rules! cases {
         },)*)*]
     };
 }
+
+pub(crate) use cases;
 
 /// Every case.
 pub const CASES: &[Case] = cases! {
@@ -165,6 +168,13 @@ pub const CASES: &[Case] = cases! {
         partitions_that_are_empty_give_nothing(0),
         scans_return_every_row_once(9),
         tables_must_have_been_migrated_to(3),
+    }
+    across {
+        rows_of_all_tenants_stand_in_one_order(1),
+        the_index_follows_the_rows(2),
+        every_ordered_type_can_stand_in_it(1),
+        pages_of_heavy_rows_go_on_where_they_ended(1),
+        it_can_be_added_to_rows_and_taken_away(1),
     }
     tenants {
         verbs_touch_the_own_tenants_rows_only(1),

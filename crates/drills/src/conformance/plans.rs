@@ -492,7 +492,7 @@ pub(super) async fn explanations_name_the_tables(lab: &dyn Lab) -> Result<()> {
     ];
     for plan in plans {
         let plan = plan.build()?;
-        let explanation = client.store.explain(&plan);
+        let explanation = client.store.explain((&plan).into());
         ensure!(!explanation.requests.is_empty(), "{} is explained by nothing", shown(&plan));
         let text = explanation.to_string();
         for step in plan.steps() {

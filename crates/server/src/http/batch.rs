@@ -1,44 +1,24 @@
 //! `/v1/batch`: several writes as one atomic plan. All of them are applied, or none.
 
-use std::sync::Arc;
-
-use axum::extract::{Request as HttpRequest, State};
-use axum::response::{IntoResponse as _, Response};
-use http::request::Parts;
+use axum::response::Response;
 use http::{HeaderValue, Method, StatusCode};
 use serde_json::{Map, Value as Json, json};
 use statehouse::form::{Form, Misfit, Property};
 use statehouse::{Answer, Code, Expected, House, Operation, Refusal, Request};
-use statehouse_store::{Tenant, Type};
+use statehouse_store::Type;
 
 use super::call::{TOKEN, digest, location};
-use super::{For, Label, Shared, body, conditions, json_response, path};
+use super::{Request as HttpRequest, Shared, Visit, body, conditions, json_response, path};
 use crate::auth::Scope;
-use crate::problem::{INTERNAL, Problem, TOO_LARGE};
+use crate::problem::{Problem, TOO_LARGE};
 
 /// Answers a batch.
-pub async fn handle(State(shared): State<Arc<Shared>>, request: HttpRequest) -> Response {
+pub async fn handle(shared: &Shared, request: HttpRequest, visit: &mut Visit) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
-    let caller = match shared.gate.admit(&parts.headers).await {
-        Ok(caller) => caller,
-        Err(problem) => return problem.into_response(),
-    };
-    let answered = match caller.require(Scope::Write) {
-        Ok(()) => run(&shared, &caller.tenant, parts, body).await,
-        Err(problem) => Err(problem),
-    };
-    let mut response = answered.unwrap_or_else(Problem::into_response);
-    response.extensions_mut().insert(For(caller.tenant.to_string()));
-    response.extensions_mut().insert(Label("/v1/batch".into()));
-    response
-}
-
-async fn run(
-    shared: &Shared,
-    tenant: &Tenant,
-    parts: Parts,
-    body: axum::body::Body,
-) -> Result<Response, Problem> {
+    let caller = shared.gate.admit(&parts.headers).await?;
+    let tenant = caller.tenant.clone();
+    visit.tenant = Some(tenant.clone());
+    caller.require(Scope::Write)?;
     if parts.method != Method::POST {
         return Err(Problem::method_not_allowed(&["POST"]));
     }
@@ -46,21 +26,20 @@ async fn run(
         return Err(path::at(name, "a batch takes its input in the body"));
     }
     let id = conditions::idempotency_key(&parts.headers)?;
-    let flight = id.as_deref().map(|id| shared.flights.begin(tenant, id)).transpose()?;
+    let flight = id.as_deref().map(|id| shared.flights.begin(&tenant, id)).transpose()?;
     let body = body::read(&parts.headers, body, shared.bounds(), &**shared.house.clock()).await?;
     let calls = body::json(&parts.headers, &body, false)?.unwrap_or(Json::Null);
     let requests = requests(&shared.house, calls, shared.config.limits.batch_calls)?;
     let names: Vec<String> = requests.iter().map(|request| request.action.clone()).collect();
     let operation =
         Operation { fingerprint: id.as_ref().map_or(String::new(), |_| digest(&parts, &body)), id };
-    let (house, tenant) = (shared.house.clone(), tenant.clone());
-    let task = tokio::spawn(async move {
+    let house = shared.house.clone();
+    let write = shared.writes.run(async move {
         let answers = house.batch(&tenant, requests, operation).await;
         drop(flight);
         answers
     });
-    let answers = task.await.map_err(|error| Problem::hidden(INTERNAL, error.to_string()))?;
-    let answers = answers.map_err(|(number, refusal)| refused(number, refusal))?;
+    let answers = write.await.map_err(|(number, refusal)| refused(number, refusal))?;
     let token = answers.iter().find_map(|answer| answer.token.clone());
     let results: Vec<Json> = names.iter().zip(&answers).map(|(name, answer)| result(name, answer)).collect();
     let mut response = json_response(StatusCode::OK, &json!(results));

@@ -7,11 +7,11 @@
 use std::io::Read as _;
 use std::time::Duration;
 
-use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
 use serde_json::Value as Json;
 use statehouse_store::Clock;
 
@@ -34,7 +34,7 @@ pub struct Bounds {
 /// Reads a body to its end.
 pub async fn read(
     headers: &HeaderMap,
-    body: Body,
+    body: Incoming,
     bounds: Bounds,
     clock: &dyn Clock,
 ) -> Result<Bytes, Problem> {
@@ -43,6 +43,8 @@ pub async fn read(
         Problem::new(REQUEST_TIMEOUT, detail).header(http::header::CONNECTION, "close")
     };
     let whole = tokio::select! {
+        // What has arrived needs no timer.
+        biased;
         whole = gather(headers, body, bounds.bytes) => whole?,
         () = clock.sleep(bounds.time) => return Err(late()),
     };
@@ -60,17 +62,20 @@ fn too_large(limit: usize) -> Problem {
     Problem::new(TOO_LARGE, format!("the body has more than {limit} bytes"))
 }
 
-async fn gather(headers: &HeaderMap, mut body: Body, limit: usize) -> Result<Bytes, Problem> {
+async fn gather(headers: &HeaderMap, mut body: Incoming, limit: usize) -> Result<Bytes, Problem> {
     let announced = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     let drained = limit.saturating_mul(DRAIN_FACTOR);
     if announced.is_some_and(|length: usize| length > drained) {
         return Err(too_large(limit));
     }
-    let mut whole = BytesMut::with_capacity(announced.unwrap_or(0).min(limit));
+    let mut whole = BytesMut::new();
     let mut size = 0_usize;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| Problem::new(MALFORMED, "the body ended before it was complete"))?;
         let Ok(data) = frame.into_data() else { continue };
+        if announced == Some(data.len()) && data.len() <= limit {
+            return Ok(data);
+        }
         size = size.saturating_add(data.len());
         if size <= limit {
             whole.extend_from_slice(&data);
@@ -103,8 +108,9 @@ pub fn json(headers: &HeaderMap, body: &[u8], patch: bool) -> Result<Option<Json
         return Ok(None);
     }
     let given = single(headers, &CONTENT_TYPE)?.unwrap_or("none");
-    let essence = given.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-    let understood = essence == "application/json" || (patch && essence == "application/merge-patch+json");
+    let essence = given.split(';').next().unwrap_or_default().trim();
+    let understood = essence.eq_ignore_ascii_case("application/json")
+        || (patch && essence.eq_ignore_ascii_case("application/merge-patch+json"));
     if !understood {
         let accepted =
             if patch { "application/json, application/merge-patch+json" } else { "application/json" };

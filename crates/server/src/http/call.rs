@@ -4,19 +4,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Request as HttpRequest, State};
 use axum::response::Response;
 use http::header::{CACHE_CONTROL, ETAG, LINK, LOCATION};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use serde_json::{Map, Value as Json};
+use statehouse::follow::{Listener, Next};
 use statehouse::form::Misfit;
+use statehouse::house::subject_of;
+use statehouse::resource::key_text;
 use statehouse::{Answer, Code, Operation, Refusal, Request};
-use statehouse_store::{Tenant, Value};
+use statehouse_store::{Record, Tenant, Value};
 
 use super::conditions::{self, NoneMatch, etag};
 use super::routes::Served;
-use super::{For, Label, Named, Place, Shared, body, json_response, path};
+use super::{Named, Place, Request as HttpRequest, Shared, Visit, body, json_response, path};
 use crate::auth::Scope;
 use crate::config::millis;
 use crate::problem::{INTERNAL, NOT_FOUND, Problem};
@@ -32,8 +34,8 @@ const CURSOR: &str = "cursor";
 /// The parameter of a list that may change from page to page.
 const LIMIT: &str = "limit";
 
-/// The shortest time between two looks at a row that a caller waits for.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// Records that are looked at in one go for a row that a caller waits for.
+const LOOKED_AT: usize = 256;
 
 /// A call that is ready.
 struct Incoming {
@@ -41,31 +43,22 @@ struct Incoming {
     tenant: Tenant,
     key: Vec<Value>,
     parts: Parts,
-    body: Body,
+    body: hyper::body::Incoming,
 }
 
 /// Answers a request for an action.
-pub async fn handle(State(shared): State<Arc<Shared>>, place: Place, request: HttpRequest) -> Response {
-    use axum::response::IntoResponse as _;
+pub async fn handle(
+    shared: &Shared,
+    place: Place,
+    request: HttpRequest,
+    visit: &mut Visit,
+) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
-    let caller = match shared.gate.admit(&parts.headers).await {
-        Ok(caller) => caller,
-        Err(problem) => return problem.into_response(),
-    };
-    let tenant = caller.tenant.clone();
-    let incoming = admit(&shared, &caller, place, parts, body);
-    let label = incoming.as_ref().ok().map(|incoming| Label(incoming.served.name.clone()));
-    let answered = match incoming {
-        Ok(incoming) if incoming.served.writes() => write(&shared, incoming).await,
-        Ok(incoming) => read(&shared, incoming).await,
-        Err(problem) => Err(problem),
-    };
-    let mut response = answered.unwrap_or_else(Problem::into_response);
-    response.extensions_mut().insert(For(tenant.to_string()));
-    if let Some(label) = label {
-        response.extensions_mut().insert(label);
-    }
-    response
+    let caller = shared.gate.admit(&parts.headers).await?;
+    visit.tenant = Some(caller.tenant.clone());
+    let incoming = admit(shared, &caller, place, parts, body)?;
+    visit.action = Some(incoming.served.name.clone());
+    if incoming.served.writes() { write(shared, incoming).await } else { read(shared, incoming).await }
 }
 
 /// Finds the action and the row that a request names, and whether the caller may call it.
@@ -74,12 +67,14 @@ fn admit(
     caller: &crate::auth::Caller,
     place: Place,
     parts: Parts,
-    body: Body,
+    body: hyper::body::Incoming,
 ) -> Result<Incoming, Problem> {
-    let segments = path::segments(parts.uri.path());
-    let (name, key, action) = (segments.get(1), segments.get(2), segments.get(3));
+    let (name, key, action) = {
+        let mut segments = path::segments(parts.uri.path()).skip(1);
+        (segments.next(), segments.next(), segments.next())
+    };
     let missing = || Problem::new(NOT_FOUND, "nothing has this path");
-    let name = *name.ok_or_else(missing)?;
+    let name = name.ok_or_else(missing)?;
     let named = match (place, action) {
         (Place::Collection, _) => Named::Collection,
         (Place::Item, _) => Named::Item,
@@ -100,11 +95,12 @@ async fn read(shared: &Shared, incoming: Incoming) -> Result<Response, Problem> 
     let mut input = path::input(parts.uri.query(), &served.action.input)?;
     open_cursor(shared, &served, &tenant, &mut input)?;
     let held = conditions::none_match(&parts.headers);
+    let patience = conditions::patience(&parts.headers).filter(|_| !key.is_empty());
+    let filter = if key.is_empty() { filter_of(&input) } else { String::new() };
     let request = Request { action: served.name.to_string(), key, input, expected: None };
-    let patience = conditions::patience(&parts.headers).filter(|_| !request.key.is_empty());
     let answer = match (&held, patience) {
         (Some(held), Some(patience)) => wait(shared, &tenant, &request, held, patience).await?,
-        _ => shared.house.call(&tenant, request.clone(), Operation::default()).await?,
+        _ => shared.house.read(&tenant, request).await?,
     };
     let mut response = match (answer.version, held) {
         (Some(version), Some(held)) if held.holds(version) => {
@@ -120,7 +116,7 @@ async fn read(shared: &Shared, incoming: Incoming) -> Result<Response, Problem> 
         put(headers, ETAG, &etag(version))?;
     }
     if let Some(next) = &answer.next {
-        put(headers, LINK, &next_link(shared, &served, &tenant, &parts, &request.input, next)?)?;
+        put(headers, LINK, &next_link(shared, &served, &tenant, &parts, &filter, next)?)?;
     }
     if let Some(patience) = patience {
         put(headers, PREFERENCE_APPLIED, &format!("wait={}", bounded(shared, patience).as_secs()))?;
@@ -146,25 +142,68 @@ async fn wait(
     request: &Request,
     held: &NoneMatch,
     patience: Duration,
-) -> Result<Answer, Problem> {
-    let (store, clock) = (shared.house.store(), shared.house.clock());
+) -> Result<Arc<Answer>, Problem> {
+    let clock = shared.house.clock();
     let deadline = clock.now().plus(bounded(shared, patience));
     let mut stopping = shared.stopping.clone();
+    let mut listener = shared.house.tail().listen();
+    let about = About {
+        tenant,
+        resource: request.action.split('.').next().unwrap_or_default(),
+        key: &key_text(&request.key),
+    };
     loop {
-        // The heads are taken before the read: what is written after it lies above them and ends the wait.
-        let heads = store.wait_log(&[], Duration::ZERO).await.map_err(Refusal::from)?;
-        let answer = shared.house.call(tenant, request.clone(), Operation::default()).await?;
+        // The places are taken before the read: what is written after it lies above them and ends the wait.
+        let mut seen = listener.reached();
+        let answer = shared.house.read(tenant, request.clone()).await?;
         let left = deadline.since(clock.now());
         let news = answer.version.is_none_or(|version| !held.holds(version));
         if news || left.is_zero() || *stopping.borrow() {
             return Ok(answer);
         }
-        tokio::select! {
-            heads = store.wait_log(&heads, left) => drop(heads.map_err(Refusal::from)?),
-            _ = stopping.changed() => {}
+        let end = clock.sleep(left);
+        let mut end = std::pin::pin!(end);
+        while !about.is_in(&listener, &mut seen) {
+            tokio::select! {
+                () = listener.news() => {}
+                () = &mut end => break,
+                _ = stopping.changed() => break,
+            }
         }
-        // Most of what is written is about other rows.
-        clock.sleep(LOOK_AGAIN.min(left)).await;
+    }
+}
+
+/// A row that somebody waits for.
+struct About<'a> {
+    tenant: &'a Tenant,
+    resource: &'a str,
+    key: &'a str,
+}
+
+impl About<'_> {
+    /// Whether a record after these places may be about the row. Moves the places past those that are not.
+    fn is_in(&self, listener: &Listener, seen: &mut [u64]) -> bool {
+        for (partition, seen) in seen.iter_mut().enumerate() {
+            loop {
+                match listener.after(partition, *seen, LOOKED_AT) {
+                    Next::Nothing => break,
+                    Next::Behind => return true,
+                    Next::Records(records) => {
+                        if records.iter().any(|record| self.is_told_by(record)) {
+                            return true;
+                        }
+                        let last = records.last().and_then(|record| record.position);
+                        *seen = last.map_or(u64::MAX, |position| position.offset);
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    fn is_told_by(&self, record: &Record) -> bool {
+        let told = |event| subject_of(record, event) == Some((self.resource, self.key));
+        record.tenant == *self.tenant && record.events.iter().any(told)
     }
 }
 
@@ -198,10 +237,9 @@ fn next_link(
     served: &Served,
     tenant: &Tenant,
     parts: &Parts,
-    input: &Map<String, Json>,
+    filter: &str,
     next: &str,
 ) -> Result<String, Problem> {
-    let filter = filter_of(input);
     let context = [tenant.as_str().as_bytes(), served.name.as_bytes(), filter.as_bytes()];
     let sealed = shared.cursors.close(&context, next.as_bytes());
     let mut query = String::new();
@@ -236,20 +274,14 @@ async fn write(shared: &Shared, incoming: Incoming) -> Result<Response, Problem>
     let operation =
         Operation { fingerprint: id.as_ref().map_or(String::new(), |_| digest(&parts, &body)), id };
     let request = Request { action: served.name.to_string(), key, input, expected };
-    let answer = match flight {
-        None => shared.house.call(&tenant, request, operation).await,
-        // The client may go away; what was begun under its key is finished, and only then another may begin.
-        Some(flight) => {
-            let house = shared.house.clone();
-            let task = tokio::spawn(async move {
-                let answer = house.call(&tenant, request, operation).await;
-                drop(flight);
-                answer
-            });
-            task.await.map_err(|error| Problem::hidden(INTERNAL, error.to_string()))?
-        }
-    };
-    let answer = answer.map_err(|refusal| {
+    let house = shared.house.clone();
+    let write = shared.writes.run(async move {
+        let answer = house.call(&tenant, request, operation).await;
+        // Only what has come to its end may be begun again.
+        drop(flight);
+        answer
+    });
+    let answer = write.await.map_err(|refusal| {
         let exists = refusal.code == Code::AlreadyExists;
         let mut problem = Problem::from(refusal);
         if exists && insists_on_new {

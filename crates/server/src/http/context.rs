@@ -1,7 +1,8 @@
 //! Which request this is: its own id, and the trace it is part of.
 
-use http::HeaderMap;
-use http::HeaderName;
+use std::borrow::Cow;
+
+use http::{HeaderMap, HeaderName};
 use statehouse_store::Ids;
 
 /// `X-Request-Id`.
@@ -17,8 +18,9 @@ const REQUEST_ID_MAX: usize = 128;
 pub struct Context {
     /// The caller's id for it, or one that was made here.
     pub request_id: String,
-    /// The trace it is part of, 32 hexadecimal digits.
-    pub trace_id: String,
+    /// The trace that the caller says it is part of, 32 hexadecimal digits, or one that was made here because the
+    /// request's id is the caller's own and cannot serve as one.
+    trace: Option<String>,
     /// The caller's span in the trace, 16 hexadecimal digits.
     pub parent_id: Option<String>,
 }
@@ -27,15 +29,35 @@ impl Context {
     /// Reads the headers of a request. What is missing is made; what is not well formed counts as missing.
     pub fn of(headers: &HeaderMap, ids: &Ids) -> Context {
         let given = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).filter(|id| is_plain(id));
-        let made = || ids.next();
         let trace =
             headers.get(TRACEPARENT).and_then(|parent| parent.to_str().ok()).and_then(parse_traceparent);
-        let (trace_id, parent_id) = match trace {
-            Some((trace, parent)) => (trace.to_owned(), Some(parent.to_owned())),
-            None => (made().replace('-', ""), None),
-        };
-        Context { request_id: given.map_or_else(made, str::to_owned), trace_id, parent_id }
+        match (given, trace) {
+            // One id that is made serves as both: its digits are a trace that nobody else has.
+            (None, None) => Context { request_id: ids.next(), trace: None, parent_id: None },
+            (given, trace) => Context {
+                request_id: given.map_or_else(|| ids.next(), str::to_owned),
+                trace: Some(trace.map_or_else(|| digits(&ids.next()), |(trace, _)| trace.to_owned())),
+                parent_id: trace.map(|(_, parent)| parent.to_owned()),
+            },
+        }
     }
+
+    /// The trace it is part of, 32 hexadecimal digits.
+    pub fn trace_id(&self) -> Cow<'_, str> {
+        match &self.trace {
+            Some(trace) => trace.into(),
+            None => digits(&self.request_id).into(),
+        }
+    }
+
+    /// The trace, where it is another than the request's id says.
+    pub fn other_trace(&self) -> &str {
+        self.trace.as_deref().unwrap_or_default()
+    }
+}
+
+fn digits(id: &str) -> String {
+    id.replace('-', "")
 }
 
 /// An id that can stand in a header and in a line of a log without doing harm.

@@ -3,6 +3,10 @@
 //! The front door gives each request its ids, turns floods of headers away, catches panics, writes problems out, counts
 //! and logs. Whatever happens behind it, a client gets an answer with a code, and the log gets one line without bodies,
 //! keys of rows or secrets. Behind it a handler either returns a response or a [`Problem`].
+//!
+//! There is no router: seven fixed paths and three patterns are told apart by a look at the path, and what is below
+//! `/v1` is looked up in the table of the house's actions ([`routes`]). A general one would cost every request more than
+//! a cached read does.
 
 mod batch;
 mod body;
@@ -12,23 +16,27 @@ mod context;
 mod flight;
 mod path;
 mod routes;
+mod writes;
 
+use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
-use axum::extract::{Request, State};
-use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::any;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, VARY, X_CONTENT_TYPE_OPTIONS};
+use http::header::{
+    ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, VARY, X_CONTENT_TYPE_OPTIONS,
+};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http_body::Body as _;
+use hyper::body::Incoming;
 use statehouse::House;
+use statehouse_store::Tenant;
 use statehouse_store::clock::Stopwatch;
 use tokio::sync::{Semaphore, watch};
+use tower::{Layer as _, ServiceExt as _};
 use tower_http::compression::CompressionLayer;
 use tower_http::compression::predicate::{NotForContentType, Predicate as _, SizeAbove};
 
@@ -42,6 +50,7 @@ pub(crate) use context::Context;
 use flight::Flights;
 pub(crate) use path::pairs as query_pairs;
 use routes::{Named, Routes};
+pub(crate) use writes::Writes;
 
 /// Smaller answers are not worth compressing.
 const COMPRESS_ABOVE_BYTES: u64 = 1024;
@@ -58,6 +67,8 @@ pub(crate) struct Shared {
     pub stopping: watch::Receiver<bool>,
     /// One permit for each event stream that may still be opened.
     pub streams: Arc<Semaphore>,
+    /// Writes under way, with or without their clients.
+    pub writes: Writes,
     routes: Routes,
     flights: Flights,
     openapi: Bytes,
@@ -77,6 +88,7 @@ impl Shared {
             openapi: openapi::document(&house).to_string().into(),
             streams: Arc::new(Semaphore::new(config.limits.streams)),
             flights: Flights::default(),
+            writes: Writes::default(),
             house,
             config,
             gate,
@@ -93,38 +105,17 @@ impl Shared {
     }
 }
 
-/// What the log and the counters call a request; an action's name, or a path's pattern.
-#[derive(Clone, Debug)]
-pub(crate) struct Label(pub Arc<str>);
+/// A request as it comes in.
+pub(crate) type Request = http::Request<Incoming>;
 
-/// Which tenant a request was for, for the log.
-#[derive(Clone, Debug)]
-pub(crate) struct For(pub String);
-
-/// All routes.
-pub(crate) fn router(shared: Arc<Shared>) -> Router {
-    let compression = CompressionLayer::new()
-        .gzip(true)
-        .compress_when(SizeAbove::new(COMPRESS_ABOVE_BYTES).and(NotForContentType::SSE));
-    Router::new()
-        .route("/healthz", any(health))
-        .route("/livez", any(live))
-        .route("/readyz", any(ready))
-        .route("/metrics", any(metrics))
-        .route("/openapi.json", any(document))
-        .route("/problems/{code}", any(problem_page))
-        .route("/v1/batch", any(batch::handle))
-        .route("/v1/events", any(events::handle))
-        .route("/v1/{name}", any(|shared, request| call::handle(shared, Place::Collection, request)))
-        .route("/v1/{name}/{key}", any(|shared, request| call::handle(shared, Place::Item, request)))
-        .route(
-            "/v1/{name}/{key}/{action}",
-            any(|shared, request| call::handle(shared, Place::ItemAction, request)),
-        )
-        .fallback(|| async { Problem::new(NOT_FOUND, "nothing has this path") })
-        .layer(compression)
-        .layer(from_fn_with_state(shared.clone(), front))
-        .with_state(shared)
+/// What is learned about a request on its way, for the log and the counters.
+#[derive(Debug)]
+pub(crate) struct Visit {
+    pub context: Context,
+    /// The action that it calls.
+    pub action: Option<Arc<str>>,
+    /// On whose behalf.
+    pub tenant: Option<Tenant>,
 }
 
 /// Which of the three patterns a path has.
@@ -136,29 +127,97 @@ enum Place {
 }
 
 /// Every request comes through here.
-async fn front(State(shared): State<Arc<Shared>>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn answer(shared: Arc<Shared>, request: Request) -> Response {
     let stopwatch = Stopwatch::start();
     let _counted = Gauged::enter(&shared.metrics, |metrics| &metrics.in_flight);
     let context = Context::of(request.headers(), shared.house.ids());
-    let (method, instance) = (request.method().clone(), request.uri().path().to_owned());
+    let mut visit = Visit { context, action: None, tenant: None };
+    let (method, uri) = (request.method().clone(), request.uri().clone());
     let origin = request.headers().get(http::header::ORIGIN).cloned();
-    let mut response = match admit(&shared, &request) {
-        Err(problem) => problem.into_response(),
-        Ok(Some(response)) => response,
+    let accepted = request.headers().get(ACCEPT_ENCODING).cloned();
+    let answered = match admit(&shared, &request) {
         Ok(None) => {
-            request.extensions_mut().insert(context.clone());
-            let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
-            answered.unwrap_or_else(|panic| Problem::hidden(INTERNAL, panic_text(&*panic)).into_response())
+            let answered = AssertUnwindSafe(dispatch(&shared, request, &mut visit)).catch_unwind().await;
+            answered.unwrap_or_else(|panic| Err(Problem::hidden(INTERNAL, panic_text(&*panic))))
         }
+        Ok(Some(response)) => Ok(response),
+        Err(problem) => Err(problem),
     };
-    let problem = response.extensions_mut().remove::<Problem>();
-    if let Some(problem) = &problem {
-        write_out(&mut response, problem, &instance, &context);
+    let (mut response, problem) = match answered {
+        Ok(response) => (compressed(accepted, response).await, None),
+        Err(problem) => (written_out(&problem, uri.path(), &visit.context), Some(problem)),
+    };
+    if method == Method::HEAD {
+        leave_out_body(&mut response);
     }
-    finish_headers(response.headers_mut(), &context, instance.starts_with("/v1/"));
+    finish_headers(response.headers_mut(), &visit.context, uri.path().starts_with("/v1/"));
     cors::allow(&shared.config.cors_origins, origin.as_ref(), response.headers_mut());
-    report(&shared, &method, &instance, &context, &response, problem.as_ref(), stopwatch);
+    report(&shared, &method, uri.path(), &visit, response.status(), problem.as_ref(), stopwatch);
     response
+}
+
+/// Finds who answers a path.
+async fn dispatch(shared: &Arc<Shared>, request: Request, visit: &mut Visit) -> Result<Response, Problem> {
+    match request.uri().path() {
+        "/healthz" => health(shared, &request).await,
+        "/livez" => live(&request),
+        "/readyz" => ready(shared, &request).await,
+        "/metrics" => metrics(shared, &request).await,
+        "/openapi.json" => document(shared, &request),
+        "/v1/batch" => batch::handle(shared, request, visit).await,
+        "/v1/events" => events::handle(shared, request, visit).await,
+        path => match place(path) {
+            Some(place) => call::handle(shared, place, request, visit).await,
+            None => problem_page(&request),
+        },
+    }
+}
+
+/// Which of the three patterns below `/v1` a path has, as it was sent.
+fn place(path: &str) -> Option<Place> {
+    let below = path.strip_prefix("/v1/")?;
+    if below.split('/').any(str::is_empty) {
+        return None;
+    }
+    match below.split('/').count() {
+        1 => Some(Place::Collection),
+        2 => Some(Place::Item),
+        3 => Some(Place::ItemAction),
+        _ => None,
+    }
+}
+
+/// Compresses an answer that is worth it, if the caller takes it so.
+async fn compressed(accepted: Option<HeaderValue>, mut response: Response) -> Response {
+    if response.body().size_hint().lower() < COMPRESS_ABOVE_BYTES {
+        return response;
+    }
+    let Some(accepted) = accepted else {
+        response.headers_mut().append(VARY, HeaderValue::from_static("accept-encoding"));
+        return response;
+    };
+    let compression = CompressionLayer::new()
+        .gzip(true)
+        .compress_when(SizeAbove::new(COMPRESS_ABOVE_BYTES).and(NotForContentType::SSE));
+    let mut asked = http::Request::new(Body::empty());
+    asked.headers_mut().insert(ACCEPT_ENCODING, accepted);
+    let mut answer = Some(response);
+    let answers = tower::service_fn(move |_| {
+        let answer = answer.take().unwrap_or_default();
+        async { Ok::<_, Infallible>(answer) }
+    });
+    match compression.layer(answers).oneshot(asked).await {
+        Ok(response) => response.map(Body::new),
+        Err(never) => match never {},
+    }
+}
+
+/// An answer to HEAD: all headers, and no body.
+fn leave_out_body(response: &mut Response) {
+    if let Some(length) = response.body().size_hint().exact() {
+        response.headers_mut().entry(CONTENT_LENGTH).or_insert(length.into());
+    }
+    *response.body_mut() = Body::empty();
 }
 
 /// Turns away what need not be looked at, and answers the questions of browsers.
@@ -187,16 +246,15 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     format!("panicked: {}", text.unwrap_or_default())
 }
 
-fn write_out(response: &mut Response, problem: &Problem, instance: &str, context: &Context) {
-    let document = problem.document(instance, &context.request_id, &context.trace_id);
-    *response.status_mut() = problem.status();
-    *response.body_mut() = Body::from(document.to_string());
+fn written_out(problem: &Problem, instance: &str, context: &Context) -> Response {
+    let document = problem.document(instance, &context.request_id, &context.trace_id());
+    let mut response = json_response(problem.status(), &document);
     let headers = response.headers_mut();
-    headers.remove(http::header::CONTENT_LENGTH);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     for (name, value) in &problem.headers {
         headers.insert(name.clone(), value.clone());
     }
+    response
 }
 
 fn finish_headers(headers: &mut HeaderMap, context: &Context, of_tenant: bool) {
@@ -214,30 +272,31 @@ fn finish_headers(headers: &mut HeaderMap, context: &Context, of_tenant: bool) {
 fn report(
     shared: &Shared,
     method: &Method,
-    instance: &str,
-    context: &Context,
-    response: &Response,
+    path: &str,
+    visit: &Visit,
+    status: StatusCode,
     problem: Option<&Problem>,
     stopwatch: Stopwatch,
 ) {
-    let label = response.extensions().get::<Label>().map(|label| label.0.clone());
-    let route = label.unwrap_or_else(|| pattern(instance).into());
-    let (status, took) = (response.status().as_u16(), stopwatch.elapsed());
+    let Visit { context, action, tenant } = visit;
+    let route = action.as_deref().unwrap_or_else(|| pattern(path));
+    let (status, took) = (status.as_u16(), stopwatch.elapsed());
     let code = problem.map(|problem| problem.kind.code);
-    shared.metrics.answered(&route, status, code, took);
-    let tenant = response.extensions().get::<For>().map_or("", |tenant| tenant.0.as_str());
+    shared.metrics.answered(route, status, code, took);
+    let tenant = tenant.as_ref().map_or("", Tenant::as_str);
     let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-    let Context { request_id, trace_id, parent_id } = context;
-    let parent_id = parent_id.as_deref().unwrap_or_default();
+    let (method, request_id, trace_id) =
+        (method.as_str(), context.request_id.as_str(), context.other_trace());
+    let parent_id = context.parent_id.as_deref().unwrap_or_default();
     let code = code.unwrap_or_default();
     match problem.and_then(|problem| problem.cause.as_deref()) {
         Some(cause) => tracing::error!(
             target: "statehouse::http",
-            %method, %route, status, code, cause, micros, tenant, request_id, trace_id, parent_id, "failed"
+            method, route, status, code, cause, micros, tenant, request_id, trace_id, parent_id, "failed"
         ),
         None => tracing::info!(
             target: "statehouse::http",
-            %method, %route, status, code, micros, tenant, request_id, trace_id, parent_id, "answered"
+            method, route, status, code, micros, tenant, request_id, trace_id, parent_id, "answered"
         ),
     }
 }
@@ -270,25 +329,25 @@ fn plain(text: &'static str) -> Response {
 }
 
 /// The process answers.
-async fn live(request: Request) -> Result<Response, Problem> {
+fn live(request: &Request) -> Result<Response, Problem> {
     only_get(request.method())?;
     Ok(plain("ok\n"))
 }
 
 /// The process answers, and so does the store.
-async fn health(State(shared): State<Arc<Shared>>, request: Request) -> Result<Response, Problem> {
+async fn health(shared: &Shared, request: &Request) -> Result<Response, Problem> {
     only_get(request.method())?;
-    reach_store(&shared).await?;
+    reach_store(shared).await?;
     Ok(plain("ok\n"))
 }
 
 /// New requests are welcome: the store answers, and the server is not stopping.
-async fn ready(State(shared): State<Arc<Shared>>, request: Request) -> Result<Response, Problem> {
+async fn ready(shared: &Shared, request: &Request) -> Result<Response, Problem> {
     only_get(request.method())?;
     if *shared.stopping.borrow() {
         return Err(Problem::new(UNAVAILABLE, "the server is stopping"));
     }
-    reach_store(&shared).await?;
+    reach_store(shared).await?;
     Ok(plain("ok\n"))
 }
 
@@ -302,7 +361,7 @@ async fn reach_store(shared: &Shared) -> Result<(), Problem> {
     answered.map_err(|cause| Problem::hidden(UNAVAILABLE, cause))
 }
 
-async fn metrics(State(shared): State<Arc<Shared>>, request: Request) -> Result<Response, Problem> {
+async fn metrics(shared: &Shared, request: &Request) -> Result<Response, Problem> {
     only_get(request.method())?;
     if !shared.config.open_metrics {
         shared.gate.admit(request.headers()).await?.require(Scope::Admin)?;
@@ -311,20 +370,23 @@ async fn metrics(State(shared): State<Arc<Shared>>, request: Request) -> Result<
     Ok(([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response())
 }
 
-async fn document(State(shared): State<Arc<Shared>>, request: Request) -> Result<Response, Problem> {
+fn document(shared: &Shared, request: &Request) -> Result<Response, Problem> {
     only_get(request.method())?;
     Ok(([(CONTENT_TYPE, "application/json")], shared.openapi.clone()).into_response())
 }
 
-async fn problem_page(request: Request) -> Result<Response, Problem> {
+/// The page of a problem, or of none that there is: no other path is left.
+fn problem_page(request: &Request) -> Result<Response, Problem> {
+    let code = request.uri().path().strip_prefix("/problems/").filter(|code| !code.contains('/'));
+    let code = code.ok_or_else(|| Problem::new(NOT_FOUND, "nothing has this path"))?;
     only_get(request.method())?;
-    let code = request.uri().path().rsplit('/').next().unwrap_or_default();
     problem::page(code).ok_or_else(|| Problem::new(NOT_FOUND, "no problem has this code"))
 }
 
 /// A JSON response.
 pub(crate) fn json_response(status: StatusCode, body: &serde_json::Value) -> Response {
-    let mut response = Response::new(Body::from(body.to_string()));
+    // A document without keys that are no text is always written.
+    let mut response = Response::new(Body::from(serde_json::to_vec(body).unwrap_or_default()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response

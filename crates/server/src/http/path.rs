@@ -13,8 +13,8 @@ use statehouse_store::{Type, Value};
 use crate::problem::{INVALID_INPUT, MALFORMED, Problem};
 
 /// The path segments of a URL as they were sent.
-pub fn segments(path: &str) -> Vec<&str> {
-    path.split('/').skip(1).collect()
+pub fn segments(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/').skip(1)
 }
 
 /// The key in a path segment.
@@ -46,6 +46,10 @@ fn encoded(text: &str, plain: &[u8]) -> String {
 
 /// Undoes percent-encoding, once.
 pub fn decoded(text: &str, plus_is_space: bool) -> Result<String, Problem> {
+    let is_encoded = text.contains('%') || (plus_is_space && text.contains('+'));
+    if !is_encoded {
+        return Ok(text.to_owned());
+    }
     let bad =
         || Problem::new(MALFORMED, "the URL is not well encoded: a % needs two hexadecimal digits after it");
     let mut bytes = Vec::with_capacity(text.len());

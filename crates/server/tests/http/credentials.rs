@@ -1,6 +1,7 @@
 //! Who gets in: keys, tokens, scopes, tenants.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
@@ -11,7 +12,7 @@ use statehouse_server::auth::keys::{self, NewKey};
 use statehouse_server::auth::secret::Secret;
 use statehouse_server::config::{Auth, Jwt, JwtKeys};
 use statehouse_server::{Config, Server, SetupError};
-use statehouse_store::{Clock as _, SystemClock, Tenant};
+use statehouse_store::{Clock as _, ManualClock, SystemClock, Tenant, Time};
 
 use crate::support::{Running, Site, cases};
 
@@ -24,6 +25,7 @@ cases![
     shared_secrets_sign_tokens,
     key_sets_sign_tokens,
     key_sets_come_from_an_address,
+    key_sets_are_fetched_again_when_they_must_be,
     forged_tokens_are_refused,
     figures_need_an_administrator,
 ];
@@ -298,24 +300,98 @@ async fn key_sets_sign_tokens(site: Site) {
 
 async fn key_sets_come_from_an_address(site: Site) {
     let (ed, public) = ed25519();
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = format!("http://{}/keys", listener.local_addr().unwrap());
-    let document = Arc::new(key_set(&[("ed", &public)]));
-    tokio::spawn(async move {
-        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-        while let Ok((mut stream, _)) = listener.accept().await {
-            let mut buffer = [0; 4096];
-            let _ = stream.read(&mut buffer).await;
-            let head =
-                format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", document.len());
-            let _ = stream.write_all(format!("{head}{document}").as_bytes()).await;
-        }
-    });
-    let server = site.server_with(with_tokens(JwtKeys::JwksUrl(address))).await;
+    let issuer = Issuer::with(key_set(&[("ed", &public)])).await;
+    let server = site.server_with(with_tokens(JwtKeys::JwksUrl(issuer.address))).await;
     let token = signed(Algorithm::EdDSA, &ed, Some("ed"), &claims(json!({})));
     as_caller(&server, &token, "GET", "/v1/profile", None).await.ok(200);
     let plain = with_tokens(JwtKeys::JwksUrl("http://example.com/keys".into()));
     assert!(matches!(Server::new(server.house.clone(), plain).await, Err(SetupError::Tokens(_))));
+}
+
+/// An issuer of key sets, which counts how often it is asked.
+#[derive(Clone)]
+struct Issuer {
+    address: String,
+    document: Arc<Mutex<Option<String>>>,
+    asked: Arc<AtomicUsize>,
+}
+
+impl Issuer {
+    async fn with(document: String) -> Issuer {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}/keys", listener.local_addr().unwrap());
+        let issuer =
+            Issuer { address, document: Arc::new(Mutex::new(Some(document))), asked: Arc::default() };
+        let answering = issuer.clone();
+        tokio::spawn(async move {
+            use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+            while let Ok((mut stream, _)) = listener.accept().await {
+                answering.asked.fetch_add(1, Ordering::SeqCst);
+                let mut buffer = [0; 4096];
+                let _ = stream.read(&mut buffer).await;
+                // One that is down closes the connection without a word.
+                let Some(document) = answering.document.lock().unwrap().clone() else { continue };
+                let length = document.len();
+                let head =
+                    format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n");
+                let _ = stream.write_all(format!("{head}{document}").as_bytes()).await;
+            }
+        });
+        issuer
+    }
+
+    fn publish(&self, document: Option<String>) {
+        *self.document.lock().unwrap() = document;
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+}
+
+async fn key_sets_are_fetched_again_when_they_must_be(site: Site) {
+    let ((first, first_public), (second, second_public)) = (ed25519(), ed25519());
+    let issuer = Issuer::with(key_set(&[("first", &first_public)])).await;
+    let clock = ManualClock::at(Time::from_millis(1_800_000_000_000));
+    let config = with_tokens(JwtKeys::JwksUrl(issuer.address.clone()));
+    let server = Running::of(site.house_at(&clock).await, config).await;
+    let claims = claims(json!({"exp": 1_900_000_000}));
+    let old = signed(Algorithm::EdDSA, &first, Some("first"), &claims);
+    let new = signed(Algorithm::EdDSA, &second, Some("second"), &claims);
+    let ask = |token: String, status: u16| {
+        let server = &server;
+        async move { as_caller(server, &token, "GET", "/v1/profile", None).await.ok(status) }
+    };
+    ask(old.clone(), 200).await;
+    ask(new.clone(), 401).await;
+    assert_eq!(issuer.asked(), 1);
+    // The issuer rotates. A key that is not known is asked for, but not at once: nobody can make this server hammer it.
+    issuer.publish(Some(key_set(&[("first", &first_public), ("second", &second_public)])));
+    ask(new.clone(), 401).await;
+    assert_eq!(issuer.asked(), 1);
+    clock.advance(Duration::from_secs(11));
+    ask(new.clone(), 200).await;
+    assert_eq!(issuer.asked(), 2);
+    let unknown = signed(Algorithm::EdDSA, &second, Some("unknown"), &claims);
+    for _ in 0..2 {
+        clock.advance(Duration::from_secs(11));
+        for _ in 0..10 {
+            ask(unknown.clone(), 401).await;
+        }
+    }
+    assert_eq!(issuer.asked(), 4);
+    // A set is fetched again after a while; if that fails, the keys that are known stay in use.
+    issuer.publish(None);
+    clock.advance(Duration::from_secs(301));
+    for token in [&old, &new] {
+        ask(token.clone(), 200).await;
+    }
+    assert!(issuer.asked() > 4);
+    // And one that was withdrawn is no longer accepted once the issuer can be asked.
+    issuer.publish(Some(key_set(&[("second", &second_public)])));
+    clock.advance(Duration::from_secs(301));
+    ask(new, 200).await;
+    ask(old, 401).await;
 }
 
 async fn forged_tokens_are_refused(site: Site) {

@@ -265,7 +265,11 @@ async fn a_batch_is_all_or_nothing(site: Site) {
         .put("POST", "/v1/batch", &[], json!([{"action": "profile.fly", "key": "1"}]))
         .await
         .problem(404, "not_found");
-    let many = Json::Array(vec![json!({"action": "profile.delete", "key": "1"}); 100]);
+    // As many as there may be, and one more.
+    let creates = (100..198)
+        .map(|user| json!({"action": "profile.create", "input": {"user_id": user, "display_name": "x"}}));
+    server.put("POST", "/v1/batch", &[], creates.collect()).await.ok(200);
+    let many = Json::Array(vec![json!({"action": "profile.delete", "key": "1"}); 99]);
     server.put("POST", "/v1/batch", &[], many).await.problem(413, "too_large");
     server.get("/v1/batch").await.problem(405, "method_not_allowed");
 }

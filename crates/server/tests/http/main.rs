@@ -18,7 +18,9 @@ mod document;
 mod grammar;
 mod guide;
 mod hostile;
+mod logged;
 mod operations;
+mod protocols;
 mod repeated;
 mod streams;
 mod support;
@@ -29,14 +31,17 @@ use support::{Case, ENGINES, Site};
 
 fn main() {
     let arguments = Arguments::from_args();
-    let groups: [(&str, &[Case]); 9] = [
+    let logs = logged::start();
+    let groups: [(&str, &[Case]); 11] = [
         ("cached", cached::CASES),
         ("credentials", credentials::CASES),
         ("document", document::CASES),
         ("grammar", grammar::CASES),
         ("guide", guide::CASES),
         ("hostile", hostile::CASES),
+        ("logged", logged::CASES),
         ("operations", operations::CASES),
+        ("protocols", protocols::CASES),
         ("repeated", repeated::CASES),
         ("streams", streams::CASES),
     ];
@@ -54,5 +59,7 @@ fn main() {
             }
         }
     }
-    libtest_mimic::run(&arguments, trials).exit();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    drop(logs);
+    conclusion.exit();
 }

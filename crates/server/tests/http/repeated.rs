@@ -1,8 +1,10 @@
 //! `Idempotency-Key`: a write happens once, and its answer is repeated.
 
 use serde_json::json;
+use statehouse_server::Config;
 
-use crate::support::{Site, cases};
+use crate::support::{Running, Site, cases, house_over};
+use crate::trap::TrapStore;
 
 cases![
     a_repetition_gets_the_first_answer,
@@ -12,6 +14,7 @@ cases![
     a_batch_repeats_as_one,
     keys_must_be_readable,
     what_was_begun_is_finished_without_its_client,
+    a_write_without_a_key_is_finished_without_its_client,
 ];
 
 async fn a_repetition_gets_the_first_answer(site: Site) {
@@ -155,4 +158,36 @@ async fn what_was_begun_is_finished_without_its_client(site: Site) {
         reply.problem(409, "operation_in_progress");
     }
     assert_eq!(server.written().await, 1);
+}
+
+/// Without a key nobody can ask what became of a write. So it must not stop half-way when its client goes.
+async fn a_write_without_a_key_is_finished_without_its_client(site: Site) {
+    let store = TrapStore::over(site.store().await);
+    let server = Running::of(house_over(store.clone()).await, Config::default()).await;
+    for (path, body) in [
+        ("/v1/profile", json!({"user_id": 1, "display_name": "A"})),
+        ("/v1/batch", json!([{"action": "profile.create", "input": {"user_id": 2, "display_name": "B"}}])),
+    ] {
+        let before = server.written().await;
+        store.hold(true);
+        let body = body.to_string();
+        let mut gone = server.raw().await;
+        gone.say(format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        ))
+        .await;
+        // The commit is about to begin, and the connection breaks.
+        store.until_held().await;
+        server.until_under_way(1).await;
+        drop(gone);
+        server.until_under_way(0).await;
+        store.hold(false);
+        // This would go on for ever if the write had been dropped with its connection.
+        while server.written().await == before {
+            tokio::task::yield_now().await;
+        }
+    }
+    server.get("/v1/profile/1").await.ok(200);
+    server.get("/v1/profile/2").await.ok(200);
 }

@@ -1,9 +1,18 @@
 //! `/v1/events`: order, places, tenants, heartbeats, trimmed logs.
 
-use serde_json::{Value as Json, json};
-use statehouse_server::Config;
+use std::time::Duration;
 
-use crate::support::{Raw, Running, Site, cases};
+use serde_json::{Value as Json, json};
+use statehouse::House;
+use statehouse_server::Config;
+use statehouse_server::auth::Scope;
+use statehouse_server::auth::keys::{self, NewKey};
+use statehouse_server::auth::secret::Secret;
+use statehouse_server::config::{Auth, Jwt, JwtKeys};
+use statehouse_store::{ManualClock, Tenant, Time};
+
+use crate::support::{Raw, Running, Site, cases, house_over};
+use crate::trap::TrapStore;
 
 cases![
     what_is_written_is_told_as_cloud_events,
@@ -15,6 +24,11 @@ cases![
     a_trimmed_log_is_said_to_be,
     bad_places_are_refused,
     streams_are_limited,
+    streams_share_one_reader_of_the_log,
+    a_slow_client_misses_nothing,
+    a_stream_ends_when_its_key_is_revoked,
+    a_stream_ends_when_its_key_expires,
+    a_stream_ends_when_its_token_expires,
 ];
 
 struct Stream {
@@ -31,16 +45,22 @@ impl Stream {
         Stream { raw, text }
     }
 
-    /// The next so many events, each with its id.
+    /// The next so many events or more, each with its id.
     async fn take(&mut self, count: usize) -> Vec<(String, Json)> {
+        let mut events = Vec::new();
         loop {
-            let events: Vec<(String, Json)> = self.text.split("\n\n").filter_map(parse).collect();
+            // What follows the last empty line has not arrived whole.
+            let whole = self.text.rfind("\n\n").map_or(0, |end| end + 2);
+            let rest = self.text.split_off(whole);
+            events.extend(self.text.split("\n\n").filter_map(parse));
+            self.text = rest;
             if events.len() >= count {
-                self.text.clear();
                 return events;
             }
-            let more = self.raw.until("\n\n").await;
-            self.text.push_str(&more);
+            let mut buffer = [0; 16 << 10];
+            let read = tokio::io::AsyncReadExt::read(&mut self.raw.0, &mut buffer).await.unwrap();
+            assert!(read > 0, "the stream ended after {}", events.len());
+            self.text.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
         }
     }
 }
@@ -198,4 +218,106 @@ async fn streams_are_limited(site: Site) {
         }
         tokio::task::yield_now().await;
     }
+}
+
+async fn streams_share_one_reader_of_the_log(site: Site) {
+    let store = TrapStore::over(site.store().await);
+    let server = Running::of(house_over(store.clone()).await, Config::default()).await;
+    let mut streams = Vec::new();
+    for _ in 0..10 {
+        streams.push(Stream::open(&server, "/v1/events", "").await);
+    }
+    let (before, rows) = (store.log_reads(), 8);
+    for user in 0..rows {
+        server.create(user).await;
+        // Everybody has heard of it before the next is written, so each would have had to read by itself.
+        for stream in &mut streams {
+            assert_eq!(stream.take(1).await[0].1["subject"], format!("profile/{user}"));
+        }
+    }
+    let reads = store.log_reads() - before;
+    assert!(reads <= usize::try_from(rows).unwrap(), "{reads} reads for {rows} records");
+}
+
+async fn a_slow_client_misses_nothing(site: Site) {
+    let server = site.server().await;
+    let mut slow = Stream::open(&server, "/v1/events", "").await;
+    let mut quick = Stream::open(&server, "/v1/events", "").await;
+    // More than the shared window holds, and more than the socket's buffers do.
+    let rows = 60;
+    let write = async {
+        for user in 0..rows {
+            let body = json!({"user_id": user, "display_name": "x".repeat(200_000)});
+            server.put("POST", "/v1/profile", &[], body).await.ok(201);
+        }
+    };
+    tokio::join!(write, async {
+        let mut seen = 0;
+        while seen < rows {
+            seen += quick.take(1).await.len();
+        }
+    });
+    let mut subjects = Vec::new();
+    while subjects.len() < rows {
+        let events = slow.take(1).await;
+        subjects.extend(events.iter().map(|(_, event)| event["subject"].as_str().unwrap().to_owned()));
+    }
+    subjects.sort();
+    let mut expected: Vec<String> = (0..rows).map(|user| format!("profile/{user}")).collect();
+    expected.sort();
+    assert_eq!(subjects, expected);
+}
+
+async fn a_stream_ends_when_its_key_is_revoked(site: Site) {
+    let mut config = Config { auth: Auth { api_keys: true, jwt: None }, ..Config::default() };
+    config.limits.credential_cache_ms = 0;
+    let clock = ManualClock::at(Time::from_millis(1_800_000_000_000));
+    let server = Running::of(site.house_at(&clock).await, config).await;
+    let (mine, other) = (key(&server.house, None).await, key(&server.house, None).await);
+    let bearer = |created: &keys::Created| format!("authorization: Bearer {}\r\n", created.key);
+    let mut stream = Stream::open(&server, "/v1/events", &bearer(&mine)).await;
+    let mut others = Stream::open(&server, "/v1/events", &bearer(&other)).await;
+    keys::revoke(&server.house, &mine.info.prefix).await.unwrap();
+    clock.advance(Duration::from_secs(1));
+    // This would wait for ever if nobody looked at the key again.
+    assert_eq!(stream.raw.rest().await, "0\r\n\r\n");
+    // Others go on.
+    clock.advance(Duration::from_secs(15));
+    others.raw.until(": still here").await;
+}
+
+async fn a_stream_ends_when_its_key_expires(site: Site) {
+    let config = Config { auth: Auth { api_keys: true, jwt: None }, ..Config::default() };
+    let clock = ManualClock::at(Time::from_millis(1_800_000_000_000));
+    let server = Running::of(site.house_at(&clock).await, config).await;
+    let short = key(&server.house, Some(Duration::from_secs(60))).await;
+    let bearer = format!("authorization: Bearer {}\r\n", short.key);
+    let mut stream = Stream::open(&server, "/v1/events", &bearer).await;
+    clock.advance(Duration::from_secs(30));
+    stream.raw.until(": still here").await;
+    clock.advance(Duration::from_secs(30));
+    stream.raw.rest().await;
+}
+
+async fn a_stream_ends_when_its_token_expires(site: Site) {
+    let shared = "a secret that two parties share, long enough";
+    let jwt = Jwt { leeway_s: 0, ..Jwt::with(JwtKeys::Secret(shared.into())) };
+    let config = Config { auth: Auth { api_keys: false, jwt: Some(jwt) }, ..Config::default() };
+    let clock = ManualClock::at(Time::from_millis(1_800_000_000_000));
+    let server = Running::of(site.house_at(&clock).await, config).await;
+    let claims = json!({"tenant": "acme", "scope": "read", "exp": 1_800_000_060});
+    let secret = jsonwebtoken::EncodingKey::from_secret(shared.as_bytes());
+    let token = jsonwebtoken::encode(&jsonwebtoken::Header::default(), &claims, &secret).unwrap();
+    let mut stream = Stream::open(&server, "/v1/events", &format!("authorization: Bearer {token}\r\n")).await;
+    clock.advance(Duration::from_secs(30));
+    stream.raw.until(": still here").await;
+    clock.advance(Duration::from_secs(30));
+    stream.raw.rest().await;
+}
+
+async fn key(house: &House, expires_in: Option<Duration>) -> keys::Created {
+    let secret = Secret::of(house, None).await.unwrap();
+    let tenant = Tenant::new("acme").unwrap();
+    let new = NewKey { tenant, name: "test".into(), scopes: vec![Scope::Read], expires_in };
+    keys::create(house, &secret, new).await.unwrap()
 }

@@ -13,7 +13,7 @@ use hyper_util::rt::TokioExecutor;
 use serde_json::Value as Json;
 use statehouse::{Blueprint, House};
 use statehouse_server::{Config, Server};
-use statehouse_store::{Migrate, ModelStore, Store};
+use statehouse_store::{Clock, Ids, ManualClock, Migrate, ModelStore, Random, Store};
 use statehouse_store_sqlite::{Options, SqliteStore};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -77,6 +77,16 @@ impl Site {
 
     pub async fn house(&self) -> Arc<House> {
         house_over(self.store().await).await
+    }
+
+    /// A house whose time moves only when a test says so. The store keeps its own.
+    pub async fn house_at(&self, clock: &ManualClock) -> Arc<House> {
+        let blueprint = Blueprint::read("statehouse.toml", BLUEPRINT).unwrap();
+        let clock: Arc<dyn Clock> = Arc::new(clock.clone());
+        let ids = Ids::new(clock.clone(), Random::from_entropy());
+        let house = House::with(self.store().await, &blueprint, clock, ids).unwrap();
+        house.migrate(Migrate::Apply).await.unwrap();
+        Arc::new(house)
     }
 
     /// A house without documents of any form: which of those can be stored is more than a schema can say.
@@ -222,12 +232,18 @@ impl Running {
         self.house.store().wait_log(&[], Duration::ZERO).await.unwrap().iter().sum()
     }
 
+    /// Returns when so many requests are under way, apart from the one that asks.
+    pub async fn until_under_way(&self, requests: usize) {
+        let line = format!("statehouse_http_in_flight_requests {}\n", requests + 1);
+        while !String::from_utf8_lossy(&self.get("/metrics").await.body).contains(&line) {
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// Tells the server to stop and waits until it has.
-    pub async fn stop(mut self) -> Duration {
-        let stopwatch = statehouse_store::clock::Stopwatch::start();
+    pub async fn stop(mut self) {
         drop(self.stop.take());
         self.task.take().unwrap().await.unwrap();
-        stopwatch.elapsed()
     }
 
     pub fn begin_stop(&mut self) {

@@ -1,14 +1,15 @@
-//! A store that does what a test tells it to: fail, or panic.
+//! A store that does what a test tells it to: fail, panic, or wait.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use statehouse_store::{
-    Address, Change, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query, Record,
+    Address, Asked, Change, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query, Record,
     Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
 };
+use tokio::sync::watch;
 
 pub const SOUND: u8 = 0;
 pub const FAIL: u8 = 1;
@@ -20,11 +21,38 @@ pub const UNKNOWN: u8 = 3;
 pub struct TrapStore {
     pub inner: Arc<dyn Store>,
     pub mode: AtomicU8,
+    /// Whether commits wait before they begin.
+    held: watch::Sender<bool>,
+    waiting: AtomicUsize,
+    log_reads: AtomicUsize,
 }
 
 impl TrapStore {
     pub fn over(inner: Arc<dyn Store>) -> Arc<TrapStore> {
-        Arc::new(TrapStore { inner, mode: AtomicU8::new(SOUND) })
+        Arc::new(TrapStore {
+            inner,
+            mode: AtomicU8::new(SOUND),
+            held: watch::Sender::new(false),
+            waiting: AtomicUsize::new(0),
+            log_reads: AtomicUsize::new(0),
+        })
+    }
+
+    /// Makes commits wait before they begin, or lets them go.
+    pub fn hold(&self, held: bool) {
+        self.held.send_replace(held);
+    }
+
+    /// Returns when a commit waits.
+    pub async fn until_held(&self) {
+        while self.waiting.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// How often the log was read.
+    pub fn log_reads(&self) -> usize {
+        self.log_reads.load(Ordering::SeqCst)
     }
 
     pub fn set(&self, mode: u8) {
@@ -54,6 +82,9 @@ impl Store for TrapStore {
     }
     async fn commit(&self, plan: &Plan) -> Result<Commit, StoreError> {
         self.spring()?;
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        self.held.subscribe().wait_for(|held| !held).await.unwrap();
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
         self.inner.commit(plan).await
     }
     async fn resolve(&self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError> {
@@ -76,6 +107,7 @@ impl Store for TrapStore {
         if self.mode.load(Ordering::SeqCst) == FAIL {
             self.spring()?;
         }
+        self.log_reads.fetch_add(1, Ordering::SeqCst);
         self.inner.read_log(partition, after, limit).await
     }
     async fn wait_log(&self, seen: &[u64], at_most: Duration) -> Result<Vec<u64>, StoreError> {
@@ -84,8 +116,8 @@ impl Store for TrapStore {
     async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError> {
         self.inner.trim_log(partition, through).await
     }
-    fn explain(&self, plan: &Plan) -> Explanation {
-        self.inner.explain(plan)
+    fn explain(&self, asked: Asked<'_>) -> Explanation {
+        self.inner.explain(asked)
     }
     async fn close(&self) {
         self.inner.close().await;

@@ -1,0 +1,64 @@
+//! `demo`: a ready system under load, and what must hold when it is over.
+
+use std::io::IsTerminal as _;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value as Json, json};
+use statehouse::engine;
+use statehouse_drills::scenario::{Progress, Report, Size, System};
+
+use crate::arguments::Demo;
+use crate::blueprint;
+use crate::output::{Failure, Output};
+
+pub(crate) async fn run(demo: &Demo, output: &Output) -> Result<(), Failure> {
+    let system = blueprint::system(&demo.system)?;
+    let size = Size { callers: demo.callers.max(1), actions: demo.actions, seed: demo.seed };
+    let folder = tempfile::tempdir().context("a folder for the demo cannot be made")?;
+    let own = || format!("sqlite:{}", folder.path().join("demo.db").display());
+    let store = engine::open(&demo.store.clone().unwrap_or_else(own)).await?;
+    let bar = progress_bar((size.callers * size.actions) as u64);
+    let told = bar.clone();
+    let progress: Progress = Arc::new(move |done, _| told.set_position(done));
+    let run = system.run(store.clone(), size, progress).await;
+    bar.finish_and_clear();
+    let engine = store.engine();
+    store.close().await;
+    let report = run.with_context(|| format!("the {} system, with --seed {}", system.name, size.seed))?;
+    output.show(&to_json(system, engine, size, &report), || describe(system, engine, size, &report));
+    Ok(())
+}
+
+fn progress_bar(total: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} actions, {per_sec}, {eta} left");
+    ProgressBar::new(total).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn to_json(system: &System, engine: &str, size: Size, report: &Report) -> Json {
+    let invariants = report.invariants.iter().map(|one| json!({"holds": one.holds, "counted": one.counted}));
+    let figures = report.figures.iter().map(|(name, figure)| ((*name).to_owned(), json!(figure)));
+    json!({
+        "system": system.name, "engine": engine,
+        "callers": size.callers, "actions": size.actions, "seed": size.seed,
+        "invariants": invariants.collect::<Vec<_>>(), "figures": figures.collect::<serde_json::Map<_, _>>(),
+    })
+}
+
+fn describe(system: &System, engine: &str, size: Size, report: &Report) -> String {
+    let mut lines = vec![
+        system.about.to_owned(),
+        format!(
+            "{} callers with {} actions each, on {engine}, seed {}.\n",
+            size.callers, size.actions, size.seed
+        ),
+    ];
+    lines.extend(report.invariants.iter().map(|one| format!("  holds  {} ({})", one.holds, one.counted)));
+    lines.push(String::new());
+    lines.extend(report.figures.iter().map(|(name, figure)| format!("  {name:<27} {figure}")));
+    lines.join("\n")
+}

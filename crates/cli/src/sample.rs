@@ -1,0 +1,72 @@
+//! Inputs as somebody may give them, made from an action's form: for `explain`, and for hints.
+
+use serde_json::{Map, Value as Json, json};
+use statehouse::action::{Action, Place};
+use statehouse::form::{Form, Property};
+use statehouse::{Expected, Request, Resource};
+use statehouse_store::{Time, Type, Value};
+
+/// The variant of what names a row.
+const KEY: i64 = 1;
+
+/// A key of a resource.
+pub(crate) fn key(resource: &Resource, variant: i64) -> Vec<Value> {
+    let part = |(name, kind): &(String, Type)| value(name, *kind, variant);
+    resource.key.iter().map(part).collect()
+}
+
+/// A request of an action. What names a row is the same in every variant, also a row of another resource.
+pub(crate) fn request(resources: &[Resource], resource: &Resource, action: &Action, variant: i64) -> Request {
+    // What is declared together has names that begin the same: `seat` and `seat_booking`.
+    let related =
+        |other: &&Resource| other.name.starts_with(&resource.name) || resource.name.starts_with(&other.name);
+    let keys = resources.iter().filter(related).flat_map(|other| &other.key).map(|(key, _)| key.as_str());
+    let keys: Vec<&str> = keys.collect();
+    let names_row = |name: &str| keys.contains(&name);
+    let sampled = |property: &Property| {
+        let variant = if names_row(&property.name) { KEY } else { variant };
+        Some((property.name.clone(), of_property(property, variant)?))
+    };
+    let given = action.input.iter().filter(|property| property.required || action.is_write());
+    let mut input: Map<String, Json> = given.filter_map(sampled).collect();
+    // Of the ways to change something one is enough, and they exclude each other.
+    if action.input.iter().any(|property| matches!(property.form, Form::Object(_))) {
+        let first =
+            input.iter().find(|(_, value)| value.as_object().is_some_and(|fields| !fields.is_empty()));
+        input = first.map(|(name, value)| (name.clone(), value.clone())).into_iter().collect();
+    }
+    let key = if action.route.place == Place::Collection { Vec::new() } else { key(resource, KEY) };
+    let expected = action.needs_version.then_some(Expected::Version(1));
+    Request { action: format!("{}.{}", resource.name, action.name), key, input, expected }
+}
+
+/// A value for one property; `None` where nothing can be said.
+pub(crate) fn of_property(property: &Property, variant: i64) -> Option<Json> {
+    match &property.form {
+        Form::Value(kind) => Some(value(&property.name, *kind, variant).to_json()),
+        Form::OneOf(words) => words.first().map(|word| (*word).into()),
+        Form::Range(least, _) => Some((*least).into()),
+        Form::Any => Some(format!("item {variant}").into()),
+        Form::List(of) => {
+            let one = Property { form: Form::clone(of), ..property.clone() };
+            Some(Json::Array(of_property(&one, variant).into_iter().collect()))
+        }
+        Form::Object(properties) => {
+            // One field tells as much as all of them.
+            let first = properties.iter().find_map(|p| Some((p.name.clone(), of_property(p, variant)?)));
+            Some(Json::Object(first.into_iter().collect()))
+        }
+    }
+}
+
+fn value(name: &str, kind: Type, variant: i64) -> Value {
+    match kind {
+        Type::Text => format!("{} {variant}", name.replace('_', " ")).into(),
+        Type::Int => variant.into(),
+        Type::Float => Value::Float(variant as f64 + 0.5),
+        Type::Bool => (variant % 2 == 0).into(),
+        Type::Bytes => vec![u8::try_from(variant).unwrap_or(0)].into(),
+        Type::Time => Time::from_millis(1_700_000_000_000 + variant).into(),
+        Type::Json => json!([variant]).into(),
+    }
+}

@@ -1,0 +1,136 @@
+//! `serve`: the house over HTTP, and `config`: what it would be served with.
+
+use std::io::IsTerminal as _;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use serde_json::{Value as Json, json};
+use statehouse::House;
+use statehouse_server::Server;
+use statehouse_server::logs::{self, Format, Logs};
+use statehouse_store::Migrate;
+use tokio::net::TcpListener;
+
+use crate::arguments::Serve;
+use crate::output::{Failure, Output};
+use crate::settings::{LogFormat, Own, Settings, Workers};
+use crate::{blueprint, hint};
+
+pub(crate) async fn run(serve: &Serve, output: &Output) -> Result<(), Failure> {
+    let settings = Settings::read(&serve.flags()?)?;
+    let _logs = start_log(&settings.own)?;
+    let house = blueprint::open(&settings.own).await?;
+    let changes = house.migrate(Migrate::Apply).await?;
+    for change in &changes {
+        tracing::info!(target: "statehouse::store", %change, "migrated");
+    }
+    let house = Arc::new(house);
+    if settings.own.workers != Workers::Off {
+        house.start_workers(statehouse::worker::Options::default());
+    }
+    let served = match settings.own.workers {
+        Workers::Only => work(&house, output).await,
+        Workers::On | Workers::Off => listen(&house, &settings, output).await,
+    };
+    house.stop_workers().await;
+    house.store().close().await;
+    served
+}
+
+/// Nothing but the house's own work, until the process is told to end.
+async fn work(house: &House, output: &Output) -> Result<(), Failure> {
+    let workers: Vec<String> = house.worker_figures().into_iter().map(|figures| figures.worker).collect();
+    let json = json!({"house": house.name(), "engine": house.store().engine(), "workers": workers});
+    output.line(&json, || {
+        let list = if workers.is_empty() { "no workers".to_owned() } else { workers.join(", ") };
+        format!("{} is worked on, in {}: {list}. Ctrl-C stops it.", house.name(), house.store().engine())
+    });
+    told_to_stop().await;
+    Ok(())
+}
+
+async fn listen(house: &Arc<House>, settings: &Settings, output: &Output) -> Result<(), Failure> {
+    let address = &settings.own.listen;
+    let server = Server::new(house.clone(), settings.server.clone()).await.map_err(anyhow::Error::from)?;
+    let listener = TcpListener::bind(address).await.with_context(|| {
+        format!("{address} cannot be listened on; --listen takes another address, and port 0 any free one")
+    })?;
+    let bound = listener.local_addr().context("the socket has no address")?;
+    let scheme = if settings.server.tls.is_some() { "https" } else { "http" };
+    let url = format!("{scheme}://{bound}");
+    let needs_key = settings.server.auth.is_required();
+    if needs_key || bound.ip().is_loopback() {
+        let commands = hint::commands(house, &url, needs_key).await?;
+        let json = json!({
+            "house": house.name(), "url": url, "engine": house.store().engine(), "try": commands,
+        });
+        output.line(&json, || greeting(house, &url, needs_key, &commands));
+    }
+    server.serve(listener, told_to_stop()).await.map_err(|error| anyhow::Error::from(error).into())
+}
+
+fn greeting(house: &House, url: &str, needs_key: bool, commands: &[hint::Command]) -> String {
+    let mut lines = vec![format!(
+        "{} is served at {url}, from {}. Ctrl-C stops it.",
+        house.name(),
+        house.store().engine()
+    )];
+    if needs_key {
+        lines.push("Callers need a key: export KEY=$(statehouse key create --quiet)".into());
+    }
+    for command in commands {
+        lines.push(format!("\n# {}\n{}", command.about, command.text));
+    }
+    lines.push(format!("\nEverything else: {url}/openapi.json\n"));
+    lines.join("\n")
+}
+
+/// Ready when the process is asked to end.
+async fn told_to_stop() {
+    let interrupted = tokio::signal::ctrl_c();
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut ended) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = interrupted => {}
+                _ = ended.recv() => {}
+            }
+            return;
+        }
+    }
+    // Without a handler the signal ends the process by itself.
+    let _ = interrupted.await;
+}
+
+/// Log lines go to standard error: text for people at a terminal, JSON elsewhere.
+fn start_log(own: &Own) -> Result<Logs, Failure> {
+    let terminal = std::io::stderr().is_terminal();
+    let format = match own.log_format {
+        LogFormat::Text => Format::Text,
+        LogFormat::Auto if terminal => Format::Text,
+        LogFormat::Auto | LogFormat::Json => Format::Json,
+    };
+    let started = logs::start(logs::Options { level: own.log, format }, std::io::stderr());
+    started.map_err(|error| Failure::Other(error.into()))
+}
+
+pub(crate) fn config(serve: &Serve, output: &Output) -> Result<(), Failure> {
+    let settings = Settings::read(&serve.flags()?)?.list();
+    let json: Vec<Json> = settings
+        .iter()
+        .map(|(name, value, origin)| json!({"name": name, "value": value, "origin": origin}))
+        .collect();
+    output.show(&json!(json), || {
+        let line = |(name, value, origin): &(String, Json, String)| {
+            let value = match value {
+                Json::Null => "-".to_owned(),
+                Json::String(text) => text.clone(),
+                other => other.to_string(),
+            };
+            format!("{name:<28} {value:<24} {origin}")
+        };
+        settings.iter().map(line).collect::<Vec<_>>().join("\n")
+    });
+    Ok(())
+}

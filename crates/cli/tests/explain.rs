@@ -1,0 +1,81 @@
+//! What `explain` says of every action of a system on every engine, kept in files: a change of what the engines get shows.
+//!
+//! `STATEHOUSE_BLESS=1 cargo test -p statehouse-cli --test explain` writes the files anew.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
+use std::path::PathBuf;
+use std::process::Command;
+
+fn explain(system: &str, resource: &str, engine: &str) -> String {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let blueprint = root.join("systems").join(system).join("statehouse.toml");
+    let output = Command::new(env!("CARGO_BIN_EXE_statehouse"))
+        .args(["explain", resource, "--on", engine, "--blueprint"])
+        .arg(&blueprint)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn check(system: &str, resource: &str, actions: &[&str]) {
+    let bless = std::env::var_os("STATEHOUSE_BLESS").is_some();
+    for engine in ["sqlite", "postgres", "dynamodb"] {
+        let text = explain(system, resource, engine);
+        let name = format!("{resource}-{engine}.txt");
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/explain").join(&name);
+        if bless {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, &text).unwrap();
+        }
+        let golden = std::fs::read_to_string(&path).unwrap_or_default();
+        let differs = text.lines().zip(golden.lines()).position(|(is, was)| is != was);
+        assert!(
+            text == golden,
+            "{name} differs, first in line {differs:?}; STATEHOUSE_BLESS=1 writes it anew\n{text}"
+        );
+        for action in actions {
+            assert!(text.contains(&format!("{action} {resource} -> ")), "{name} does not explain {action}");
+        }
+        assert_eq!(text.matches("(concrete, on").count(), text.matches("(abstract: ").count(), "{name}");
+    }
+}
+
+const ENTITY: [&str; 8] = ["create", "read", "list", "update", "patch", "mutate", "delete", "restore"];
+
+#[test]
+fn every_action_of_an_entity_on_every_engine() {
+    check("profile", "profile", &ENTITY);
+}
+
+#[test]
+fn an_entity_with_hot_fields() {
+    check("catalog", "product", &ENTITY);
+}
+
+#[test]
+fn every_action_of_leases_and_timers() {
+    let blueprint = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("rooms.toml");
+    let text = "[house]\nname = \"rooms\"\n[lease.lock]\nkey = { name = \"text\" }\n[timer.bell]\nkey = { id = \"int\" }\n";
+    std::fs::write(&blueprint, text).unwrap();
+    for (resource, actions) in [("lock", 6), ("bell", 4)] {
+        for engine in ["sqlite", "postgres", "dynamodb"] {
+            let output = Command::new(env!("CARGO_BIN_EXE_statehouse"))
+                .args(["explain", resource, "--on", engine, "--blueprint"])
+                .arg(&blueprint)
+                .output()
+                .unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            assert_eq!(text.matches("(concrete, on").count(), actions, "{resource} on {engine}:\n{text}");
+        }
+    }
+}
+
+#[test]
+fn every_action_of_a_booking() {
+    check("tickets", "seat", &["create", "read", "list"]);
+    let bookings = ["hold", "read", "list", "extend", "confirm", "cancel", "expire"];
+    check("tickets", "seat_booking", &bookings);
+}

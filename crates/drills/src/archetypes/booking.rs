@@ -1,0 +1,401 @@
+//! A08 Time-bounded exclusive allocation: what each action does and refuses, and what many buyers at once may not break.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value as Json, json};
+use statehouse::{Answer, Code, Refusal};
+use statehouse_store::{Fate, ManualClock, Scan, Time, Value};
+use tokio::task::JoinHandle;
+
+use super::booking;
+use super::house::{Visitor, shows};
+use crate::client::{pause, same, whole_log};
+use crate::conformance::{Case, cases};
+use crate::engines::Lab;
+
+pub(super) const CASES: &[Case] = cases! {
+    booking {
+        a_unit_is_held_confirmed_and_sold(5),
+        a_second_buyer_is_rejected(5),
+        a_hold_is_all_or_nothing(5),
+        a_retry_gets_its_own_hold(5),
+        a_hold_that_is_over_reads_as_free(5),
+        a_hold_that_is_over_can_be_taken(8),
+        no_confirmation_after_the_end(5),
+        extensions_are_bounded(5),
+        cancelling_frees_the_units(5),
+        the_sweeper_frees_what_is_over(5),
+        confirm_and_sweep_have_one_winner(5),
+        cancel_and_confirm_have_one_winner(5),
+        the_best_units_are_side_by_side(5),
+        many_buyers_never_share_a_unit(6),
+        bookings_are_listed_by_holder(5),
+        bookings_of_tenants_are_apart(5),
+    }
+};
+
+const BLUEPRINT: &str = r#"
+[house]
+name = "drill"
+
+[booking.seat]
+key       = { event_id = "text", seat_no = "int" }
+fields    = { price = "int?" }
+details   = { email = "text?" }
+hold_for  = "10m"
+hold_max  = "20m"
+units_max = 4
+shards    = 2
+"#;
+
+/// How often an index is looked at before it counts as wrong.
+const LOOKS_MAX: usize = 100;
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A house with so many seats of the gala, on a clock that stands until it is moved.
+async fn gala(lab: &dyn Lab, seats: i64) -> Result<(Visitor, Arc<ManualClock>)> {
+    let clock = Arc::new(ManualClock::at(Time::from_millis(1_800_000_000_000)));
+    let visitor = Visitor::open_at(lab, BLUEPRINT, clock.clone()).await?;
+    offer(&visitor, seats).await?;
+    Ok((visitor, clock))
+}
+
+async fn offer(visitor: &Visitor, seats: i64) -> Result<()> {
+    for seat in 1..=seats {
+        let input = json!({"event_id": "gala", "seat_no": seat, "price": 50});
+        visitor.done("seat.create", &[], input, None).await?;
+    }
+    Ok(())
+}
+
+fn seat(number: i64) -> [Value; 2] {
+    ["gala".into(), number.into()]
+}
+
+fn wanted(booking: &str, seats: &[i64]) -> Json {
+    json!({"booking_id": booking, "event_id": "gala", "seat_no": seats, "holder": "ann"})
+}
+
+async fn hold(visitor: &Visitor, booking: &str, seats: &[i64]) -> Result<Answer> {
+    visitor.done("seat_booking.hold", &[], wanted(booking, seats), None).await
+}
+
+fn id(booking: &str) -> [Value; 1] {
+    [booking.into()]
+}
+
+/// Checks I1 and I2 on what is stored: the units of bookings in progress are held by them, those of confirmed ones are
+/// sold to them, and no others are.
+async fn check_rows(visitor: &Visitor) -> Result<()> {
+    let store = visitor.house.store();
+    let bookings = store.scan(&Scan::of(visitor.table("seat_bookings")?, &visitor.tenant)).await?.rows;
+    let mut owners: BTreeMap<i64, (String, &str)> = BTreeMap::new();
+    for row in &bookings {
+        let state = match row.text("state") {
+            Some("IN_PROGRESS") => "HELD",
+            Some("CONFIRMED") => "SOLD",
+            _ => continue,
+        };
+        let id = row.text("booking_id").unwrap_or_default();
+        for unit in row.json("units").and_then(Json::as_array).context("a booking without units")? {
+            let unit = unit.as_i64().context("a unit that is no number")?;
+            let other = owners.insert(unit, (id.to_owned(), state));
+            ensure!(other.is_none(), "seat {unit} belongs to {id} and to {other:?}");
+        }
+    }
+    for row in store.scan(&Scan::of(visitor.table("seats")?, &visitor.tenant)).await?.rows {
+        let number = row.int("seat_no").context("a seat without a number")?;
+        let owner = owners.remove(&number);
+        let stored = row.text("booking_id").map(|id| (id.to_owned(), row.text("state").unwrap_or_default()));
+        same(&format!("the owner of seat {number}"), &stored, &owner)?;
+        ensure!(owner.is_some() || row.text("state") == Some("AVAILABLE"), "seat {number}: {row}");
+    }
+    ensure!(owners.is_empty(), "bookings have units that do not exist: {owners:?}");
+    Ok(())
+}
+
+async fn a_unit_is_held_confirmed_and_sold(lab: &dyn Lab) -> Result<()> {
+    let (visitor, _) = gala(lab, 3).await?;
+    visitor
+        .refused("seat.create", &[], json!({"event_id": "gala", "seat_no": 1}), None, Code::AlreadyExists)
+        .await?;
+    let held = hold(&visitor, "b1", &[1, 2]).await?;
+    same("the key", &held.created.as_deref(), &Some("b1"))?;
+    shows(&held, &json!({"state": "IN_PROGRESS", "units": [1, 2], "holder": "ann", "version": 1}))?;
+    visitor.shows("seat", &seat(1), &json!({"state": "HELD", "booking_id": "b1", "price": 50})).await?;
+    visitor.shows("seat", &seat(3), &json!({"state": "AVAILABLE", "booking_id": null})).await?;
+    let confirmed = visitor.done("seat_booking.confirm", &id("b1"), json!({}), None).await?;
+    shows(&confirmed, &json!({"state": "CONFIRMED", "version": 2, "due_at": null}))?;
+    visitor
+        .shows("seat", &seat(2), &json!({"state": "SOLD", "booking_id": "b1", "hold_expires_at": null}))
+        .await?;
+    for action in ["confirm", "extend", "cancel", "expire"] {
+        let action = format!("seat_booking.{action}");
+        visitor.refused(&action, &id("b1"), json!({}), None, Code::WrongState).await?;
+        visitor.refused(&action, &id("nobody"), json!({}), None, Code::NotFound).await?;
+    }
+    check_rows(&visitor).await
+}
+
+async fn a_second_buyer_is_rejected(lab: &dyn Lab) -> Result<()> {
+    let (visitor, _) = gala(lab, 2).await?;
+    hold(&visitor, "b1", &[1]).await?;
+    visitor.refused("seat_booking.hold", &[], wanted("b2", &[1]), None, Code::Held).await?;
+    visitor.done("seat_booking.confirm", &id("b1"), json!({}), None).await?;
+    visitor.refused("seat_booking.hold", &[], wanted("b2", &[1]), None, Code::WrongState).await?;
+    visitor.refused("seat_booking.hold", &[], wanted("b2", &[9]), None, Code::NotFound).await?;
+    visitor.refused("seat_booking.hold", &[], wanted("b1", &[2]), None, Code::AlreadyExists).await?;
+    for nonsense in [json!([]), json!([1, 1]), json!([1, 2, 3, 4, 5])] {
+        let input = json!({"booking_id": "b3", "event_id": "gala", "seat_no": nonsense, "holder": "ann"});
+        visitor.refused("seat_booking.hold", &[], input, None, Code::InvalidInput).await?;
+    }
+    check_rows(&visitor).await
+}
+
+async fn a_hold_is_all_or_nothing(lab: &dyn Lab) -> Result<()> {
+    let (visitor, _) = gala(lab, 3).await?;
+    hold(&visitor, "b1", &[2]).await?;
+    visitor.refused("seat_booking.hold", &[], wanted("b2", &[1, 2, 3]), None, Code::Held).await?;
+    visitor.shows("seat", &seat(1), &json!({"state": "AVAILABLE"})).await?;
+    visitor.refused("seat_booking.read", &id("b2"), json!({}), None, Code::NotFound).await?;
+    check_rows(&visitor).await
+}
+
+async fn a_retry_gets_its_own_hold(lab: &dyn Lab) -> Result<()> {
+    let (visitor, _) = gala(lab, 2).await?;
+    let call = || visitor.call_as("op-1", "seat_booking.hold", &[], wanted("b1", &[1, 2]), None);
+    let first = call().await?;
+    let again = call().await?;
+    same("the answer of a retry", &again.body, &first.body)?;
+    check_rows(&visitor).await
+}
+
+async fn a_hold_that_is_over_reads_as_free(lab: &dyn Lab) -> Result<()> {
+    let (visitor, clock) = gala(lab, 2).await?;
+    hold(&visitor, "b1", &[1]).await?;
+    clock.advance(MINUTE * 10);
+    visitor
+        .shows("seat", &seat(1), &json!({"state": "AVAILABLE", "booking_id": null, "hold_expires_at": null}))
+        .await?;
+    let free = json!({"event_id": "gala", "state": "AVAILABLE"});
+    let listed = visitor.done("seat.list", &[], free, None).await?;
+    same("free seats", &listed.body.as_array().map(Vec::len), &Some(2))?;
+    Ok(())
+}
+
+async fn a_hold_that_is_over_can_be_taken(lab: &dyn Lab) -> Result<()> {
+    let (visitor, clock) = gala(lab, 3).await?;
+    hold(&visitor, "b1", &[1, 2, 3]).await?;
+    clock.advance(MINUTE * 10);
+    hold(&visitor, "b2", &[2]).await?;
+    // Whoever loses a unit loses all of them, so that a booking in progress always has what it says.
+    visitor.shows("seat_booking", &id("b1"), &json!({"state": "EXPIRED", "due_at": null})).await?;
+    visitor.shows("seat", &seat(1), &json!({"state": "AVAILABLE"})).await?;
+    visitor.refused("seat_booking.confirm", &id("b1"), json!({}), None, Code::Expired).await?;
+    visitor.done("seat_booking.confirm", &id("b2"), json!({}), None).await?;
+    check_rows(&visitor).await
+}
+
+async fn no_confirmation_after_the_end(lab: &dyn Lab) -> Result<()> {
+    let (visitor, clock) = gala(lab, 2).await?;
+    hold(&visitor, "b1", &[1]).await?;
+    hold(&visitor, "b2", &[2]).await?;
+    clock.advance(MINUTE * 10 - Duration::from_millis(1));
+    visitor.refused("seat_booking.expire", &id("b1"), json!({}), None, Code::WrongState).await?;
+    visitor.done("seat_booking.confirm", &id("b1"), json!({}), None).await?;
+    clock.advance(Duration::from_millis(1));
+    visitor.refused("seat_booking.confirm", &id("b2"), json!({}), None, Code::Expired).await?;
+    visitor.refused("seat_booking.extend", &id("b2"), json!({}), None, Code::Expired).await?;
+    visitor.done("seat_booking.expire", &id("b2"), json!({}), None).await?;
+    visitor.shows("seat_booking", &id("b2"), &json!({"state": "EXPIRED"})).await?;
+    check_rows(&visitor).await
+}
+
+async fn extensions_are_bounded(lab: &dyn Lab) -> Result<()> {
+    let (visitor, clock) = gala(lab, 1).await?;
+    hold(&visitor, "b1", &[1]).await?;
+    clock.advance(MINUTE * 8);
+    visitor.done("seat_booking.extend", &id("b1"), json!({}), None).await?;
+    clock.advance(MINUTE * 8);
+    // Sixteen minutes old, it would end after twenty-six.
+    let refusal = visitor.refused("seat_booking.extend", &id("b1"), json!({}), None, Code::Expired).await?;
+    ensure!(refusal.message.contains("20 min"), "{refusal}");
+    visitor.shows("seat", &seat(1), &json!({"state": "HELD"})).await?;
+    clock.advance(MINUTE * 2);
+    visitor.shows("seat", &seat(1), &json!({"state": "AVAILABLE"})).await?;
+    Ok(())
+}
+
+async fn cancelling_frees_the_units(lab: &dyn Lab) -> Result<()> {
+    let (visitor, clock) = gala(lab, 2).await?;
+    hold(&visitor, "b1", &[1, 2]).await?;
+    shows(
+        &visitor.done("seat_booking.cancel", &id("b1"), json!({}), None).await?,
+        &json!({"state": "CANCELLED"}),
+    )?;
+    hold(&visitor, "b2", &[1]).await?;
+    // What is over and not swept can be given up as well.
+    clock.advance(MINUTE * 11);
+    visitor.done("seat_booking.cancel", &id("b2"), json!({}), None).await?;
+    visitor.refused("seat_booking.confirm", &id("b2"), json!({}), None, Code::WrongState).await?;
+    check_rows(&visitor).await
+}
+
+async fn the_sweeper_frees_what_is_over(lab: &dyn Lab) -> Result<()> {
+    let (visitor, clock) = gala(lab, 4).await?;
+    let other = visitor.for_tenant("zeta")?;
+    other.done("seat.create", &[], json!({"event_id": "gala", "seat_no": 1}), None).await?;
+    hold(&visitor, "b1", &[1, 2]).await?;
+    hold(&other, "b1", &[1]).await?;
+    clock.advance(MINUTE * 5);
+    hold(&visitor, "b2", &[3]).await?;
+    same("swept too early", &visitor.drain_workers().await?, &0)?;
+    clock.advance(MINUTE * 5);
+    same("bookings of two tenants", &visitor.drain_workers().await?, &2)?;
+    visitor.shows("seat_booking", &id("b1"), &json!({"state": "EXPIRED"})).await?;
+    other.shows("seat_booking", &id("b1"), &json!({"state": "EXPIRED"})).await?;
+    visitor.shows("seat_booking", &id("b2"), &json!({"state": "IN_PROGRESS"})).await?;
+    visitor.done("seat_booking.cancel", &id("b2"), json!({}), None).await?;
+    clock.advance(MINUTE * 60);
+    same("swept once", &visitor.drain_workers().await?, &0)?;
+    check_rows(&visitor).await?;
+    check_rows(&other).await
+}
+
+/// Calls two actions of one booking at once, and returns which of them were done.
+async fn race(visitor: &Visitor, booking: &str, actions: [&str; 2]) -> Result<[bool; 2]> {
+    let start = |action: &str| -> JoinHandle<Result<Answer, Refusal>> {
+        let (visitor, action, key) = (visitor.clone(), format!("seat_booking.{action}"), id(booking));
+        tokio::spawn(async move { visitor.call(&action, &key, json!({}), None).await })
+    };
+    let [first, second] = actions.map(start);
+    Ok([first.await?.is_ok(), second.await?.is_ok()])
+}
+
+async fn confirm_and_sweep_have_one_winner(lab: &dyn Lab) -> Result<()> {
+    let (visitor, clock) = gala(lab, 8).await?;
+    for number in 1..=8 {
+        let booking = format!("b{number}");
+        hold(&visitor, &booking, &[number]).await?;
+        // Just before the end, at it, and after it.
+        clock.advance(MINUTE * 10 - Duration::from_millis(1) + Duration::from_millis(number as u64 % 3));
+        let done = race(&visitor, &booking, ["confirm", "expire"]).await?;
+        ensure!(done[0] != done[1], "of confirm and expire {done:?} were done");
+        same("whether it could be confirmed", &done[0], &(number % 3 == 0))?;
+    }
+    check_rows(&visitor).await
+}
+
+async fn cancel_and_confirm_have_one_winner(lab: &dyn Lab) -> Result<()> {
+    let (visitor, _) = gala(lab, 8).await?;
+    for number in 1..=8 {
+        let booking = format!("b{number}");
+        hold(&visitor, &booking, &[number]).await?;
+        let done = race(&visitor, &booking, ["cancel", "confirm"]).await?;
+        ensure!(done[0] != done[1], "of cancel and confirm {done:?} were done");
+    }
+    check_rows(&visitor).await
+}
+
+async fn the_best_units_are_side_by_side(lab: &dyn Lab) -> Result<()> {
+    let (visitor, _) = gala(lab, 6).await?;
+    hold(&visitor, "b1", &[2]).await?;
+    let best = |booking: &str, count: u64| json!({"booking_id": booking, "event_id": "gala", "count": count, "holder": "bob"});
+    let held = visitor.done("seat_booking.hold", &[], best("b2", 3), None).await?;
+    let units: Vec<i64> =
+        held.body["units"].as_array().into_iter().flatten().filter_map(Json::as_i64).collect();
+    ensure!(units == [3, 4, 5] || units == [4, 5, 6], "three side by side, got {units:?}");
+    // Two are left, apart from one another.
+    let held = visitor.done("seat_booking.hold", &[], best("b3", 2), None).await?;
+    same("what is left", &held.body["units"].as_array().map(Vec::len), &Some(2))?;
+    visitor.refused("seat_booking.hold", &[], best("b4", 1), None, Code::Held).await?;
+    check_rows(&visitor).await
+}
+
+async fn many_buyers_never_share_a_unit(lab: &dyn Lab) -> Result<()> {
+    // Whoever lost a race pauses, so the clock has to go by itself.
+    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+    offer(&visitor, 12).await?;
+    let buyers = (0..24).map(|buyer| {
+        let visitor = visitor.clone();
+        tokio::spawn(async move {
+            let booking = format!("b{buyer}");
+            // Half of them name what they want, and want the same; the others take what is best.
+            let input = if buyer % 2 == 0 {
+                wanted(&booking, &[1 + buyer % 6, 7 + buyer % 6])
+            } else {
+                json!({"booking_id": booking, "event_id": "gala", "count": 1, "holder": "bob"})
+            };
+            let held = visitor.call("seat_booking.hold", &[], input, None).await;
+            match held {
+                Ok(_) if buyer % 3 == 0 => {
+                    visitor.call("seat_booking.cancel", &id(&booking), json!({}), None).await
+                }
+                Ok(_) => visitor.call("seat_booking.confirm", &id(&booking), json!({}), None).await,
+                refused => refused,
+            }
+        })
+    });
+    let mut bought = 0;
+    for buyer in buyers.collect::<Vec<_>>() {
+        match buyer.await? {
+            Ok(_) => bought += 1,
+            Err(refusal) => {
+                let expected = [Code::Held, Code::WrongState, Code::Contended];
+                ensure!(expected.contains(&refusal.code), "{refusal}");
+            }
+        }
+    }
+    ensure!(bought > 0, "nobody bought anything");
+    let records = whole_log(visitor.house.store().as_ref()).await?;
+    ensure!(records.iter().all(|record| record.fate == Fate::Applied), "an operation was given up");
+    check_rows(&visitor).await
+}
+
+async fn bookings_are_listed_by_holder(lab: &dyn Lab) -> Result<()> {
+    let (visitor, clock) = gala(lab, 3).await?;
+    for number in 1..=3 {
+        hold(&visitor, &format!("b{number}"), &[number]).await?;
+        clock.advance(Duration::from_secs(1));
+    }
+    // An index may lag behind the rows.
+    for _ in 0..LOOKS_MAX {
+        if listed(&visitor).await? == ["b3", "b2", "b1"] {
+            return Ok(());
+        }
+        pause().await;
+    }
+    same("newest first", &listed(&visitor).await?, &["b3", "b2", "b1"].map(str::to_owned).to_vec())
+}
+
+/// The ids of ann's bookings, read by pages.
+async fn listed(visitor: &Visitor) -> Result<Vec<String>> {
+    let (mut ids, mut cursor) = (Vec::new(), None);
+    loop {
+        let mut input = json!({"holder": "ann", "limit": 2});
+        if let Some(cursor) = cursor {
+            input["cursor"] = Json::String(cursor);
+        }
+        let page = visitor.done("seat_booking.list", &[], input, None).await?;
+        let rows = page.body.as_array().into_iter().flatten();
+        ids.extend(rows.filter_map(|row| row["booking_id"].as_str().map(str::to_owned)));
+        cursor = page.next;
+        if cursor.is_none() {
+            return Ok(ids);
+        }
+    }
+}
+
+async fn bookings_of_tenants_are_apart(lab: &dyn Lab) -> Result<()> {
+    let (visitor, _) = gala(lab, 1).await?;
+    let other = visitor.for_tenant("zeta")?;
+    hold(&visitor, "b1", &[1]).await?;
+    other.refused("seat_booking.read", &id("b1"), json!({}), None, Code::NotFound).await?;
+    other.refused("seat_booking.confirm", &id("b1"), json!({}), None, Code::NotFound).await?;
+    other.refused("seat_booking.hold", &[], wanted("b1", &[1]), None, Code::NotFound).await?;
+    other.refused("seat.read", &seat(1), json!({}), None, Code::NotFound).await?;
+    Ok(())
+}

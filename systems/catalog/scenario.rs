@@ -1,0 +1,198 @@
+//! Editors of three shops change products and prices at the same time, shoppers look at them, and a setting of each
+//! shop is changed by everybody.
+//!
+//! A product's label says its price. Both are changed in one batch under the versions that were seen, so that they can
+//! never be seen to differ; a shop's rows carry its name, so that a row in the wrong shop would show.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::json;
+use statehouse::{Code, Refusal};
+use statehouse_store::random::Random;
+use statehouse_store::{Tenant, Value};
+
+use super::{
+    Invariant, Stage, histories, nothing_is_lost_or_doubled, number, request, under, versions_have_one_writer,
+};
+
+const SHOPS: [&str; 3] = ["east", "north", "west"];
+const PRODUCTS: u64 = 8;
+
+/// What editors and shoppers know to have been acknowledged.
+#[derive(Default)]
+struct Acknowledged {
+    operations: Vec<String>,
+    views: i64,
+    changes: i64,
+}
+
+type Shared = Arc<Mutex<Acknowledged>>;
+
+fn note(shared: &Shared, operation: &str, count: impl FnOnce(&mut Acknowledged)) {
+    let mut acknowledged = shared.lock().unwrap_or_else(PoisonError::into_inner);
+    acknowledged.operations.push(operation.to_owned());
+    count(&mut acknowledged);
+}
+
+pub(super) async fn run(stage: Arc<Stage>) -> Result<Vec<Invariant>> {
+    let shared = Shared::default();
+    for shop in SHOPS {
+        open_shop(&stage, &shared, shop).await?;
+    }
+    stage
+        .callers(|stage, person, random| {
+            let shared = shared.clone();
+            async move { work(&stage, &shared, person, random).await }
+        })
+        .await?;
+    let records = stage.records().await?;
+    let acknowledged = std::mem::take(&mut *shared.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut invariants = vec![
+        versions_have_one_writer(&histories(&records))?,
+        nothing_is_lost_or_doubled(&records, &acknowledged.operations)?,
+    ];
+    let (mut views, mut changes, mut rows) = (0, 0, 0);
+    for shop in SHOPS {
+        let tenant = Tenant::new(shop)?;
+        for product in 0..PRODUCTS {
+            let (product, price) =
+                (read_product(&stage, &tenant, product).await?, read_price(&stage, &tenant, product).await?);
+            views += number(&product, "views")?;
+            rows += 2;
+            let (label, amount) = (product["name"].as_str().unwrap_or_default(), number(&price, "amount")?);
+            ensure!(
+                label == name_of(shop, amount),
+                "{shop}: the label says {label} and the price is {amount}"
+            );
+        }
+        let setting =
+            stage.call(&tenant, request("setting.read", &["changes".into()], json!({})), "").await?;
+        let setting = setting.map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
+        let list = setting.body["value"].as_array().context("the setting is no list")?;
+        ensure!(list.iter().all(|entry| entry == shop), "{shop} has an entry of another shop: {list:?}");
+        changes += list.len() as i64;
+        rows += 1;
+    }
+    ensure!(views == acknowledged.views, "{} views were counted and {views} are there", acknowledged.views);
+    ensure!(changes == acknowledged.changes, "{} changes, and {changes} are there", acknowledged.changes);
+    invariants.push(Invariant {
+        holds: "label and price never differ",
+        counted: format!("{} products", PRODUCTS as usize * SHOPS.len()),
+    });
+    invariants
+        .push(Invariant { holds: "no row shows another shop's writes", counted: format!("{rows} rows") });
+    invariants.push(Invariant {
+        holds: "every view and every appended change is there once",
+        counted: format!("{views} views, {changes} changes"),
+    });
+    Ok(invariants)
+}
+
+fn name_of(shop: &str, amount: i64) -> String {
+    format!("{shop} for {amount}")
+}
+
+fn product_key(product: u64) -> [Value; 1] {
+    [format!("product-{product}").into()]
+}
+
+fn price_key(product: u64) -> [Value; 2] {
+    [format!("product-{product}").into(), "EUR".into()]
+}
+
+/// Products and prices come in together.
+async fn open_shop(stage: &Stage, shared: &Shared, shop: &str) -> Result<()> {
+    let tenant = Tenant::new(shop)?;
+    for product in 0..PRODUCTS {
+        let id = format!("product-{product}");
+        let requests = [
+            request("product.create", &[], json!({"product_id": id, "name": name_of(shop, 100)})),
+            request("price.create", &[], json!({"product_id": id, "currency": "EUR", "amount": 100})),
+        ];
+        let operation = format!("{shop}-stock-{product}");
+        stage.batch(&tenant, &requests, &operation).await?.map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
+        note(shared, &operation, |_| {});
+    }
+    let operation = format!("{shop}-setting");
+    let setting = request("setting.create", &[], json!({"name": "changes", "value": []}));
+    stage.call(&tenant, setting, &operation).await?.map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
+    note(shared, &operation, |_| {});
+    Ok(())
+}
+
+/// What one person does, in any shop.
+async fn work(stage: &Stage, shared: &Shared, person: usize, mut random: Random) -> Result<()> {
+    for number in 0..stage.size.actions {
+        let shop = random.pick(&SHOPS).copied().unwrap_or_default();
+        let tenant = Tenant::new(shop)?;
+        let product = random.below(PRODUCTS);
+        let operation = format!("person-{person}-{number}");
+        match random.below(10) {
+            0 => {
+                let key = ["changes".into()];
+                let append = request("setting.mutate", &key, json!({"append": {"value": shop}}));
+                stage
+                    .call(&tenant, append, &operation)
+                    .await?
+                    .map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
+                note(shared, &operation, |acknowledged| acknowledged.changes += 1);
+            }
+            1..6 => {
+                let view =
+                    request("product.mutate", &product_key(product), json!({"increment": {"views": 1}}));
+                stage
+                    .call(&tenant, view, &operation)
+                    .await?
+                    .map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
+                note(shared, &operation, |acknowledged| acknowledged.views += 1);
+            }
+            _ => {
+                let amount = i64::try_from(random.below(1_000))?;
+                reprice(stage, shared, shop, &tenant, product, amount, &operation).await?;
+            }
+        }
+        stage.done();
+    }
+    Ok(())
+}
+
+/// Changes label and price together, under the versions that were read; reads again when somebody was faster.
+async fn reprice(
+    stage: &Stage,
+    shared: &Shared,
+    shop: &str,
+    tenant: &Tenant,
+    product: u64,
+    amount: i64,
+    operation: &str,
+) -> Result<()> {
+    for attempt in 0.. {
+        let seen = number(&read_product(stage, tenant, product).await?, "version")?;
+        let seen_price = number(&read_price(stage, tenant, product).await?, "version")?;
+        let label = request("product.patch", &product_key(product), json!({"name": name_of(shop, amount)}));
+        let price = request("price.patch", &price_key(product), json!({"amount": amount}));
+        let operation = format!("{operation}-{attempt}");
+        match stage.batch(tenant, &[under(seen, label), under(seen_price, price)], &operation).await? {
+            // Nothing is logged where everything already was as wanted.
+            Ok(answers) if answers.iter().all(|answer| answer.token.is_none()) => return Ok(()),
+            Ok(_) => {
+                note(shared, &operation, |_| {});
+                return Ok(());
+            }
+            Err(Refusal { code: Code::VersionConflict, .. }) => {}
+            Err(refusal) => bail!("{operation}: {refusal}"),
+        }
+    }
+    Ok(())
+}
+
+async fn read_product(stage: &Stage, tenant: &Tenant, product: u64) -> Result<serde_json::Value> {
+    let answer = stage.call(tenant, request("product.read", &product_key(product), json!({})), "").await?;
+    Ok(answer.map_err(|refusal| anyhow::anyhow!("{refusal}"))?.body)
+}
+
+async fn read_price(stage: &Stage, tenant: &Tenant, product: u64) -> Result<serde_json::Value> {
+    let answer = stage.call(tenant, request("price.read", &price_key(product), json!({})), "").await?;
+    Ok(answer.map_err(|refusal| anyhow::anyhow!("{refusal}"))?.body)
+}

@@ -1,0 +1,232 @@
+//! Buyers of four events, more than there are seats for. They hold, and then buy, give up, walk away, or come too late.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::{Value as Json, json};
+use statehouse::{Code, worker};
+use statehouse_store::random::Random;
+use statehouse_store::{Clock as _, Record, Row, Scan, SystemClock, Tenant, Time};
+
+use super::{Invariant, Stage, nothing_is_lost_or_doubled, request};
+
+const EVENTS: [&str; 4] = ["ballet", "gala", "opera", "play"];
+/// How long a hold lasts in the scenario; the blueprint's ten minutes are shortened to it.
+pub(super) const HOLD: (&str, &str) = ("hold_for  = \"10m\"", "hold_for  = \"200ms\"");
+const HOLD_FOR: Duration = Duration::from_millis(200);
+/// How often the end of the last holds is looked for, and the pause between two looks.
+const LOOKS_MAX: usize = 600;
+const PAUSE: Duration = Duration::from_millis(50);
+
+type Acknowledged = Arc<Mutex<Vec<String>>>;
+
+pub(super) async fn run(stage: Arc<Stage>) -> Result<Vec<Invariant>> {
+    let tenant = Tenant::new("default")?;
+    let acknowledged = Acknowledged::default();
+    let seats = (stage.size.callers * stage.size.actions / 4 / EVENTS.len()).max(4);
+    for event in EVENTS {
+        for seat in 1..=seats {
+            let operation = format!("offer-{event}-{seat}");
+            let input = json!({"event_id": event, "seat_no": seat, "price": 50});
+            act(&stage, &tenant, &acknowledged, "seat.create", "", input, &operation).await?;
+        }
+    }
+    stage.house.start_workers(worker::Options::default());
+    stage
+        .callers(|stage, caller, random| {
+            let (tenant, acknowledged) = (tenant.clone(), acknowledged.clone());
+            async move { buy(&stage, &tenant, &acknowledged, caller, seats, random).await }
+        })
+        .await?;
+    let swept = every_hold_ends(&stage, &tenant).await?;
+    stage.house.stop_workers().await;
+    let records = stage.records().await?;
+    let acknowledged = std::mem::take(&mut *acknowledged.lock().unwrap_or_else(PoisonError::into_inner));
+    Ok(vec![
+        seats_have_one_owner(&stage, &tenant, seats).await?,
+        bookings_go_one_way(&records)?,
+        nothing_is_lost_or_doubled(&records, &acknowledged)?,
+        Invariant { holds: "every hold has ended", counted: format!("{swept} bookings") },
+    ])
+}
+
+/// What one caller's buyers do, one after the other.
+async fn buy(
+    stage: &Stage,
+    tenant: &Tenant,
+    acknowledged: &Acknowledged,
+    caller: usize,
+    seats: usize,
+    mut random: Random,
+) -> Result<()> {
+    for number in 0..stage.size.actions {
+        let booking = format!("buyer-{caller}-{number}");
+        let event = random.pick(&EVENTS).copied().unwrap_or_default();
+        let mut wanted =
+            json!({"booking_id": booking, "event_id": event, "holder": format!("caller-{caller}")});
+        if random.chance(0.5) {
+            let seat = 1 + random.below(seats as u64);
+            wanted["seat_no"] = json!([seat]);
+        } else {
+            wanted["count"] = json!(1 + random.below(4));
+        }
+        let hold = format!("{booking}-hold");
+        if act(stage, tenant, acknowledged, "seat_booking.hold", "", wanted, &hold).await? {
+            let then = |action: &'static str| {
+                let operation = format!("{booking}-{action}");
+                let action = format!("seat_booking.{action}");
+                let (stage, booking) = (&*stage, booking.clone());
+                async move { act(stage, tenant, acknowledged, &action, &booking, json!({}), &operation).await }
+            };
+            match random.below(10) {
+                // Walks away; the house frees the seats.
+                0..2 => {}
+                2..4 => drop(then("cancel").await?),
+                4 => {
+                    then("extend").await?;
+                    then("confirm").await?;
+                }
+                // Comes too late, or just in time.
+                5 => {
+                    SystemClock.sleep(HOLD_FOR).await;
+                    then("confirm").await?;
+                }
+                _ => drop(then("confirm").await?),
+            }
+        }
+        stage.done();
+    }
+    Ok(())
+}
+
+/// Calls an action, and says whether it was done; `false` if it was refused as it may be.
+async fn act(
+    stage: &Stage,
+    tenant: &Tenant,
+    acknowledged: &Acknowledged,
+    action: &str,
+    key: &str,
+    input: Json,
+    operation: &str,
+) -> Result<bool> {
+    let key: Vec<_> = if key.is_empty() { Vec::new() } else { vec![key.into()] };
+    match stage.call(tenant, request(action, &key, input), operation).await? {
+        Ok(_) => {
+            acknowledged.lock().unwrap_or_else(PoisonError::into_inner).push(operation.to_owned());
+            Ok(true)
+        }
+        Err(refusal) => match refusal.code {
+            Code::Held | Code::WrongState | Code::Expired => Ok(false),
+            _ => bail!("{operation}: {refusal}"),
+        },
+    }
+}
+
+async fn rows(stage: &Stage, tenant: &Tenant, table: &str) -> Result<Vec<Row>> {
+    let table = stage.house.schema().table(table).with_context(|| format!("there is no table {table}"))?;
+    let mut scan = Scan::of(table, tenant);
+    let mut rows = Vec::new();
+    loop {
+        let page = stage.store.scan(&scan).await?;
+        rows.extend(page.rows);
+        let Some(next) = page.next else { return Ok(rows) };
+        scan = scan.after(next)?;
+    }
+}
+
+/// Waits until the workers have swept the last hold.
+async fn every_hold_ends(stage: &Stage, tenant: &Tenant) -> Result<usize> {
+    for _ in 0..LOOKS_MAX {
+        let bookings = rows(stage, tenant, "seat_bookings").await?;
+        if bookings.iter().all(|row| row.text("state") != Some("IN_PROGRESS")) {
+            return Ok(bookings.len());
+        }
+        SystemClock.sleep(PAUSE).await;
+    }
+    bail!(
+        "bookings are still in progress long after their end; worker figures: {:?}",
+        stage.house.worker_figures()
+    )
+}
+
+async fn seats_have_one_owner(stage: &Stage, tenant: &Tenant, offered: usize) -> Result<Invariant> {
+    let mut sold = BTreeMap::new();
+    for booking in rows(stage, tenant, "seat_bookings").await? {
+        if booking.text("state") != Some("CONFIRMED") {
+            continue;
+        }
+        let id = booking.text("booking_id").unwrap_or_default().to_owned();
+        let event = booking.text("event_id").unwrap_or_default().to_owned();
+        for seat in booking.json("units").and_then(Json::as_array).into_iter().flatten() {
+            let seat = (event.clone(), seat.as_i64().context("a seat without a number")?);
+            let other = sold.insert(seat.clone(), id.clone());
+            ensure!(other.is_none(), "{seat:?} was sold to {id} and to {other:?}");
+        }
+    }
+    let count = sold.len();
+    let seats = rows(stage, tenant, "seats").await?;
+    ensure!(
+        seats.len() == offered * EVENTS.len(),
+        "{} seats were offered and {} are there",
+        offered,
+        seats.len()
+    );
+    for row in seats {
+        let seat = (row.text("event_id").unwrap_or_default().to_owned(), row.int("seat_no").unwrap_or(0));
+        let owner = sold.remove(&seat);
+        let state = if owner.is_some() { "SOLD" } else { "AVAILABLE" };
+        ensure!(row.text("state") == Some(state), "{seat:?} belongs to {owner:?}, and its row is {row}");
+        ensure!(
+            row.text("booking_id") == owner.as_deref(),
+            "{seat:?} belongs to {owner:?}, and its row is {row}"
+        );
+    }
+    ensure!(sold.is_empty(), "seats were sold that are not there: {sold:?}");
+    Ok(Invariant {
+        holds: "no seat is sold twice, and each booking has its seats",
+        counted: format!("{count} seats sold"),
+    })
+}
+
+/// Checks every booking's history: its order, and its ends against the clock of the engine.
+fn bookings_go_one_way(records: &[Record]) -> Result<Invariant> {
+    let mut ends: BTreeMap<&str, Option<Time>> = BTreeMap::new();
+    let mut expired = 0;
+    for record in records.iter().filter(|record| record.resource == "seat_booking") {
+        for event in &record.events {
+            let row = event.data.get("row").context("an event without its row")?;
+            let id = row["booking_id"].as_str().context("a booking without its id")?;
+            let end: Time = row["expires_at"].as_str().context("a booking without its end")?.parse()?;
+            // The row of an extension has the new end; what counts for it is the one before.
+            let before = match ends.get(record.key.as_str()) {
+                Some(before) => *before,
+                None => None,
+            };
+            match (event.name.as_str(), before) {
+                ("seat_booking.held", None) if !ends.contains_key(record.key.as_str()) => {}
+                ("seat_booking.extended", Some(before)) => {
+                    ensure!(record.at < before, "{id} was extended at {}, after its end {before}", record.at);
+                }
+                ("seat_booking.confirmed", Some(before)) => {
+                    ensure!(
+                        record.at < before,
+                        "{id} was confirmed at {}, after its end {before}",
+                        record.at
+                    );
+                }
+                ("seat_booking.expired", Some(before)) => {
+                    ensure!(record.at >= before, "{id} expired at {}, before its end {before}", record.at);
+                    expired += 1;
+                }
+                ("seat_booking.cancelled", Some(_)) => {}
+                (name, before) => bail!("{id}: {name} when its end was {before:?}"),
+            }
+            let open = matches!(event.name.as_str(), "seat_booking.held" | "seat_booking.extended");
+            ends.insert(&record.key, open.then_some(end));
+        }
+    }
+    let counted = format!("{} bookings, {expired} expired by the house", ends.len());
+    Ok(Invariant { holds: "every booking went one way, and none was confirmed after its end", counted })
+}
