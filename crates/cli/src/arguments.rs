@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use statehouse::engine::Engine;
-use statehouse_drills::scenario::Size;
+use statehouse_drills::scenario::{SYSTEMS, Size};
 
 use crate::output::Failure;
 use crate::settings::Flags;
@@ -247,10 +247,14 @@ impl Key {
     }
 }
 
+fn system_names() -> clap::builder::PossibleValuesParser {
+    SYSTEMS.iter().map(|system| system.name).into()
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct Init {
-    /// What to begin with: profile, catalog or tickets, as in `statehouse demo`.
-    #[arg(long, default_value = "profile")]
+    /// The system to begin with.
+    #[arg(long, default_value = "profile", value_parser = system_names())]
     pub template: String,
     /// The folder; made if it does not exist.
     #[arg(default_value = ".")]
@@ -350,8 +354,8 @@ impl EngineName {
 
 #[derive(Args, Debug)]
 pub(crate) struct Demo {
-    /// Which system: profile, catalog or tickets.
-    #[arg(default_value = "profile")]
+    /// Which system.
+    #[arg(default_value = "profile", value_parser = system_names())]
     pub system: String,
     /// An empty store [default: a SQLite file that is deleted afterwards].
     #[arg(long, value_name = "URL")]

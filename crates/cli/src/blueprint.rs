@@ -51,7 +51,9 @@ fn write_new(path: &Path, text: &str) -> Result<(), Failure> {
     use std::io::Write as _;
     let file = std::fs::File::options().write(true).create_new(true).open(path);
     let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
-    Ok(written.with_context(|| format!("{} was not written", path.display()))?)
+    Ok(written.with_context(|| {
+        format!("{} was not written; give another folder, `statehouse init FOLDER`", path.display())
+    })?)
 }
 
 pub(crate) fn check(check: &Check, output: &Output) -> Result<(), Failure> {
@@ -94,7 +96,18 @@ pub(crate) async fn plan(plan: &Plan, output: &Output) -> Result<(), Failure> {
     if let Some(to) = plan.to {
         return show_move(&own, to.engine(), output);
     }
-    let house = open(&own).await?;
+    // A plan changes nothing, so it does not make a file either: an empty one elsewhere stands for it.
+    let stand_in = match own.store.strip_prefix("sqlite:") {
+        Some(path) if !Path::new(path.strip_prefix("//").unwrap_or(path)).exists() => {
+            Some(tempfile::tempdir().context("there is no place for a temporary file")?)
+        }
+        _ => None,
+    };
+    let store = match &stand_in {
+        Some(folder) => format!("sqlite:{}", folder.path().join("empty.db").display()),
+        None => own.store.clone(),
+    };
+    let house = open(&Own { store, ..own }).await?;
     let changes = house.migrate(Migrate::Show).await?;
     output.show(&json!({"changes": changes_json(&changes)}), || {
         if changes.is_empty() {

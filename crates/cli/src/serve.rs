@@ -19,6 +19,11 @@ use crate::{blueprint, hint};
 pub(crate) async fn run(serve: &Serve, output: &Output) -> Result<(), Failure> {
     let settings = Settings::read(&serve.flags()?)?;
     let _logs = start_log(&settings.own)?;
+    // Before anything is opened or migrated, so that a server that may not listen leaves nothing behind.
+    let listener = match settings.own.workers {
+        Workers::Only => None,
+        Workers::On | Workers::Off => Some(bind(&settings).await?),
+    };
     let house = blueprint::open(&settings.own).await?;
     let changes = house.migrate(Migrate::Apply).await?;
     for change in &changes {
@@ -28,9 +33,9 @@ pub(crate) async fn run(serve: &Serve, output: &Output) -> Result<(), Failure> {
     if settings.own.workers != Workers::Off {
         house.start_workers(statehouse::worker::Options::default());
     }
-    let served = match settings.own.workers {
-        Workers::Only => work(&house, output).await,
-        Workers::On | Workers::Off => listen(&house, &settings, output).await,
+    let served = match listener {
+        None => work(&house, output).await,
+        Some(listener) => listen(listener, &house, &settings, output).await,
     };
     house.stop_workers().await;
     house.store().close().await;
@@ -49,23 +54,32 @@ async fn work(house: &House, output: &Output) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn listen(house: &Arc<House>, settings: &Settings, output: &Output) -> Result<(), Failure> {
+/// Takes the address, if the server may be reached there.
+async fn bind(settings: &Settings) -> Result<TcpListener, Failure> {
     let address = &settings.own.listen;
-    let server = Server::new(house.clone(), settings.server.clone()).await.map_err(anyhow::Error::from)?;
     let listener = TcpListener::bind(address).await.with_context(|| {
         format!("{address} cannot be listened on; --listen takes another address, and port 0 any free one")
     })?;
+    settings.server.may_listen(&listener).map_err(anyhow::Error::from)?;
+    Ok(listener)
+}
+
+async fn listen(
+    listener: TcpListener,
+    house: &Arc<House>,
+    settings: &Settings,
+    output: &Output,
+) -> Result<(), Failure> {
+    let server = Server::new(house.clone(), settings.server.clone()).await.map_err(anyhow::Error::from)?;
     let bound = listener.local_addr().context("the socket has no address")?;
     let scheme = if settings.server.tls.is_some() { "https" } else { "http" };
     let url = format!("{scheme}://{bound}");
     let needs_key = settings.server.auth.is_required();
-    if needs_key || bound.ip().is_loopback() {
-        let commands = hint::commands(house, &url, needs_key).await?;
-        let json = json!({
-            "house": house.name(), "url": url, "engine": house.store().engine(), "try": commands,
-        });
-        output.line(&json, || greeting(house, &url, needs_key, &commands));
-    }
+    let commands = hint::commands(house, &url, needs_key).await?;
+    let json = json!({
+        "house": house.name(), "url": url, "engine": house.store().engine(), "try": commands,
+    });
+    output.line(&json, || greeting(house, &url, needs_key, &commands));
     server.serve(listener, told_to_stop()).await.map_err(|error| anyhow::Error::from(error).into())
 }
 

@@ -48,6 +48,10 @@ impl Shell {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
+    fn has(&self, name: &str) -> bool {
+        self.folder.path().join(name).exists()
+    }
+
     fn write(&self, name: &str, text: &str) {
         std::fs::write(self.folder.path().join(name), text).unwrap();
     }
@@ -57,9 +61,10 @@ impl Shell {
 fn from_nothing_to_a_conflict() {
     let shell = Shell::new();
     shell.expect(0, &["init"]);
-    assert!(shell.expect(1, &["init"]).contains("was not written"), "a blueprint is never overwritten");
+    assert!(shell.expect(1, &["init"]).contains("give another folder"), "a blueprint is never overwritten");
     assert!(shell.expect(0, &["check"]).contains("good blueprint"));
     assert!(shell.expect(0, &["plan"]).contains("CREATE TABLE profiles"));
+    assert!(!shell.has("statehouse.db"), "a plan makes no file");
     shell.expect(0, &["apply"]);
     assert!(shell.expect(0, &["plan"]).contains("Nothing to do"));
     let created = shell.json(0, &["call", "profile.create", "user_id=42", "display_name=Ann"]);
@@ -99,6 +104,7 @@ fn wrong_usage_is_told_apart() {
     shell.write("statehouse.toml", "[entity.a]\nkey = { id = \"int\" }\n");
     assert!(shell.expect(2, &["plan", "--store", "house.db"]).contains("names no store"));
     assert!(shell.expect(2, &["call", "a.read"]).contains("needs --key id"));
+    assert!(shell.expect(1, &["call", "a.raed", "--key", "1"]).contains("did you mean `read`?"));
     assert!(shell.expect(2, &["call", "a.read", "--key", "x"]).contains("must be int"));
     shell.expect(2, &["call"]);
     assert!(shell.expect(2, &["atlas", "zebra"]).contains("there is no archetype"));
@@ -157,7 +163,9 @@ fn every_template_is_a_good_blueprint() {
         shell.expect(0, &["check", "--blueprint", "shop/statehouse.toml"]);
     }
     assert!(
-        Shell::new().expect(2, &["init", "--template", "x"]).contains("there are catalog, profile, tickets")
+        Shell::new()
+            .expect(2, &["init", "--template", "x"])
+            .contains("[possible values: catalog, profile, tickets]")
     );
 }
 
@@ -258,7 +266,8 @@ fn keys_let_in_until_they_are_revoked() {
 fn without_credentials_the_server_stays_at_home() {
     let shell = Shell::new();
     shell.expect(0, &["init"]);
-    let text = shell.expect(1, &["serve", "--listen", "0.0.0.0:0", "--store", "memory:"]);
+    let text = shell.expect(1, &["serve", "--listen", "0.0.0.0:0"]);
+    assert!(!shell.has("statehouse.db"), "it was refused before anything was made");
     assert!(text.contains("not a loopback address") && text.contains("API keys"), "{text}");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
@@ -290,7 +299,7 @@ fn demos_end_with_what_holds() {
         assert!(report["invariants"].as_array().unwrap().len() >= 4, "{report}");
         assert_eq!(report["figures"]["actions"], "100");
     }
-    assert!(shell.expect(2, &["demo", "nothing"]).contains("there are catalog, profile, tickets"));
+    assert!(shell.expect(2, &["demo", "nothing"]).contains("[possible values: catalog, profile, tickets]"));
     shell.expect(0, &["init"]);
     shell.expect(0, &["call", "profile.create", "user_id=1", "display_name=Ann"]);
     assert!(shell.expect(1, &["demo", "--store", "sqlite:statehouse.db"]).contains("wants an empty store"));

@@ -27,7 +27,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use serde_json::{Value as Json, json};
 use statehouse::follow::{Listener, Next};
-use statehouse::house::subject_of;
+use statehouse::house::{data_of, subject_of};
 use statehouse::{House, Refusal};
 use statehouse_store::{Event, LogPage, Record, StoreError, Tenant, Time};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
@@ -362,7 +362,7 @@ fn cloud_event(house: &House, record: &Record, number: usize, event: &Event) -> 
         "subject": format!("{resource}/{key}"),
         "time": record.at.to_string(),
         "datacontenttype": "application/json",
-        "data": event.data,
+        "data": data_of(event),
     })
 }
 

@@ -77,6 +77,18 @@ pub enum SetupError {
     Socket(#[from] std::io::Error),
 }
 
+impl Config {
+    /// Whether a server with these settings may be reached at the listener's address: without credentials only at a
+    /// loopback one.
+    pub fn may_listen(&self, listener: &TcpListener) -> Result<(), SetupError> {
+        let address = listener.local_addr()?;
+        if self.auth.is_required() || address.ip().is_loopback() {
+            return Ok(());
+        }
+        Err(SetupError::OpenToTheWorld(address))
+    }
+}
+
 /// A server, ready to serve.
 pub struct Server {
     shared: Arc<Shared>,
@@ -105,10 +117,8 @@ impl Server {
         listener: TcpListener,
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), SetupError> {
+        self.shared.config.may_listen(&listener)?;
         let address = listener.local_addr()?;
-        if self.shared.gate.is_open() && !address.ip().is_loopback() {
-            return Err(SetupError::OpenToTheWorld(address));
-        }
         let connections = Connections { shared: self.shared.clone(), tls: self.tls };
         tracing::info!(target: "statehouse::http", %address, house = self.shared.house.name(), "listening");
         listen::serve(listener, connections, shutdown, self.stop).await;

@@ -10,13 +10,14 @@
 //!     or, if there is none, at once. Whoever meets a lock of somebody else waits, with growing pauses and an end.
 //! H6. Every event says what it is about ([`subject_of`]), also in a batch, whose record stands under its first subject.
 
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::{
-    Clock, Commit, Draft as EventDraft, Entry, Event, Fate, Ids, Migrate, Plan, Random, Record, Refused,
-    Schema, Store, StoreError, SystemClock, Tenant, Value,
+    Clock, Commit, Draft as EventDraft, Entry, Event, Fate, Ids, Migrate, Plan, PlanError, Random, Record,
+    Refused, Schema, Store, StoreError, SystemClock, Tenant, Value,
 };
 use tokio::task::JoinHandle;
 
@@ -257,14 +258,21 @@ impl House {
 
     /// The resource of that name.
     pub fn resource(&self, name: &str) -> Result<&Resource, Refusal> {
-        self.resources.iter().find(|resource| resource.name == name).ok_or_else(|| no_such("resource", name))
+        let names = || self.resources.iter().map(|resource| resource.name.as_str());
+        let found = self.resources.iter().find(|resource| resource.name == name);
+        found.ok_or_else(|| no_such("resource", name, names()))
     }
 
     /// The action of that full name.
     pub fn action(&self, name: &str) -> Result<(&Resource, &Action), Refusal> {
-        let (resource, action) = name.split_once('.').ok_or_else(|| no_such("action", name))?;
+        let (resource, action) = name.split_once('.').ok_or_else(|| {
+            let message = format!("`{name}` is no action: write the resource, a dot and the action");
+            Refusal::new(Code::NotFound, message)
+        })?;
         let resource = self.resource(resource)?;
-        resource.action(action).map(|action| (resource, action)).ok_or_else(|| no_such("action", name))
+        let names = || resource.actions.iter().map(|action| action.name);
+        let found = resource.action(action).map(|action| (resource, action));
+        found.ok_or_else(|| no_such(&format!("action of {}", resource.name), action, names()))
     }
 
     /// Runs one action.
@@ -531,6 +539,18 @@ pub fn subject_of<'r>(record: &'r Record, event: &'r Event) -> Option<(&'r str, 
     Some((resource, key.unwrap_or(&record.key)))
 }
 
+/// What an event of a record says, without what only tells its subject.
+pub fn data_of(event: &Event) -> Cow<'_, Json> {
+    match event.data.as_object() {
+        Some(data) if data.contains_key(SUBJECT) => {
+            let mut data = data.clone();
+            data.remove(SUBJECT);
+            Cow::Owned(Json::Object(data))
+        }
+        _ => Cow::Borrowed(&event.data),
+    }
+}
+
 /// Checks a request against the action's form.
 fn admit(resource: &Resource, action: &Action, tenant: &Tenant, request: Request) -> Result<Call, Refusal> {
     let Request { key, input, expected, .. } = request;
@@ -546,7 +566,8 @@ fn admit(resource: &Resource, action: &Action, tenant: &Tenant, request: Request
     }
     if action.needs_version && expected.is_none() {
         let message = format!(
-            "{}.{} overwrites what others may have written: say which version you have seen",
+            "{}.{} overwrites what others may have written: say which version you have seen, with If-Match over HTTP \
+             or --version on the command line",
             resource.name, action.name
         );
         return Err(Refusal::new(Code::VersionRequired, message));
@@ -599,6 +620,11 @@ fn assemble(
         return Ok(Assembled::Done(drafts.into_iter().filter_map(answer).collect()));
     };
     let mut plan = Plan::of(tenant, operation).without_rows();
+    if let Some((_, lost)) = std::iter::once((resource, subject.clone())).chain(subjects).find(is_unnameable)
+    {
+        let detail = format!("`{lost}` cannot be a key: no path could name the row");
+        return Err(Refusal::misfits(vec![Misfit { pointer: "/key".into(), detail }]));
+    }
     let mut entry = Entry::about(&resource.name, subject.as_str()).fingerprint(fingerprint);
     let mut steps = Vec::with_capacity(drafts.len());
     for draft in drafts {
@@ -618,7 +644,35 @@ fn assemble(
         steps.push(plan.steps.len() - before);
         entry = entry.event(event);
     }
-    Ok(Assembled::Plan(plan.steps(locks.iter().map(Held::release)).log(entry).build()?, steps))
+    let plan = plan.steps(locks.iter().map(Held::release)).log(entry).build();
+    Ok(Assembled::Plan(plan.map_err(|error| unbuilt(error, &steps))?, steps))
+}
+
+/// Whether clients and proxies take a key, in a path, for the folder itself or the one above.
+fn is_unnameable((_, key): &(&Resource, String)) -> bool {
+    ["", ".", ".."].contains(&key.as_str())
+}
+
+/// Why a plan cannot be, in words of the calls that it is made of.
+fn unbuilt(error: PlanError, steps: &[usize]) -> Refusal {
+    let PlanError::RowTwice { row, first, second } = &error else { return error.into() };
+    let call_of = |step: usize| {
+        let mut end = 0;
+        steps.iter().position(|count| {
+            end += count;
+            step < end
+        })
+    };
+    match (call_of(*first), call_of(*second)) {
+        (Some(one), Some(other)) if one != other => {
+            let message = format!(
+                "calls {one} and {other} of the batch, counted from 0, both write {row}; a batch writes a row once, so \
+                 make one call of them or send them one after the other"
+            );
+            Refusal::new(Code::InvalidInput, message)
+        }
+        _ => error.into(),
+    }
 }
 
 /// Which call a refused step belongs to, and what that means.

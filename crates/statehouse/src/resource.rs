@@ -8,7 +8,7 @@ use statehouse_store::{Table, Type, Value};
 use crate::action::{Action, Code, Refusal};
 use crate::atlas::Archetype;
 use crate::blueprint::problem::{Problem, Problems};
-use crate::blueprint::{Blueprint, Thing};
+use crate::blueprint::{self, Blueprint, Thing};
 use crate::form::Misfit;
 use crate::infra;
 use crate::own;
@@ -169,7 +169,12 @@ pub fn declare(blueprint: &Blueprint) -> Result<Vec<Resource>, Problems> {
     problems.or(resources)
 }
 
-/// The refusal of something that the house does not have.
-pub fn no_such(what: &str, name: &str) -> Refusal {
-    Refusal::new(Code::NotFound, format!("there is no {what} `{name}`"))
+/// The refusal of something that the house does not have, with what it has instead.
+pub fn no_such<'n>(what: &str, name: &str, known: impl Iterator<Item = &'n str>) -> Refusal {
+    let known: Vec<&str> = known.collect();
+    let advice = match blueprint::nearest(name, known.iter().copied()) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("there are {}", known.join(", ")),
+    };
+    Refusal::new(Code::NotFound, format!("there is no {what} `{name}`; {advice}"))
 }

@@ -255,6 +255,33 @@ async fn input_is_checked_before_anything_is_read() {
     assert_eq!(refusal.code, Code::NotFound);
 }
 
+#[tokio::test]
+async fn a_key_that_no_path_can_name_is_refused() {
+    let blueprint = "[house]\nname = \"shop\"\n[entity.note]\nkey = { id = \"text\" }\n";
+    let blueprint = Blueprint::read("statehouse.toml", blueprint).unwrap();
+    let house = House::over(Arc::new(ModelStore::new()), &blueprint).unwrap();
+    house.migrate(Migrate::Apply).await.unwrap();
+    let tenant = Tenant::new("acme").unwrap();
+    for (id, accepted) in [("", false), (".", false), ("..", false), ("...", true), (",", true), ("%", true)]
+    {
+        let input = json!({"id": id}).as_object().cloned().unwrap();
+        let request = Request { action: "note.create".into(), key: vec![], input, expected: None };
+        let answer = house.call(&tenant, request, Operation::default()).await;
+        assert_eq!(answer.is_ok(), accepted, "{id:?}: {answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_batch_that_writes_a_row_twice_says_which_calls_do() {
+    let bench = Bench::new().await;
+    let create =
+        |user: i64| Bench::request("create", user, json!({"user_id": user, "display_name": "Ann"}), None);
+    let batch = vec![create(1), create(2), create(1)];
+    let (_, refusal) = bench.house.batch(&bench.tenant, batch, Operation::default()).await.unwrap_err();
+    assert_eq!(refusal.code, Code::InvalidInput);
+    assert!(refusal.message.starts_with("calls 0 and 2 of the batch"), "{refusal}");
+}
+
 /// Several callers count in a world that loses answers: every acknowledged call counts once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn counting_survives_lost_answers() {

@@ -16,6 +16,7 @@ use serde_json::Value as Json;
 use statehouse_store::Clock;
 
 use super::conditions::single;
+use super::strict;
 use crate::problem::{MALFORMED, Problem, REQUEST_TIMEOUT, TOO_LARGE, UNSUPPORTED_MEDIA_TYPE};
 
 /// How much more than the limit is read and thrown away before the connection is given up: a client that is still
@@ -119,7 +120,7 @@ pub fn json(headers: &HeaderMap, body: &[u8], patch: bool) -> Result<Option<Json
         return Err(Problem::new(UNSUPPORTED_MEDIA_TYPE, detail).header(name, accepted));
     }
     let text = std::str::from_utf8(body).map_err(|_| Problem::new(MALFORMED, "the body is not UTF-8"))?;
-    let json = serde_json::from_str(text).map_err(|error| {
+    let json = strict::read(text).map_err(|error| {
         Problem::new(MALFORMED, format!("the body is not JSON that can be read: {error}"))
     })?;
     Ok(Some(json))
@@ -160,6 +161,7 @@ mod tests {
         assert!(read("application/merge-patch+json", "{}", true).is_ok());
         assert_eq!(read("application/json", "{", false), Err("malformed"));
         assert_eq!(read("application/json", &"[".repeat(200), false), Err("malformed"));
+        assert_eq!(read("application/json", r#"{"a": 1, "a": 2}"#, false), Err("malformed"));
         let not_text = json(&headers("application/json"), b"\"\xff\"", false);
         assert_eq!(not_text.unwrap_err().kind.code, "malformed");
     }

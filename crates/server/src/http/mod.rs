@@ -16,6 +16,7 @@ mod context;
 mod flight;
 mod path;
 mod routes;
+mod strict;
 mod writes;
 
 use std::convert::Infallible;

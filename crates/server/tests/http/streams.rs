@@ -154,6 +154,7 @@ async fn a_batch_is_told_whole(site: Site) {
     let events = stream.take(2).await;
     let subjects: Vec<&str> = events.iter().map(|(_, event)| event["subject"].as_str().unwrap()).collect();
     assert_eq!(subjects, ["profile/1", "seat/gala,1"]);
+    assert!(events.iter().all(|(_, event)| event["data"].get("subject").is_none()), "it is said once");
     // Whoever is cut off within the record gets all of it again.
     let mut again = Stream::open(&server, &format!("/v1/events?after={}", events[0].0), "").await;
     assert_eq!(again.take(2).await.len(), 2);

@@ -66,7 +66,8 @@ impl Engine {
 
 impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        // People know it by its URL.
+        f.write_str(if *self == Engine::Model { "memory" } else { self.name() })
     }
 }
 

@@ -116,10 +116,7 @@ pub(super) fn actions(entity: &Arc<Entity>, key: &[Field], needs_version: bool) 
             route: at(Method::Put, Place::Item),
             input: whole,
             output: row.clone(),
-            refusals: locked(
-                &[Code::NotFound, Code::Deleted, Code::VersionConflict],
-                &[Code::NotFound, Code::Deleted, Code::VersionConflict, Code::Contended],
-            ),
+            refusals: &[Code::NotFound, Code::Deleted, Code::VersionConflict, Code::Contended],
             needs_version,
             answers: &["concurrent overwrite race", "retry ambiguity on write"],
             after: vec![named("create")],

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use serde_json::{Map, Value as Json};
 use statehouse_store::guard::{column, now};
-use statehouse_store::table::VERSION;
+use statehouse_store::table::{Column, VERSION};
 use statehouse_store::{
-    Address, Consistency, Draft as EventDraft, Event, Expr, Guard, Operand, Reason, Refused, Row, Step,
-    Table, Tenant, Value,
+    Address, BadValue, Consistency, Draft as EventDraft, Event, Expr, Guard, Operand, Reason, Refused, Row,
+    Step, Table, Tenant, Value,
 };
 
 use super::rules::{Mutation, Way, computed, contents, differs, is_zero, zero_like};
@@ -141,17 +142,17 @@ impl Entity {
         Draft::Write(Pieces { subject: key_text(&call.key), steps, event })
     }
 
+    /// The key of a row that is created, which is part of its contents.
+    fn new_key(&self, contents: &Map<String, Json>) -> Result<Vec<Value>, BadValue> {
+        let part = |column: &Column| {
+            Value::from_json(contents.get(&column.name).cloned().unwrap_or_default(), column.kind)
+        };
+        self.table.key_columns().iter().map(part).collect()
+    }
+
     fn create(&self, call: &Call) -> Result<Draft, Refusal> {
-        // The key of a create is part of its input.
-        let key = self
-            .table
-            .key_columns()
-            .iter()
-            .map(|column| {
-                Value::from_json(call.input.get(&column.name).cloned().unwrap_or_default(), column.kind)
-            })
-            .collect::<Result<Vec<Value>, _>>()
-            .map_err(|why| Refusal::new(Code::InvalidInput, why.to_string()))?;
+        let key =
+            self.new_key(&call.input).map_err(|why| Refusal::new(Code::InvalidInput, why.to_string()))?;
         let mut step =
             Step::insert(&self.table, key.iter().cloned()).set(STATUS, ACTIVE).set(UPDATED_AT, now());
         for (name, value) in contents(&self.fields, &call.input, true)? {
@@ -281,7 +282,10 @@ impl Write for Writer {
         let entity = &self.entity;
         let (Reason::Guard { .. }, Some(row)) = (&refused.reason, &refused.current) else {
             return match (self.verb, &refused.reason) {
-                (Verb::Create, _) => common_verdict(&format!("this {}", entity.name), refused),
+                (Verb::Create, _) => {
+                    let key = entity.new_key(&call.input).unwrap_or_default();
+                    common_verdict(&format!("{} {}", entity.name, key_text(&key)), refused)
+                }
                 // The row of the hot fields was made by somebody else meanwhile.
                 (Verb::Mutate, Reason::Present) => Verdict::TryAgain,
                 _ => common_verdict(&entity.what(call), refused),
@@ -313,12 +317,8 @@ impl Write for Writer {
             row.remove(VERSION);
         }
         let created = (self.verb == Verb::Create).then(|| {
-            let table = &self.entity.table;
-            let parts = table.key_columns().iter().map(|column| {
-                Value::from_json(row.get(&column.name).cloned().unwrap_or_default(), column.kind)
-                    .unwrap_or(Value::Null)
-            });
-            key_text(&parts.collect::<Vec<_>>())
+            let key = row.as_object().and_then(|row| self.entity.new_key(row).ok());
+            key_text(&key.unwrap_or_default())
         });
         Answer { created, ..Answer::row(row) }
     }
