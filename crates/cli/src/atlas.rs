@@ -17,6 +17,7 @@ key = { id = "int" }
 fields = { n = "int?", list = "json?" }
 [lease.claim]
 key = { id = "int" }
+[log.readers]
 [timer.alarm]
 key = { id = "int" }
 "#;

@@ -154,7 +154,7 @@ struct Witness {
 
 impl Witness {
     fn on(clock: Arc<ManualClock>) -> Witness {
-        Witness { model: ModelStore::with(clock, 1), asked: Mutex::default() }
+        Witness { model: ModelStore::with(clock, 2), asked: Mutex::default() }
     }
 
     fn note(&self, kept: Kept) {

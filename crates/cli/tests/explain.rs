@@ -55,11 +55,11 @@ fn an_entity_with_hot_fields() {
 }
 
 #[test]
-fn every_action_of_leases_and_timers() {
+fn every_action_of_leases_timers_and_groups() {
     let blueprint = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("rooms.toml");
-    let text = "[house]\nname = \"rooms\"\n[lease.lock]\nkey = { name = \"text\" }\n[timer.bell]\nkey = { id = \"int\" }\n";
+    let text = "[house]\nname = \"rooms\"\n[lease.lock]\nkey = { name = \"text\" }\n[timer.bell]\nkey = { id = \"int\" }\n[log.audit]\n";
     std::fs::write(&blueprint, text).unwrap();
-    for (resource, actions) in [("lock", 6), ("bell", 4)] {
+    for (resource, actions) in [("lock", 6), ("bell", 4), ("audit", 9), ("audit_parked", 3)] {
         for engine in ["sqlite", "postgres", "dynamodb"] {
             let output = Command::new(env!("CARGO_BIN_EXE_statehouse"))
                 .args(["explain", resource, "--on", engine, "--blueprint"])

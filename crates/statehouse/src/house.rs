@@ -26,6 +26,7 @@ use crate::blueprint::Blueprint;
 use crate::cache::{self, Cache, Token};
 use crate::follow::{self, Tail};
 use crate::form::{Misfit, object_misfits};
+use crate::infra::log::{Consumer, Group, Handler, Trimmer};
 use crate::lock::{self, Held, Taken};
 use crate::own;
 use crate::resource::{self, Resource, no_such};
@@ -80,6 +81,8 @@ impl Operation {
 pub struct House {
     name: String,
     resources: Vec<Resource>,
+    /// Those of the resources, and the house's own.
+    workers: Vec<Arc<dyn Worker>>,
     schema: Schema,
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
@@ -137,10 +140,21 @@ impl House {
         let schema = Schema::new(tables).unwrap_or_default();
         let cache = Arc::new(Cache::holding(cache::BYTES_DEFAULT, store.partitions(), clock.clone()));
         let tail = Arc::new(Tail::of(store.partitions()));
-        let bells = Arc::new(Bells::of(resources.iter().flat_map(|resource| &resource.workers)));
+        let partitions = store.partitions();
+        let mut workers: Vec<Arc<dyn Worker>> = Vec::new();
+        for resource in &resources {
+            workers.extend(resource.workers.iter().cloned());
+            let consumers = resource.consumers.iter().cloned();
+            workers.extend(consumers.map(|handler| consumer(handler, partitions)));
+        }
+        if let Some(keeping) = blueprint.keeping {
+            workers.push(Arc::new(Trimmer::of(keeping, partitions)));
+        }
+        let bells = Arc::new(Bells::of(&workers));
         Ok(House {
             name: blueprint.name.clone(),
             resources,
+            workers,
             schema,
             store,
             clock,
@@ -158,6 +172,24 @@ impl House {
     pub fn with_cache(mut self, bytes: usize) -> House {
         self.cache = Arc::new(Cache::holding(bytes, self.store.partitions(), self.clock.clone()));
         self
+    }
+
+    /// The same house with one more group of its own that reads the log. Its work is done by [`House::start_workers`].
+    #[must_use]
+    pub fn with_consumer(mut self, handler: Arc<dyn Handler>) -> House {
+        self.workers.push(consumer(handler, self.store.partitions()));
+        self.bells = Arc::new(Bells::of(&self.workers));
+        self
+    }
+
+    /// A group of the house that reads the log, by its name: how far it has got, and what it has parked.
+    pub fn group(&self, name: &str) -> Group {
+        Group::named(self.store.clone(), self.clock.clone(), name)
+    }
+
+    /// All workers: those of the resources, and the house's own.
+    pub fn workers(&self) -> &[Arc<dyn Worker>] {
+        &self.workers
     }
 
     /// Starts what follows the log on behalf of this house, in the caller's tokio runtime, until the house is gone.
@@ -179,8 +211,7 @@ impl House {
     /// Starts the workers of all resources, in the caller's tokio runtime, until [`House::stop_workers`] or until the
     /// house is gone. Other processes over the same store share the work.
     pub fn start_workers(&self, options: worker::Options) {
-        let workers: Vec<Arc<dyn Worker>> =
-            self.resources.iter().flat_map(|resource| resource.workers.clone()).collect();
+        let workers = self.workers.clone();
         // The declarations of the house's own things are right, which a test shows.
         let (Ok(leases), Some(tenant)) = (own::leases(), own::tenant()) else { return };
         let premises = Premises {
@@ -530,6 +561,10 @@ impl Drop for House {
         }
         self.cache.stop();
     }
+}
+
+fn consumer(handler: Arc<dyn Handler>, partitions: u32) -> Arc<dyn Worker> {
+    Arc::new(Consumer::of(handler, partitions))
 }
 
 /// What an event of a record is about: the resource and the key, as text (H6).

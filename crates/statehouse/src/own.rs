@@ -1,13 +1,14 @@
 //! Tables of the house itself, whatever its blueprint says: who may come in, what is kept secret, who does which work.
 //!
 //! They are part of every house's schema, so that a migration that removes what the blueprint no longer names leaves
-//! them alone. Their rows belong to [`tenant`], which no caller can be; whom a key lets in stands in its row.
+//! them alone. Their rows belong to [`tenant`], which no caller can be; whom a key lets in stands in its row. Only the
+//! progress of groups through the log ([`log`]) has rows of other tenants as well.
 
 use std::sync::Arc;
 
 use statehouse_store::{SchemaError, Table, Tenant, Type};
 
-use crate::infra::lease;
+use crate::infra::{lease, log};
 
 /// Keys that let callers in.
 pub const KEYS: &str = "house_keys";
@@ -56,12 +57,12 @@ pub fn leases() -> Result<Arc<Table>, SchemaError> {
 
 /// All of them. The declarations stand above and are right, which a test shows.
 pub fn tables() -> Vec<Arc<Table>> {
-    [keys(), secrets(), leases()].into_iter().flatten().collect()
+    [keys(), secrets(), leases(), log::progress_table(), log::parked_table()].into_iter().flatten().collect()
 }
 
 /// Whether a blueprint must leave this table's name alone.
 pub fn has_table(name: &str) -> bool {
-    [KEYS, SECRETS, LEASES].contains(&name)
+    [KEYS, SECRETS, LEASES, log::PROGRESS, log::PARKED].contains(&name)
 }
 
 #[cfg(test)]
@@ -71,7 +72,7 @@ mod tests {
     #[test]
     fn the_declarations_are_right() {
         let tables = tables();
-        assert_eq!(tables.len(), 3);
+        assert_eq!(tables.len(), 5);
         assert!(tables.iter().all(|table| has_table(table.name())));
         assert!(is_own(&tenant().unwrap()));
     }

@@ -11,6 +11,7 @@ use crate::blueprint::problem::{Problem, Problems};
 use crate::blueprint::{self, Blueprint, Thing};
 use crate::form::Misfit;
 use crate::infra;
+use crate::infra::log::Handler;
 use crate::own;
 use crate::product;
 use crate::worker::Worker;
@@ -30,6 +31,8 @@ pub struct Resource {
     pub actions: Vec<Action>,
     /// What the house does for it by itself.
     pub workers: Vec<Arc<dyn Worker>>,
+    /// What it does with the records of the log, by itself; each becomes a worker with a shard for each partition.
+    pub consumers: Vec<Arc<dyn Handler>>,
 }
 
 impl Resource {
@@ -115,10 +118,11 @@ pub(crate) fn state_name(name: &str) -> String {
 type Declare = fn(&Thing, &mut Problems) -> Vec<Resource>;
 
 /// The archetypes that are built, by keyword. The one list.
-const BUILT: [(&str, Declare); 4] = [
+const BUILT: [(&str, Declare); 5] = [
     ("booking", product::booking::declare),
     ("entity", |thing, problems| product::entity::declare(thing, problems).into_iter().collect()),
     ("lease", |thing, problems| infra::lease::declare(thing, problems).into_iter().collect()),
+    ("log", infra::log::declare),
     ("timer", |thing, problems| infra::timer::declare(thing, problems).into_iter().collect()),
 ];
 

@@ -129,7 +129,7 @@ impl Visitor {
             Err(lease) => return Err(StoreError::unavailable(format!("{lease:?} is taken"))),
         };
         let mut progress = Vec::new();
-        for worker in house.resources().iter().flat_map(|resource| &resource.workers) {
+        for worker in house.workers() {
             for shard in 0..worker.shards() {
                 let (store, clock, ids) = (house.store(), &**house.clock(), house.ids());
                 let shift = Shift { store, clock, ids, shard, held: &held };

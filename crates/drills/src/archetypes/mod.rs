@@ -10,7 +10,9 @@ mod booking;
 mod entity;
 mod house;
 mod lease;
+mod log;
 mod timer;
 
 /// Every list of cases.
-pub const CASES: &[&[Case]] = &[blueprint::CASES, booking::CASES, entity::CASES, lease::CASES, timer::CASES];
+pub const CASES: &[&[Case]] =
+    &[blueprint::CASES, booking::CASES, entity::CASES, lease::CASES, log::CASES, timer::CASES];

@@ -17,12 +17,18 @@ pub mod problem;
 pub mod settings;
 pub mod tree;
 
+use std::time::Duration;
+
 use statehouse_store::table::NAME_MAX;
 
 use crate::atlas;
+use crate::infra::log::Keeping;
 use problem::{Problem, Problems};
 use settings::Settings;
 use tree::{Entry, Node};
+
+/// The shortest retention of the log: callers that retry must be recognized, and readers have time to come back.
+const RETENTION_MIN: Duration = Duration::from_secs(60);
 
 /// A blueprint that could be read. Its things have known archetypes and distinct names; what their settings mean is
 /// for the archetypes to say.
@@ -34,6 +40,8 @@ pub struct Blueprint {
     pub text: String,
     /// The house's name.
     pub name: String,
+    /// How long the log is kept; for ever if nothing is said.
+    pub keeping: Option<Keeping>,
     /// What it declares, in the order of the file.
     pub things: Vec<Thing>,
 }
@@ -54,11 +62,11 @@ impl Blueprint {
     pub fn read(file: &str, text: &str) -> Result<Blueprint, Problems> {
         let mut problems = Problems::of(file, text);
         let root = tree::parse(text, &mut problems);
-        let mut name = None;
+        let (mut name, mut keeping) = (None, None);
         let mut things: Vec<Thing> = Vec::new();
         for Entry { key, key_span, value } in root {
             if key == "house" {
-                name = read_house(value, &mut problems);
+                (name, keeping) = read_house(value, &mut problems);
             } else if let Some(archetype) = atlas::by_keyword(&key) {
                 read_things(archetype, value, &mut things, &mut problems);
             } else {
@@ -75,7 +83,7 @@ impl Blueprint {
         }
         things.sort_by_key(|thing| thing.settings.span().start);
         let name = name.unwrap_or_else(|| "house".to_owned());
-        problems.or(Blueprint { file: file.to_owned(), text: text.to_owned(), name, things })
+        problems.or(Blueprint { file: file.to_owned(), text: text.to_owned(), name, keeping, things })
     }
 
     /// The thing of that name.
@@ -89,11 +97,22 @@ impl Blueprint {
     }
 }
 
-fn read_house(value: Node, problems: &mut Problems) -> Option<String> {
-    let mut settings = Settings::of("house", value, problems)?;
+fn read_house(value: Node, problems: &mut Problems) -> (Option<String>, Option<Keeping>) {
+    let Some(mut settings) = Settings::of("house", value, problems) else { return (None, None) };
     let name = settings.text("name", problems);
+    let span = settings.duration("log_retention", problems);
+    let unread = settings.bool("log_keep_unread", problems);
     settings.finish(problems);
-    name
+    if span.is_some_and(|span| span < RETENTION_MIN) {
+        let title = format!("`log_retention` must be at least {RETENTION_MIN:?}");
+        let advice = "a retry is recognized for as long as its first record is kept";
+        problems.add(Problem::at(settings.span_of("log_retention"), title).advice(advice));
+    }
+    if span.is_none() && unread.is_some() {
+        let title = "`log_keep_unread` says what `log_retention` leaves, which is not given";
+        problems.add(Problem::at(settings.span_of("log_keep_unread"), title));
+    }
+    (name, span.map(|span| Keeping { span, unread: unread.unwrap_or(true) }))
 }
 
 fn read_things(
@@ -229,6 +248,8 @@ error: `entty` is not an archetype
         check("[entity]\n", "declares nothing");
         check("[house]\nname = 3\n", "expected text");
         check("[house]\nnome = \"x\"\n", "did you mean `name`?");
+        check("[house]\nlog_retention = \"5s\"\n", "must be at least 60s");
+        check("[house]\nlog_keep_unread = false\n", "which is not given");
     }
 
     #[test]

@@ -63,13 +63,13 @@ use crate::resource::{Resource, key_text, plural, state_name};
 /// The states of a row. `EXPIRED` is how a held one reads after its time; it is not stored.
 const STATES: [&str; 3] = [HELD, FREE, EXPIRED];
 const HELD: &str = "HELD";
-const FREE: &str = "FREE";
+pub(crate) const FREE: &str = "FREE";
 const EXPIRED: &str = "EXPIRED";
 /// The columns of a lease.
-const STATE: &str = "state";
-const HOLDER: &str = "holder";
-const EPOCH: &str = "epoch";
-const ACQUIRED_AT: &str = "acquired_at";
+pub(crate) const STATE: &str = "state";
+pub(crate) const HOLDER: &str = "holder";
+pub(crate) const EPOCH: &str = "epoch";
+pub(crate) const ACQUIRED_AT: &str = "acquired_at";
 pub(crate) const EXPIRES_AT: &str = "expires_at";
 /// The indexes of an archetype's table. Neither holds what a renewal changes.
 const BY_STATE: &str = "by_state";
@@ -412,6 +412,7 @@ pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
         tables: vec![table],
         actions: actions(&lease, &key, max),
         workers: Vec::new(),
+        consumers: Vec::new(),
     })
 }
 

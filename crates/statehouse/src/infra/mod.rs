@@ -2,4 +2,5 @@
 
 pub mod due;
 pub mod lease;
+pub mod log;
 pub mod timer;

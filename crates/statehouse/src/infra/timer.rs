@@ -151,6 +151,7 @@ pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
         tables: vec![table],
         actions: actions(&timer, &key),
         workers: vec![scanner],
+        consumers: Vec::new(),
     })
 }
 

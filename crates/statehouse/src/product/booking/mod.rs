@@ -213,6 +213,7 @@ fn declare_both(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 2]>
             tables: vec![booking.units_table.clone()],
             actions: actions::unit_actions(&booking),
             workers: Vec::new(),
+            consumers: Vec::new(),
         },
         Resource {
             name: booking.bookings.clone(),
@@ -221,6 +222,7 @@ fn declare_both(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 2]>
             tables: vec![booking.bookings_table.clone()],
             actions: actions::booking_actions(&booking),
             workers: vec![sweeper],
+            consumers: Vec::new(),
         },
     ])
 }

@@ -158,6 +158,7 @@ pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
         tables,
         actions: actions::actions(&entity, &key, require_version),
         workers: Vec::new(),
+        consumers: Vec::new(),
     })
 }
 

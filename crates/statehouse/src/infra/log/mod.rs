@@ -1,0 +1,197 @@
+//! I05 Append log and consumer progress: groups that read the store's log, each record's effect once, in order by key.
+//!
+//! ```text
+//!                   effect and offset in one plan
+//!   record ──► ahead ─────────────────────────────► done
+//!                │                                   ▲
+//!                │ it cannot be done, or an older     │ replayed, oldest first; or discarded
+//!                │ record of its key is parked        │
+//!                └──────────────► PARKED ─────────────┘
+//! ```
+//!
+//! A *group* is everybody who reads the log for one purpose, under one name. Its members share the log's partitions by
+//! lease: one member at a time for each. There are two kinds. A group of the house is a [`Handler`] that is registered
+//! with it; its records are those of all tenants, and the worker runtime spreads its partitions over processes. A
+//! declared group, `[log.NAME]`, belongs to each tenant by itself; programs outside read it by the actions of
+//! [`group`], and see their own tenant's records only.
+//!
+//! **Rows.** `house_progress(tenant, consumer, log_partition, reached, era, parked, missed, keeps_from, state, holder,
+//! epoch, acquired_at, expires_at, updated_at, version)` and `house_parked(tenant, consumer, log_partition, subject,
+//! log_offset, reason, tries, parked_at, ready_at, keeps_from, version)`. A plan belongs to one tenant, so the truth of a
+//! house's group is one row for each tenant and partition: up to where that tenant's records are done. The house's own
+//! row for the partition is only a *low-water mark*: everything up to there is done, and a new holder begins behind it
+//! and passes over what the tenants' rows say is done.
+//!
+//! **Invariants.**
+//! - I1. A record's effect and the progress past it are one plan. *Nothing else moves `reached` forward.*
+//! - I2. Each record has its effect once. *Guard of every effect:* `reached = the one that was read`, or that there is no
+//!   row yet.
+//! - I3. A holder that was overtaken writes nothing. *Guard of every effect:* `epoch <= mine`, which the plan then sets; of
+//!   every move of the low-water mark the lease itself ([`Shift::guard`](crate::worker::Shift::guard)). Of a declared group:
+//!   `epoch = mine and holder = me`.
+//! - I4. Records of one key have their effects in the order of the log. *A partition has all records of a subject, and
+//!   is gone through in order; once one is parked, later ones of its key are parked behind it. Guard of every effect:*
+//!   `parked = the one that was read`, so that who is parked cannot change between the looking and the writing.
+//! - I5. One record that cannot be done holds up its key and nothing else. *Parking and passing it are one plan.*
+//! - I6. The low-water mark is never ahead of the work. *It is moved after the plans of all tenants, under I3.*
+//! - I7. What a group has yet to read, or has parked, is not trimmed, unless the blueprint says so; and if it was, that is
+//!   counted in `missed` and said. *`keeps_from`, indexed across tenants, is what the trimmer looks at.*
+//! - I8. A replay does everything again. *`era` is raised with the new low-water mark, in one row; a tenant's row of an older
+//!   era says nothing about what is done. Guard of every move of the mark:* `era = the one that was read`.
+//!
+//! **Failures.** *Duplicate consumption*: I2, and I3 for a holder that was paused. *Offset advanced before effect
+//! committed*: I1, I6. *Consumer lag*: [`Group::standing`] says it in records and in time; a step takes many records, all
+//! tenants at once. *Out-of-order processing across partitions*: I4; what is in different partitions has no order, and a
+//! batch of several rows stands under its first: who needs more guards by the row's version, as projections do.
+//!
+//! **Hotspots.** *Hot partitions*: tenants of one partition go side by side; a store is made with as many partitions as
+//! it needs. *Log I/O*: one read serves all tenants of a page. *Lag buildup*: [`Effect::taken`] lets a handler make one
+//! plan of many records. *Rebalance churn*: a partition changes hands at a step's end, and the next holder begins at the
+//! low-water mark.
+
+mod consumer;
+pub mod group;
+mod parking;
+mod progress;
+mod retention;
+
+use std::fmt;
+
+use async_trait::async_trait;
+use statehouse_store::{Entry, Fate, Record, Step, Store, StoreError, Tenant};
+
+pub use consumer::{Consumer, feed};
+pub use group::declare;
+pub use parking::{PARKED, Parked, parked_table};
+pub use progress::{Books, Group, PROGRESS, Standing, progress_table};
+pub use retention::{Keeping, Trimmer};
+
+/// What a group of the house does with records.
+#[async_trait]
+pub trait Handler: Send + Sync + fmt::Debug {
+    /// The group's name. Progress is kept under it.
+    fn group(&self) -> &str;
+
+    /// Whether a record concerns the group. Those that do not are passed over without a plan.
+    fn wants(&self, _record: &Record) -> bool {
+        true
+    }
+
+    /// The key by which order is kept, and by which records are parked.
+    fn subject(&self, record: &Record) -> String {
+        subject_of(record)
+    }
+
+    /// What is to be written for these records of one tenant, which stand in this order in one partition. There is at
+    /// least one; the effect may be that of the first few only ([`Effect::taken`]). What is read on the way is read after
+    /// everything before these records was done.
+    async fn handle(&self, records: &[Record], reading: &Reading<'_>) -> Result<Effect, Unable>;
+}
+
+/// What a handler may read.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading<'a> {
+    /// The store.
+    pub store: &'a dyn Store,
+    /// Whose records they are. What is written belongs to the same tenant.
+    pub tenant: &'a Tenant,
+}
+
+/// What is written for records, in one plan with the progress past them.
+#[derive(Clone, Debug, Default)]
+pub struct Effect {
+    /// How many of the records this is for, from the first one on.
+    pub taken: usize,
+    /// The steps; there may be none.
+    pub steps: Vec<Step>,
+    /// What it leaves in the log, if anything.
+    pub entry: Option<Entry>,
+}
+
+impl Effect {
+    /// Steps for so many records.
+    pub fn of(taken: usize, steps: Vec<Step>) -> Effect {
+        Effect { taken, steps, entry: None }
+    }
+}
+
+/// Why a handler has nothing to write for records. If there were several, each is tried by itself before it counts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Unable {
+    /// Not now: the same records are tried again, for ever.
+    Later(StoreError),
+    /// Never: the record is parked with this reason.
+    Never(String),
+}
+
+impl From<StoreError> for Unable {
+    fn from(error: StoreError) -> Unable {
+        match error {
+            StoreError::LimitExceeded { .. } => Unable::Never(error.to_string()),
+            error => Unable::Later(error),
+        }
+    }
+}
+
+impl From<statehouse_store::PlanError> for Unable {
+    fn from(error: statehouse_store::PlanError) -> Unable {
+        Unable::Never(error.to_string())
+    }
+}
+
+/// The subject of a record, as text that fits into a key.
+pub fn subject_of(record: &Record) -> String {
+    bounded(format!("{}/{}", record.resource, record.key))
+}
+
+/// Bytes of a subject, so that it can stand in a key and in an index with the rest.
+const SUBJECT_BYTES_MAX: usize = 200;
+/// What is left of a longer one, before its digest.
+const SUBJECT_BYTES_KEPT: usize = 160;
+
+/// A text as it is, or its beginning and a digest of the whole.
+fn bounded(text: String) -> String {
+    if text.len() <= SUBJECT_BYTES_MAX {
+        return text;
+    }
+    let digest = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let ends = text.char_indices().map(|(place, _)| place);
+    let end = ends.take_while(|place| *place <= SUBJECT_BYTES_KEPT).last().unwrap_or(0);
+    format!("{}#{digest:016x}", text.get(..end).unwrap_or_default())
+}
+
+/// Whether a record says something that was done.
+fn is_applied(record: &Record) -> bool {
+    record.fate == Fate::Applied
+}
+
+/// The offset of a record that was read from the log.
+fn offset_of(record: &Record) -> u64 {
+    record.position.map_or(0, |position| position.offset)
+}
+
+/// An offset as a column holds it.
+fn column_of(offset: u64) -> i64 {
+    i64::try_from(offset).unwrap_or(i64::MAX)
+}
+
+/// A column's content as an offset.
+fn offset_in(column: i64) -> u64 {
+    u64::try_from(column).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_subjects_are_told_apart() {
+        assert_eq!(bounded("profile/1".into()), "profile/1");
+        let long = |end: &str| bounded(format!("{}{end}", "ä".repeat(200)));
+        assert!(long("a").len() <= SUBJECT_BYTES_MAX);
+        assert_ne!(long("a"), long("b"));
+        assert_eq!(long("a"), long("a"));
+    }
+}

@@ -1,0 +1,192 @@
+//! What cannot be done, and what waits behind it: rows that name a record of the log and say why.
+//!
+//! The record itself stays in the log, which is not trimmed past it (I7).
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use statehouse_store::guard::now;
+use statehouse_store::{
+    Operand, Query, Row, SchemaError, Step, Store, StoreError, Table, Tenant, Time, Type, Value,
+};
+
+use super::progress::{Books, CONSUMER, KEEPS, KEEPS_FROM, LOG_PARTITION, misuse};
+use super::{column_of, offset_in};
+
+/// The table of what is parked.
+pub const PARKED: &str = "house_parked";
+pub(super) const SUBJECT: &str = "subject";
+pub(super) const LOG_OFFSET: &str = "log_offset";
+pub(super) const REASON: &str = "reason";
+pub(super) const TRIES: &str = "tries";
+pub(super) const PARKED_AT: &str = "parked_at";
+pub(super) const READY_AT: &str = "ready_at";
+/// The index across tenants by which a group's holder finds what is to be tried again.
+pub(super) const READY: &str = "ready";
+/// Bytes of a reason that are kept.
+const REASON_BYTES_MAX: usize = 2_000;
+
+/// The declaration of the table.
+pub fn parked_table() -> Result<Arc<Table>, SchemaError> {
+    Table::named(PARKED)
+        .partition(CONSUMER, Type::Text)
+        .partition(LOG_PARTITION, Type::Int)
+        .sort(SUBJECT, Type::Text)
+        .sort(LOG_OFFSET, Type::Int)
+        .required(REASON, Type::Text)
+        .defaulted(TRIES, Type::Int, 0)
+        .required(PARKED_AT, Type::Time)
+        .optional(READY_AT, Type::Time)
+        .required(KEEPS_FROM, Type::Int)
+        .index_across(KEEPS, &[LOG_PARTITION], &[KEEPS_FROM])
+        .index_across(READY, &[CONSUMER, LOG_PARTITION], &[READY_AT])
+        .build()
+}
+
+/// One record that is parked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parked {
+    /// The partition it stands in.
+    pub partition: u32,
+    /// Its key.
+    pub subject: String,
+    /// Its offset.
+    pub offset: u64,
+    /// Why.
+    pub reason: String,
+    /// How often it was tried; 0 for one that is only behind another.
+    pub tries: i64,
+    /// Since when.
+    pub parked_at: Time,
+    /// Whether it is to be tried again.
+    pub ready: bool,
+}
+
+impl Parked {
+    pub(super) fn of(row: &Row) -> Parked {
+        let int = |name: &str| row.int(name).unwrap_or(0);
+        let text = |name: &str| row.text(name).unwrap_or_default().to_owned();
+        Parked {
+            partition: u32::try_from(int(LOG_PARTITION)).unwrap_or(0),
+            subject: text(SUBJECT),
+            offset: offset_in(int(LOG_OFFSET)),
+            reason: text(REASON),
+            tries: int(TRIES),
+            parked_at: row.time(PARKED_AT).unwrap_or(Time::MIN),
+            ready: row.time(READY_AT).is_some(),
+        }
+    }
+}
+
+fn key(consumer: &str, partition: u32, subject: &str, offset: u64) -> [Value; 4] {
+    [consumer.into(), i64::from(partition).into(), subject.into(), column_of(offset).into()]
+}
+
+/// A reason of bounded length.
+pub(super) fn shortened(reason: &str) -> &str {
+    let ends = reason.char_indices().map(|(place, letter)| place + letter.len_utf8());
+    let end = ends.take_while(|end| *end <= REASON_BYTES_MAX).last().unwrap_or(0);
+    reason.get(..end).unwrap_or_default()
+}
+
+/// Parks a record.
+pub(super) fn park(
+    consumer: &str,
+    partition: u32,
+    subject: &str,
+    offset: u64,
+    reason: &str,
+    tries: i64,
+    books: &Books,
+) -> Step {
+    Step::insert(&books.parked, key(consumer, partition, subject, offset))
+        .set(REASON, shortened(reason))
+        .set(TRIES, tries)
+        .set(PARKED_AT, now())
+        .set(KEEPS_FROM, column_of(offset.saturating_sub(1)))
+}
+
+/// Has a parked record tried again.
+pub(super) fn ready(parked: &Parked, consumer: &str, books: &Books) -> Step {
+    at(parked, consumer, books).set(READY_AT, now())
+}
+
+/// Says that a parked record was tried in vain.
+pub(super) fn in_vain(parked: &Parked, consumer: &str, reason: &str, books: &Books) -> Step {
+    at(parked, consumer, books)
+        .set(REASON, shortened(reason))
+        .set(TRIES, Operand::ColumnOr(TRIES.to_owned(), 0.into()).add(1))
+        .set(READY_AT, Value::Null)
+}
+
+fn at(parked: &Parked, consumer: &str, books: &Books) -> Step {
+    Step::update(&books.parked, key(consumer, parked.partition, &parked.subject, parked.offset))
+}
+
+/// Takes a parked record away.
+pub(super) fn remove(parked: &Parked, consumer: &str, books: &Books) -> Step {
+    Step::delete(&books.parked, key(consumer, parked.partition, &parked.subject, parked.offset))
+}
+
+/// All rows of a range.
+pub(super) async fn all(store: &dyn Store, mut query: Query) -> Result<Vec<Parked>, StoreError> {
+    let mut found = Vec::new();
+    loop {
+        let page = store.query(&query).await?;
+        found.extend(page.rows.iter().map(Parked::of));
+        let Some(next) = page.next else { return Ok(found) };
+        query = query.after(next).map_err(misuse)?;
+    }
+}
+
+/// The oldest few of a key.
+pub(super) async fn of_subject(
+    store: &dyn Store,
+    tenant: &Tenant,
+    consumer: &str,
+    partition: u32,
+    subject: &str,
+    limit: usize,
+) -> Result<Vec<Parked>, StoreError> {
+    let books = Books::open()?;
+    let query = Query::table(&books.parked, tenant, Books::key(consumer, partition))
+        .and_then(|query| query.prefix([subject.into()]))
+        .and_then(|query| query.limit(limit))
+        .map_err(misuse)?;
+    Ok(store.query(&query).await?.rows.iter().map(Parked::of).collect())
+}
+
+/// Which records are parked, by key: read after the row of progress, whose count guards them (I4).
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lot(HashMap<String, BTreeSet<u64>>);
+
+impl Lot {
+    pub(super) async fn read(
+        store: &dyn Store,
+        tenant: &Tenant,
+        consumer: &str,
+        partition: u32,
+    ) -> Result<Lot, StoreError> {
+        let books = Books::open()?;
+        let query = Query::table(&books.parked, tenant, Books::key(consumer, partition)).map_err(misuse)?;
+        let mut lot = Lot::default();
+        for parked in all(store, query).await? {
+            lot.add(parked.subject, parked.offset);
+        }
+        Ok(lot)
+    }
+
+    pub(super) fn add(&mut self, subject: String, offset: u64) {
+        self.0.entry(subject).or_default().insert(offset);
+    }
+
+    /// Whether a record of this key waits.
+    pub(super) fn has(&self, subject: &str) -> bool {
+        self.0.contains_key(subject)
+    }
+
+    /// Whether this very record does.
+    pub(super) fn holds(&self, subject: &str, offset: u64) -> bool {
+        self.0.get(subject).is_some_and(|offsets| offsets.contains(&offset))
+    }
+}
