@@ -18,6 +18,14 @@ fields = { n = "int?", list = "json?" }
 [lease.claim]
 key = { id = "int" }
 [log.readers]
+[sequence.number]
+kind = "counter"
+key = { id = "int" }
+[sequence.invoice_number]
+kind = "gapless"
+key = { id = "int" }
+[sequence.time_id]
+kind = "time"
 [timer.alarm]
 key = { id = "int" }
 "#;

@@ -4,25 +4,35 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-fn explain(system: &str, resource: &str, engine: &str) -> String {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let blueprint = root.join("systems").join(system).join("statehouse.toml");
+fn explain(blueprint: &Path, resource: &str, engine: &str) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_statehouse"))
         .args(["explain", resource, "--on", engine, "--blueprint"])
-        .arg(&blueprint)
+        .arg(blueprint)
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// A resource of a system.
 fn check(system: &str, resource: &str, actions: &[&str]) {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    check_in(&root.join("systems").join(system).join("statehouse.toml"), resource, actions);
+}
+
+/// A resource of a blueprint that stands beside the golden files.
+fn check_in_own(blueprint: &str, resource: &str, actions: &[&str]) {
+    let golden = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    check_in(&golden.join(blueprint), resource, actions);
+}
+
+fn check_in(blueprint: &Path, resource: &str, actions: &[&str]) {
     let bless = std::env::var_os("STATEHOUSE_BLESS").is_some();
     for engine in ["sqlite", "postgres", "dynamodb"] {
-        let text = explain(system, resource, engine);
+        let text = explain(blueprint, resource, engine);
         let name = format!("{resource}-{engine}.txt");
         let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/explain").join(&name);
         if bless {
@@ -78,4 +88,11 @@ fn every_action_of_a_booking() {
     check("tickets", "seat", &["create", "read", "list"]);
     let bookings = ["hold", "read", "list", "extend", "confirm", "cancel", "expire"];
     check("tickets", "seat_booking", &bookings);
+}
+
+#[test]
+fn every_action_of_a_sequence() {
+    check_in_own("sequences.toml", "ticket", &["next", "lease", "read", "ranges"]);
+    check_in_own("sequences.toml", "invoice_no", &["take", "read", "list"]);
+    check_in_own("sequences.toml", "order_id", &["lease", "reserve", "release", "next", "read", "list"]);
 }

@@ -1,10 +1,11 @@
 //! Lists by pages: what every action that lists takes, asks for and answers.
 
 use serde_json::{Value as Json, json};
-use statehouse_store::{Cursor, Query, Type};
+use statehouse_store::{Cursor, Query, Type, Value};
 
 use crate::action::{Answer, Call, Refusal};
-use crate::form::{Form, Property};
+use crate::blueprint::settings::Field;
+use crate::form::{Form, Misfit, Property};
 
 /// Rows in a page, if the caller says nothing.
 const ROWS_DEFAULT: i64 = 50;
@@ -20,6 +21,18 @@ pub(crate) fn properties() -> [Property; 2] {
         Property::optional(LIMIT, Form::Range(1, ROWS_MAX), &about),
         Property::optional(CURSOR, Form::Value(Type::Text), "where a page before this one ended"),
     ]
+}
+
+/// What a call gives for these fields: the rows of whom or what it asks for.
+pub(crate) fn given(fields: &[Field], call: &Call) -> Result<Vec<Value>, Refusal> {
+    let value = |field: &Field| {
+        let json = call.input.get(&field.name).cloned().unwrap_or_default();
+        Value::from_json(json, field.kind).map_err(|why| {
+            let pointer = format!("/{}", field.name);
+            Refusal::misfits(vec![Misfit { pointer, detail: why.to_string() }])
+        })
+    };
+    fields.iter().map(value).collect()
 }
 
 /// The page of a range that a call asks for.

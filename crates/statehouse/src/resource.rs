@@ -118,11 +118,12 @@ pub(crate) fn state_name(name: &str) -> String {
 type Declare = fn(&Thing, &mut Problems) -> Vec<Resource>;
 
 /// The archetypes that are built, by keyword. The one list.
-const BUILT: [(&str, Declare); 5] = [
+const BUILT: [(&str, Declare); 6] = [
     ("booking", product::booking::declare),
     ("entity", |thing, problems| product::entity::declare(thing, problems).into_iter().collect()),
     ("lease", |thing, problems| infra::lease::declare(thing, problems).into_iter().collect()),
     ("log", infra::log::declare),
+    ("sequence", |thing, problems| infra::sequence::declare(thing, problems).into_iter().collect()),
     ("timer", |thing, problems| infra::timer::declare(thing, problems).into_iter().collect()),
 ];
 

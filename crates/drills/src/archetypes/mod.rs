@@ -11,8 +11,16 @@ mod entity;
 mod house;
 mod lease;
 mod log;
+mod sequence;
 mod timer;
 
 /// Every list of cases.
-pub const CASES: &[&[Case]] =
-    &[blueprint::CASES, booking::CASES, entity::CASES, lease::CASES, log::CASES, timer::CASES];
+pub const CASES: &[&[Case]] = &[
+    blueprint::CASES,
+    booking::CASES,
+    entity::CASES,
+    lease::CASES,
+    log::CASES,
+    sequence::CASES,
+    timer::CASES,
+];

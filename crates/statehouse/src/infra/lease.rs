@@ -62,7 +62,7 @@ use crate::resource::{Resource, key_text, plural, state_name};
 
 /// The states of a row. `EXPIRED` is how a held one reads after its time; it is not stored.
 const STATES: [&str; 3] = [HELD, FREE, EXPIRED];
-const HELD: &str = "HELD";
+pub(crate) const HELD: &str = "HELD";
 pub(crate) const FREE: &str = "FREE";
 const EXPIRED: &str = "EXPIRED";
 /// The columns of a lease.

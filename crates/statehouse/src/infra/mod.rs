@@ -3,4 +3,5 @@
 pub mod due;
 pub mod lease;
 pub mod log;
+pub mod sequence;
 pub mod timer;

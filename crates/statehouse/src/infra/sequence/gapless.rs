@@ -1,0 +1,307 @@
+//! Numbers without gaps: taken in the plan of what uses them, so that what is not written has not taken one.
+//!
+//! The plan of another archetype takes a number with [`take`]; over HTTP `take` goes into one batch with the write of the
+//! row that bears the number.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::{Map, Value as Json, json};
+use statehouse_store::guard::{column, now};
+use statehouse_store::plan::Expect;
+use statehouse_store::table::VERSION;
+use statehouse_store::{
+    Address, Consistency, Draft as EventDraft, Event, Query, Reason, Refused, Row, Step, Table, Type, Value,
+};
+
+use super::{LAST, UPDATED_AT, bounded, built, key_properties, keyed};
+use crate::action::{
+    Action, Answer, Call, Code, Desk, Does, Draft, Method, Pieces, Place, Read, Refusal, Route, Verdict,
+    Write, common_verdict,
+};
+use crate::blueprint::Thing;
+use crate::blueprint::problem::Problems;
+use crate::blueprint::settings::{Field, Settings};
+use crate::form::{Form, Misfit, Property};
+use crate::lock;
+use crate::paging;
+use crate::resource::{Resource, key_text, state_name};
+
+const SUBJECT: &str = "subject";
+const NUMBER: &str = "number";
+const NEXT: &str = "next";
+const TAKEN_AT: &str = "taken_at";
+const BY_NUMBER: &str = "by_number";
+
+/// Takes a number: the one behind `last`, or the first if there is no row yet (I3). Refused if somebody was faster.
+pub fn take(
+    table: &Arc<Table>,
+    key: impl IntoIterator<Item = Value>,
+    last: Option<i64>,
+    number: i64,
+) -> Step {
+    let step = match last {
+        Some(last) => Step::update(table, key).guard(column(LAST).eq(last)),
+        None => Step::insert(table, key),
+    };
+    step.set(LAST, number).set(UPDATED_AT, now())
+}
+
+/// One declared sequence.
+#[derive(Debug)]
+struct Gapless {
+    name: String,
+    key: Vec<Field>,
+    start: i64,
+    table: Arc<Table>,
+    taken: Arc<Table>,
+    locks: Arc<Table>,
+}
+
+pub(super) fn declare(
+    thing: &Thing,
+    mut settings: Settings,
+    table: &str,
+    problems: &mut Problems,
+) -> Option<Resource> {
+    let before = problems.len();
+    let key = settings.key("key", problems);
+    let start = bounded(&mut settings, "start", 1, (i64::MIN / 2, i64::MAX / 2), problems);
+    settings.finish(problems);
+    let key = key?;
+    let names: Vec<&str> = key.iter().map(|field| field.name.as_str()).collect();
+    let main = keyed(table, &key).required(LAST, Type::Int).required(UPDATED_AT, Type::Time);
+    let taken = keyed(&format!("{table}_taken"), &key)
+        .sort(SUBJECT, Type::Text)
+        .required(NUMBER, Type::Int)
+        .required(TAKEN_AT, Type::Time)
+        .index(BY_NUMBER, &names, &[NUMBER]);
+    let main = built(main, thing, &settings, problems)?;
+    let taken = built(taken, thing, &settings, problems)?;
+    let locks = built(lock::columns(keyed(&format!("{table}_lock"), &key)), thing, &settings, problems)?;
+    if problems.len() > before {
+        return None;
+    }
+    let gapless = Arc::new(Gapless { name: thing.name.clone(), key, start, table: main, taken, locks });
+    Some(Resource {
+        name: thing.name.clone(),
+        archetype: thing.archetype,
+        key: gapless.key.iter().map(|field| (field.name.clone(), field.kind)).collect(),
+        tables: vec![gapless.table.clone(), gapless.taken.clone(), gapless.locks.clone()],
+        actions: actions(&gapless),
+        workers: Vec::new(),
+        consumers: Vec::new(),
+    })
+}
+
+fn actions(gapless: &Arc<Gapless>) -> Vec<Action> {
+    let name = &gapless.name;
+    let read = |list: bool| Does::Read(Arc::new(Reader { gapless: gapless.clone(), list }));
+    let at = |method, place| Route { method, place };
+    let object =
+        |more: Vec<Property>| Form::Object(key_properties(&gapless.key).into_iter().chain(more).collect());
+    let int = |name: &str, about: &str| Property::required(name, Form::Value(Type::Int), about);
+    let version = || int(VERSION, "raised by every write");
+    let row = object(vec![
+        Property::required(SUBJECT, Form::Value(Type::Text), "what bears the number"),
+        int(NUMBER, ""),
+        Property::required(TAKEN_AT, Form::Value(Type::Time), ""),
+        version(),
+    ]);
+    vec![
+        Action {
+            name: "take",
+            summary: format!(
+                "Take the next number of a {name} for a subject, in one batch with what bears it. A subject that has one \
+                 keeps it."
+            ),
+            target: state_name(name),
+            shape: "overwrite",
+            mechanism: "guarded increment and the subject's row, in the plan of what bears the number",
+            route: at(Method::Post, Place::ItemAction),
+            input: vec![
+                Property::required(SUBJECT, Form::Value(Type::Text), "what bears the number"),
+                Property::optional(
+                    NUMBER,
+                    Form::Value(Type::Int),
+                    "the number that `read` said is next, if a row of the same batch has to hold it",
+                ),
+            ],
+            output: row.clone(),
+            refusals: &[Code::AlreadyExists, Code::VersionConflict, Code::Contended, Code::OutOfRange],
+            needs_version: false,
+            answers: &["duplicate IDs", "non-monotonic IDs"],
+            after: vec![],
+            does: Does::Write(Arc::new(Writer(gapless.clone()))),
+        },
+        Action {
+            name: "read",
+            summary: format!("Read which number of a {name} is next."),
+            target: state_name(name),
+            shape: "read source",
+            mechanism: "strong read by key",
+            route: at(Method::Get, Place::Item),
+            input: vec![],
+            output: object(vec![
+                int(NEXT, "the number that the next `take` gets"),
+                int(VERSION, "raised by every write").or_null(),
+            ]),
+            refusals: &[],
+            needs_version: false,
+            answers: &[],
+            after: vec![],
+            does: read(false),
+        },
+        Action {
+            name: "list",
+            summary: format!("List the numbers of a {name} that were taken, the highest first."),
+            target: state_name(name),
+            shape: "read source",
+            mechanism: "range read on the index by number",
+            route: at(Method::Get, Place::Collection),
+            input: key_properties(&gapless.key).into_iter().chain(paging::properties()).collect(),
+            output: Form::List(Box::new(row)),
+            refusals: &[],
+            needs_version: false,
+            answers: &[],
+            after: vec![],
+            does: read(true),
+        },
+    ]
+}
+
+impl Gapless {
+    fn what(&self, call: &Call) -> String {
+        format!("{} {}", self.name, key_text(&call.key))
+    }
+
+    /// The counter and, if one is named, the subject's number.
+    async fn rows(
+        &self,
+        call: &Call,
+        desk: &Desk<'_>,
+        subject: Option<&str>,
+    ) -> Result<(Option<Row>, Option<Row>), Refusal> {
+        let mut addresses = vec![Address::new(&self.table, &call.tenant, call.key.iter().cloned())?];
+        if let Some(subject) = subject {
+            let key = call.key.iter().cloned().chain([subject.into()]);
+            addresses.push(Address::new(&self.taken, &call.tenant, key)?);
+        }
+        let mut rows = desk.store.get(&addresses, Consistency::Strong).await?.into_iter();
+        Ok((rows.next().flatten(), rows.next().flatten()))
+    }
+
+    /// Takes a number for a subject (I3).
+    fn take(&self, call: &Call, subject: &str, last: Option<i64>, number: i64) -> Draft {
+        let counted = take(&self.table, call.key.iter().cloned(), last, number);
+        let used = Step::insert(&self.taken, call.key.iter().cloned().chain([subject.into()]))
+            .set(NUMBER, number)
+            .set(TAKEN_AT, now());
+        Draft::Write(Pieces {
+            subject: key_text(&call.key),
+            steps: vec![counted, used],
+            event: EventDraft::named(format!("{}.taken", self.name)).with_row_of(1),
+        })
+    }
+
+    /// The number behind the last one.
+    fn next(&self, call: &Call, row: Option<&Row>) -> Result<i64, Refusal> {
+        let exhausted = || Refusal::new(Code::OutOfRange, format!("{} has no numbers left", self.what(call)));
+        match row.and_then(|row| row.int(LAST)) {
+            Some(last) => last.checked_add(1).ok_or_else(exhausted),
+            None => Ok(self.start),
+        }
+    }
+}
+
+struct Writer(Arc<Gapless>);
+
+/// The number that a caller insists on.
+fn wanted(call: &Call) -> Option<i64> {
+    call.input.get(NUMBER).and_then(Json::as_i64)
+}
+
+#[async_trait]
+impl Write for Writer {
+    /// Takers take turns: each has to know its number before it commits, and would lose to the others otherwise. Whoever
+    /// names a number does not mind losing.
+    fn lock(&self, call: &Call) -> Result<Option<lock::Wanted>, Refusal> {
+        if wanted(call).is_some() {
+            return Ok(None);
+        }
+        let gapless = &self.0;
+        let row = Address::new(&gapless.locks, &call.tenant, call.key.iter().cloned())?;
+        let provided = Step::assert(&gapless.table, call.key.iter().cloned());
+        Ok(Some(lock::Wanted { row, provided: Step { expect: Expect::Either, ..provided } }))
+    }
+
+    async fn draft(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal> {
+        let gapless = &self.0;
+        let subject = call.input.get(SUBJECT).and_then(Json::as_str).unwrap_or_default();
+        if subject.is_empty() {
+            let detail = "a subject has a name".to_owned();
+            return Err(Refusal::misfits(vec![Misfit { pointer: format!("/{SUBJECT}"), detail }]));
+        }
+        // Whoever names a number says enough. If the store refuses it, the next draft looks and finds out why.
+        if let (Some(number), 0) = (wanted(call), desk.tries) {
+            let last = number.checked_sub(1).filter(|_| number != gapless.start);
+            return Ok(gapless.take(call, subject, last, number));
+        }
+        let (row, taken) = gapless.rows(call, desk, Some(subject)).await?;
+        if let Some(taken) = taken {
+            let number = taken.int(NUMBER);
+            if wanted(call).is_some_and(|wanted| Some(wanted) != number) {
+                let number = number.unwrap_or_default();
+                let message = format!("{subject} has number {number} of {} already", gapless.what(call));
+                return Err(Refusal::new(Code::AlreadyExists, message));
+            }
+            return Ok(Draft::Done(Answer::row(taken.to_json())));
+        }
+        let number = gapless.next(call, row.as_ref())?;
+        if let Some(wanted) = wanted(call).filter(|wanted| *wanted != number) {
+            let message =
+                format!("the next number of {} is {number}, not {wanted}: read it again", gapless.what(call));
+            return Err(Refusal::new(Code::VersionConflict, message));
+        }
+        let last = row.as_ref().and_then(|row| row.int(LAST));
+        Ok(gapless.take(call, subject, last, number))
+    }
+
+    fn refusal(&self, call: &Call, refused: &Refused) -> Verdict {
+        match refused.reason {
+            // Somebody took the number, or the subject has one by now: the next draft sees which.
+            Reason::Guard { .. } | Reason::Present | Reason::Absent => Verdict::TryAgain,
+            _ => common_verdict(&self.0.what(call), refused),
+        }
+    }
+
+    fn answer(&self, _: &Call, event: &Event) -> Answer {
+        Answer::row(event.data.get("row").cloned().unwrap_or_default())
+    }
+}
+
+struct Reader {
+    gapless: Arc<Gapless>,
+    list: bool,
+}
+
+#[async_trait]
+impl Read for Reader {
+    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
+        let gapless = &self.gapless;
+        if !self.list {
+            let (row, _) = gapless.rows(call, desk, None).await?;
+            let mut body = Map::new();
+            for (field, value) in gapless.key.iter().zip(&call.key) {
+                body.insert(field.name.clone(), value.to_json());
+            }
+            body.insert(NEXT.into(), json!(gapless.next(call, row.as_ref())?));
+            body.insert(VERSION.into(), json!(row.as_ref().map(Row::version)));
+            return Ok(Arc::new(Answer::row(Json::Object(body))));
+        }
+        let key = paging::given(&gapless.key, call)?;
+        let query = Query::index(&gapless.taken, BY_NUMBER, &call.tenant, key)?.backward();
+        let page = desk.store.query(&paging::page_of(query, call)?).await?;
+        Ok(Arc::new(paging::answer(page.rows.iter().map(Row::to_json), page.next)))
+    }
+}
