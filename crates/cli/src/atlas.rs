@@ -18,6 +18,9 @@ fields = { n = "int?", list = "json?" }
 [lease.claim]
 key = { id = "int" }
 [log.readers]
+[relation.edge]
+from = { source = "int" }
+to = { target = "int" }
 [sequence.number]
 kind = "counter"
 key = { id = "int" }
@@ -26,6 +29,9 @@ kind = "gapless"
 key = { id = "int" }
 [sequence.time_id]
 kind = "time"
+[thread.note]
+parent = { about = "int" }
+fields = { body = "text" }
 [timer.alarm]
 key = { id = "int" }
 "#;

@@ -91,6 +91,15 @@ fn every_action_of_a_booking() {
 }
 
 #[test]
+fn every_action_of_a_relation_and_a_thread() {
+    check_in_own("square.toml", "follow", &["add", "remove", "has"]);
+    check_in_own("square.toml", "follow_in", &["list", "count"]);
+    let comments = ["append", "read", "list", "edit", "remove", "hide", "restore"];
+    check_in_own("square.toml", "comment", &comments);
+    check_in_own("square.toml", "comment_thread", &["read"]);
+}
+
+#[test]
 fn every_action_of_a_sequence() {
     check_in_own("sequences.toml", "ticket", &["next", "lease", "read", "ranges"]);
     check_in_own("sequences.toml", "invoice_no", &["take", "read", "list"]);

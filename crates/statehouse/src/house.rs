@@ -68,12 +68,17 @@ impl Operation {
     pub fn under(id: impl Into<String>, request: &Request) -> Operation {
         let Request { action, key, input, expected } = request;
         let said = format!("{action} {key:?} {expected:?} {}", Json::Object(input.clone()));
-        // FNV-1a of 128 bits: it has to tell a caller's requests apart, not to withstand one who seeks a collision.
-        let digest = said.bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, |hash, byte| {
-            (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
-        });
-        Operation { id: Some(id.into()), fingerprint: format!("{digest:032x}") }
+        Operation { id: Some(id.into()), fingerprint: digest(&said) }
     }
+}
+
+/// A digest by which what a caller said is told from what it says another time. FNV-1a of 128 bits: it does not withstand
+/// one who seeks a collision.
+pub(crate) fn digest(said: &str) -> String {
+    let digest = said.bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, |hash, byte| {
+        (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
+    });
+    format!("{digest:032x}")
 }
 
 /// Resources over a store.

@@ -1,6 +1,6 @@
 //! Lists by pages: what every action that lists takes, asks for and answers.
 
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 use statehouse_store::{Cursor, Query, Type, Value};
 
 use crate::action::{Answer, Call, Refusal};
@@ -33,6 +33,11 @@ pub(crate) fn given(fields: &[Field], call: &Call) -> Result<Vec<Value>, Refusal
         })
     };
     fields.iter().map(value).collect()
+}
+
+/// What a call gives that asks for the first so many rows.
+pub(crate) fn first(rows: i64) -> Map<String, Json> {
+    Map::from_iter([(LIMIT.to_owned(), rows.into())])
 }
 
 /// The page of a range that a call asks for.

@@ -118,12 +118,14 @@ pub(crate) fn state_name(name: &str) -> String {
 type Declare = fn(&Thing, &mut Problems) -> Vec<Resource>;
 
 /// The archetypes that are built, by keyword. The one list.
-const BUILT: [(&str, Declare); 6] = [
+const BUILT: [(&str, Declare); 8] = [
     ("booking", product::booking::declare),
     ("entity", |thing, problems| product::entity::declare(thing, problems).into_iter().collect()),
     ("lease", |thing, problems| infra::lease::declare(thing, problems).into_iter().collect()),
     ("log", infra::log::declare),
+    ("relation", product::relation::declare),
     ("sequence", |thing, problems| infra::sequence::declare(thing, problems).into_iter().collect()),
+    ("thread", product::thread::declare),
     ("timer", |thing, problems| infra::timer::declare(thing, problems).into_iter().collect()),
 ];
 

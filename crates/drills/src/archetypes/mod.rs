@@ -11,7 +11,9 @@ mod entity;
 mod house;
 mod lease;
 mod log;
+mod relation;
 mod sequence;
+mod thread;
 mod timer;
 
 /// Every list of cases.
@@ -21,6 +23,8 @@ pub const CASES: &[&[Case]] = &[
     entity::CASES,
     lease::CASES,
     log::CASES,
+    relation::CASES,
     sequence::CASES,
+    thread::CASES,
     timer::CASES,
 ];

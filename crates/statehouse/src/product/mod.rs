@@ -2,3 +2,7 @@
 
 pub mod booking;
 pub mod entity;
+mod fields;
+mod listing;
+pub mod relation;
+pub mod thread;

@@ -11,12 +11,13 @@ use statehouse_store::{
     Step, Table, Tenant, Value,
 };
 
-use super::rules::{Mutation, Way, computed, contents, differs, is_zero, zero_like};
+use super::rules::{Mutation, Way, computed, differs, is_zero, zero_like};
 use super::{ACTIVE, DELETED, Entity, STATUS, UPDATED_AT};
 use crate::action::{
     Answer, Call, Code, Desk, Draft, Expected, Pieces, Refusal, Verdict, Write, common_verdict,
 };
 use crate::lock;
+use crate::product::fields::contents;
 use crate::resource::key_text;
 
 /// How the name of an event ends whose row is the one of the hot fields.

@@ -1,0 +1,244 @@
+//! A03 Append-only child object: comments, reviews, answers. Children of a parent, in the order of their coming.
+//!
+//! ```text
+//!              append                remove
+//!   (none) ────────────► VISIBLE ──────────────► REMOVED (a tombstone)
+//!                        │ ▲ │ ▲                    ▲
+//!                   edit └─┘ │ │ restore     remove │
+//!                       hide ▼ │                    │
+//!                           HIDDEN ─────────────────┘
+//! ```
+//!
+//! **Rows.** The truth: `comments(tenant, post_id, comment_id, fields…, status, posted_at, bucket, digest, updated_at,
+//! version)`. The child's id is chosen by whoever appends it. Beside it, the list of the parent ([`super::listing`]), which
+//! has exactly those that are visible: `comments_listed(tenant, post_id, bucket, at, comment_id)` and its `_count`. Child,
+//! list and count change in one plan. A row is never deleted; one that was removed has lost its fields.
+//!
+//! **Invariants.**
+//! - I1. There is one child for each id. *The id is the key; append expects that it is absent.* Asked again, append answers
+//!   with the child that is there, if what was said then is what is said now (`digest`).
+//! - I2. A child stands once in its parent's list, and is counted once, exactly while it is visible. *Guard of hide, restore
+//!   and remove:* `status = the one that it leaves`.
+//! - I3. What is not visible is not edited, and an edit under a version that is not the child's is refused. *Guards of edit:*
+//!   `status = 'VISIBLE'`, `version = the one that was seen`.
+//! - I4. Moderation wins. *Hide asks for no version; nothing that an author does leads from HIDDEN to VISIBLE.*
+//! - I5. What was removed stays so. *Nothing leads out of REMOVED, and the id is taken for ever.*
+//! - I6. Nothing hidden or removed is listed or counted. *I2; and what a list names is looked up, strongly, before it is
+//!   shown.*
+//!
+//! **Failures.** *Duplicate child creation on retry*: I1. *Projection/search lag after append*: list and count are in the
+//! plan of the child. *Delete/edit race*, *concurrent edit/delete race*: both are about one row, and an edit that comes
+//! second is refused (I3); a removal that comes second wins. *Moderation/removal lag*: I6; there is no lag.
+//!
+//! **Hotspots.** *Hot parent append rate*: `buckets` cuts list and count of one parent in parts; children share nothing else.
+//! *Hot thread reads*, *long history scans*: a page is one request for each bucket and one for its rows, however long the
+//! thread is and however much of it was removed.
+
+mod actions;
+mod read;
+mod write;
+
+use std::sync::Arc;
+
+use serde_json::Value as Json;
+use statehouse_store::table::Builder;
+use statehouse_store::{Address, Consistency, Row, Table, Tenant, Type, Value};
+
+use super::listing::{self, BUCKETS_MAX, Listing, Place};
+use crate::action::{Call, Code, Desk, Refusal};
+use crate::blueprint::Thing;
+use crate::blueprint::problem::{Problem, Problems};
+use crate::blueprint::settings::Field;
+use crate::resource::{Resource, key_text, plural};
+
+/// The states of a child.
+const STATUSES: [&str; 3] = [VISIBLE, HIDDEN, REMOVED];
+const VISIBLE: &str = "VISIBLE";
+const HIDDEN: &str = "HIDDEN";
+const REMOVED: &str = "REMOVED";
+/// Columns of a child.
+const STATUS: &str = "status";
+const POSTED_AT: &str = "posted_at";
+const BUCKET: &str = "bucket";
+const DIGEST: &str = "digest";
+const UPDATED_AT: &str = "updated_at";
+/// Of a thread.
+const COUNT: &str = "count";
+const NEWEST: &str = "newest";
+/// Inputs.
+const ORDER: &str = "order";
+const ORDERS: [&str; 2] = [NEWEST, OLDEST];
+const OLDEST: &str = "oldest";
+const REASON: &str = "reason";
+const ALSO_HIDDEN: &str = "hidden";
+
+const BUCKETS_DEFAULT: i64 = 4;
+
+/// One declared kind of child.
+#[derive(Debug)]
+struct Thread {
+    /// `comment`.
+    name: String,
+    /// `comment_thread`.
+    threads: String,
+    parent: Vec<Field>,
+    /// `comment_id`.
+    id: Field,
+    fields: Vec<Field>,
+    table: Arc<Table>,
+    listing: Listing,
+}
+
+/// Reads `[thread.NAME]`: the children, and their threads.
+pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
+    declare_both(thing, problems).map(Into::into).unwrap_or_default()
+}
+
+fn declare_both(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 2]> {
+    let before = problems.len();
+    let mut settings = thing.settings.clone();
+    let parent = settings.key("parent", problems);
+    let fields = settings.fields("fields", problems).unwrap_or_default();
+    let table = settings.text("table", problems).unwrap_or_else(|| plural(&thing.name));
+    let buckets = settings.int("buckets", problems).unwrap_or(BUCKETS_DEFAULT);
+    let require_version = settings.bool("require_version", problems).unwrap_or(true);
+    settings.finish(problems);
+    if !(1..=BUCKETS_MAX).contains(&buckets) {
+        let title = format!("`buckets` must be from 1 to {BUCKETS_MAX}");
+        problems.add(Problem::at(settings.span_of("buckets"), title));
+    }
+    if fields.is_empty() {
+        let title = format!("`thread.{}` has no fields", thing.name);
+        let advice = "say what a child holds: `fields = { author = \"int\", body = \"text\" }`";
+        problems.add(Problem::at(settings.span_of("fields"), title).advice(advice));
+    }
+    let parent = parent?;
+    let name = format!("{}_id", thing.name);
+    let id = Field { name, span: settings.span(), kind: Type::Text, optional: false, default: None };
+    let mut built = |table: Builder| match table.build() {
+        Ok(table) => Some(table),
+        Err(error) => {
+            problems.add(Problem::at(settings.span(), format!("`thread.{}`: {}", thing.name, error.why)));
+            None
+        }
+    };
+    let key = || parent.iter().chain([&id]);
+    let children = key().fold(Table::named(&table), |table, field| table.partition(&field.name, field.kind));
+    // A tombstone has no fields, so none of them can be required of a row.
+    let children = fields.iter().fold(children, |table, field| table.optional(&field.name, field.kind));
+    let children = children
+        .required(STATUS, Type::Text)
+        .required(POSTED_AT, Type::Time)
+        .required(BUCKET, Type::Int)
+        .required(DIGEST, Type::Text)
+        .required(UPDATED_AT, Type::Time);
+    let children = built(children)?;
+    let [rows, counts] = listing::tables(&format!("{table}_listed"), &parent, std::slice::from_ref(&id));
+    let listing = Listing::over(built(rows)?, built(counts)?, parent.len(), buckets, buckets);
+    if problems.len() > before {
+        return None;
+    }
+    let thread = Arc::new(Thread {
+        name: thing.name.clone(),
+        threads: format!("{}_thread", thing.name),
+        parent,
+        id,
+        fields,
+        table: children,
+        listing,
+    });
+    let resource = |name: &str, key: Vec<&Field>, tables, actions| Resource {
+        name: name.to_owned(),
+        archetype: thing.archetype,
+        key: key.into_iter().map(|field| (field.name.clone(), field.kind)).collect(),
+        tables,
+        actions,
+        workers: Vec::new(),
+        consumers: Vec::new(),
+    };
+    let key = thread.parent.iter().chain([&thread.id]).collect();
+    let lists = vec![thread.listing.table.clone(), thread.listing.counts.clone()];
+    Some([
+        resource(
+            &thread.name,
+            key,
+            vec![thread.table.clone()],
+            actions::child_actions(&thread, require_version),
+        ),
+        resource(&thread.threads, thread.parent.iter().collect(), lists, actions::thread_actions(&thread)),
+    ])
+}
+
+impl Thread {
+    fn what(&self, key: &[Value]) -> String {
+        format!("{} {}", self.name, key_text(key))
+    }
+
+    /// The parent and the id in a child's key.
+    fn parts<'k>(&self, key: &'k [Value]) -> (&'k [Value], &'k [Value]) {
+        key.split_at(self.parent.len().min(key.len()))
+    }
+
+    async fn rows(
+        &self,
+        desk: &Desk<'_>,
+        tenant: &Tenant,
+        keys: impl IntoIterator<Item = Vec<Value>>,
+    ) -> Result<Vec<Option<Row>>, Refusal> {
+        let addresses = keys
+            .into_iter()
+            .map(|key| Address::new(&self.table, tenant, key))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(desk.store.get(&addresses, Consistency::Strong).await?)
+    }
+
+    /// The child that a call names, as it is.
+    async fn child(&self, call: &Call, desk: &Desk<'_>) -> Result<Row, Refusal> {
+        let row = self.rows(desk, &call.tenant, [call.key.clone()]).await?.into_iter().next().flatten();
+        row.ok_or_else(|| Refusal::new(Code::NotFound, format!("{} does not exist", self.what(&call.key))))
+    }
+
+    fn removed(&self, row: &Row) -> Refusal {
+        let message = format!("{} was removed", self.what(row.key()));
+        Refusal::new(Code::Deleted, message).at_version(Some(row))
+    }
+}
+
+/// Where a child stands in its parent's list while it is visible.
+fn place(row: &Row) -> Option<Place> {
+    Some(Place { bucket: row.int(BUCKET)?, at: row.time(POSTED_AT)? })
+}
+
+/// A row as callers see it.
+fn shown(mut row: Json) -> Json {
+    if let Some(fields) = row.as_object_mut() {
+        fields.remove(BUCKET);
+        fields.remove(DIGEST);
+    }
+    row
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Blueprint;
+    use crate::resource::declare;
+
+    fn check(text: &str, expect: &str) {
+        let blueprint = Blueprint::read("statehouse.toml", &format!("[thread.comment]\n{text}\n")).unwrap();
+        let problems = declare(&blueprint).unwrap_err().render(false);
+        assert!(problems.contains(expect), "{problems}");
+    }
+
+    #[test]
+    fn declarations_are_checked() {
+        let fields = "fields = { body = \"text\" }";
+        check(fields, "has no parent");
+        check("parent = { post_id = \"int\" }", "has no fields");
+        check(
+            &format!("parent = {{ comment_id = \"int\" }}\n{fields}"),
+            "column comment_id is declared twice",
+        );
+        check(&format!("parent = {{ post_id = \"int\" }}\n{fields}\nbuckets = 0"), "from 1 to 64");
+        check(&format!("parents = {{ post_id = \"int\" }}\n{fields}"), "did you mean `parent`?");
+    }
+}
