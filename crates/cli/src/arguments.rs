@@ -70,6 +70,21 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  statehouse demo\n  statehouse demo catalog --callers 64\n  \
         statehouse demo profile --store 'postgres://app@localhost/shop?schema=demo'")]
     Demo(Demo),
+    /// Provoke the failures that the atlas names, on any engine and on your own resources, in namespaces of their own.
+    #[command(
+        after_help = "Examples:\n  statehouse drill\n  statehouse drill booking --on sqlite:house.db\n  \
+        statehouse drill 'duplicate hold' --on postgres://app@localhost/shop --blueprint statehouse.toml\n  \
+        statehouse drill --mutate lease\n\n\
+        A drill that is red shows the shortest history that was found, and its seed. With --mutate each guard is taken \
+        out of the plans in turn, on the model, and a drill has to turn red. Exit code 1: something is red, or survived."
+    )]
+    Drill(Drill),
+    /// Let archetypes and workers live in simulated processes that crash, pause and lose answers, on a virtual clock.
+    #[command(
+        after_help = "Examples:\n  statehouse simulate\n  statehouse simulate --seeds 100000 --minutes 30\n  \
+        statehouse simulate --first 4711 --seeds 1 --history"
+    )]
+    Simulate(Simulate),
     /// The 34 archetypes: states, truth, actors, failures, hotspots, and what is built.
     #[command(
         after_help = "Examples:\n  statehouse atlas\n  statehouse atlas booking\n  statehouse atlas --json"
@@ -369,6 +384,40 @@ pub(crate) struct Demo {
     /// Where chance comes from.
     #[arg(long, default_value_t = Size::default().seed)]
     pub seed: u64,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Drill {
+    /// Those whose archetype, failure or name holds this text.
+    pub filter: Option<String>,
+    /// The engine. Nothing that the URL names is touched: drills get a file, a schema or a prefix of their own beside it.
+    #[arg(long, value_name = "URL", default_value = "memory:")]
+    pub on: String,
+    /// Drill the resources of this blueprint: the first of each archetype.
+    #[arg(long, value_name = "FILE")]
+    pub blueprint: Option<PathBuf>,
+    /// Where chance comes from.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Take each guard out in turn, and say who notices.
+    #[arg(long, conflicts_with_all = ["blueprint", "on"])]
+    pub mutate: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Simulate {
+    /// How many histories.
+    #[arg(long, default_value_t = 400)]
+    pub seeds: u64,
+    /// The first seed.
+    #[arg(long, default_value_t = 1)]
+    pub first: u64,
+    /// The longest that it may take.
+    #[arg(long, default_value_t = 10)]
+    pub minutes: u64,
+    /// Show the plans of histories that are violated, and of a single one in any case.
+    #[arg(long)]
+    pub history: bool,
 }
 
 #[derive(Args, Debug)]

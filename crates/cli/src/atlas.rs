@@ -4,6 +4,8 @@ use serde_json::{Value as Json, json};
 use statehouse::action::Action;
 use statehouse::atlas::{self, Archetype};
 use statehouse::{Blueprint, resource};
+use statehouse_drills::coverage;
+use statehouse_drills::drill::Drill;
 
 use crate::arguments::Atlas;
 use crate::output::{Failure, Output};
@@ -72,9 +74,17 @@ fn entry(archetype: &Archetype, actions: Option<&[Action]>) -> Json {
         let action = |a: &Action| json!({"name": a.name, "shape": a.shape, "mechanism": a.mechanism});
         actions.iter().map(action).collect()
     });
-    let failures =
-        archetype.failures.iter().map(|name| json!({"name": name, "drill": null, "engines": null}));
-    let hotspots = archetype.hotspots.iter().map(|name| json!({"name": name, "switch": null, "bench": null}));
+    let failures = archetype.failures.iter().map(|name| {
+        let drill = coverage::drill(archetype, name);
+        json!({"name": name, "drill": drill.map(Drill::name), "engines": drill.map(coverage::engines)})
+    });
+    let hotspots = archetype.hotspots.iter().map(|name| {
+        let relief = coverage::switch(archetype, name);
+        json!({
+            "name": name, "switch": relief.map(|relief| relief.switch),
+            "bench": relief.and_then(|relief| relief.bench),
+        })
+    });
     json!({
         "code": archetype.code, "name": archetype.name, "kind": archetype.kind(),
         "implemented": resource::is_built(archetype),

@@ -12,6 +12,7 @@ use serde_json::{Value as Json, json};
 use statehouse::action::{Action, WAIT};
 use statehouse::engine::{self, Engine};
 use statehouse::{Blueprint, House, Operation, Resource};
+use statehouse_drills::specimen as sample;
 use statehouse_store::clock::ManualClock;
 use statehouse_store::random::{Ids, Random};
 use statehouse_store::{
@@ -20,9 +21,9 @@ use statehouse_store::{
 };
 
 use crate::arguments::Explain;
+use crate::blueprint;
 use crate::output::{Failure, Output};
 use crate::settings::Settings;
-use crate::{blueprint, sample};
 
 /// How long [`WAIT`] is.
 const DAY: Duration = Duration::from_secs(86_400);

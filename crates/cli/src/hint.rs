@@ -7,10 +7,10 @@ use statehouse::action::{Action, Method};
 use statehouse::form::Property;
 use statehouse::resource::key_text;
 use statehouse::{Code, House, Operation, Request, Resource};
+use statehouse_drills::specimen as sample;
 use statehouse_store::{Tenant, Value};
 
 use crate::output::Failure;
-use crate::sample;
 
 /// Rows that are looked at for a key that is free.
 const KEYS_MAX: i64 = 100;

@@ -8,13 +8,14 @@ mod atlas;
 mod blueprint;
 mod call;
 mod demo;
+mod drill;
 mod explain;
 mod hint;
 mod key;
 mod output;
-mod sample;
 mod serve;
 mod settings;
+mod simulate;
 
 use std::process::ExitCode;
 
@@ -55,6 +56,8 @@ async fn run(arguments: Arguments, output: &Output) -> Result<(), Failure> {
         Command::Call(call) => call::run(call, output).await,
         Command::Explain(explain) => explain::run(&explain, output).await,
         Command::Demo(demo) => demo::run(&demo, output).await,
+        Command::Drill(drill) => drill::run(&drill, output).await,
+        Command::Simulate(simulate) => simulate::run(&simulate, output).await,
         Command::Atlas(atlas) => atlas::run(&atlas, output),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "statehouse", &mut std::io::stdout());

@@ -24,6 +24,8 @@ pub(crate) enum Failure {
     Usage(String),
     /// Something else.
     Other(anyhow::Error),
+    /// What was asked for was found wanting, and has been shown.
+    Shown,
 }
 
 impl Output {
@@ -67,6 +69,7 @@ impl Output {
             }
             Failure::Usage(message) => (2, json!({"error": "usage", "message": message})),
             Failure::Other(error) => (1, json!({"error": "failed", "message": format!("{error:#}")})),
+            Failure::Shown => return ExitCode::FAILURE,
         };
         if self.json {
             print(&format!("{json:#}"));
@@ -96,6 +99,7 @@ fn describe(failure: &Failure) -> String {
         }
         Failure::Usage(message) => format!("error: {message}"),
         Failure::Other(error) => format!("error: {error:#}"),
+        Failure::Shown => String::new(),
     }
 }
 

@@ -9,6 +9,7 @@
 //! every case of that engine fails. An engine that was not tested must never look like one that passed.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -59,6 +60,59 @@ pub fn all() -> Vec<Arc<dyn Engine>> {
         Arc::new(DynamoDb::dynoxide()),
         Arc::new(DynamoDb::local()),
     ]
+}
+
+/// The engine that a URL names, with labs beside what the URL names and never in it: a file of its own in the same folder,
+/// a schema of its own in the same database, a prefix of its own at the same server.
+pub fn at(url: &str) -> Result<Arc<dyn Engine>> {
+    let kind = statehouse::engine::Engine::of_url(url)?;
+    Ok(Arc::new(Named { kind, url: url.to_owned() }))
+}
+
+/// See [`at`].
+struct Named {
+    kind: statehouse::engine::Engine,
+    url: String,
+}
+
+impl Engine for Named {
+    fn name(&self) -> &str {
+        self.kind.name()
+    }
+
+    fn lab(&self, namespace: &str) -> Result<Arc<dyn Lab>> {
+        use statehouse::engine::Engine as Kind;
+        match self.kind {
+            Kind::Model => Model.lab(namespace),
+            Kind::Sqlite => {
+                let path = self.url.strip_prefix("sqlite:").unwrap_or(&self.url);
+                let path = Path::new(path.strip_prefix("//").unwrap_or(path));
+                let beside = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+                let folder = tempfile::Builder::new()
+                    .prefix(".statehouse-drill-")
+                    .tempdir_in(beside.unwrap_or(Path::new(".")))
+                    .context("a folder for the drill's file")?;
+                Ok(Arc::new(SqliteLab { folder }))
+            }
+            Kind::Postgres => {
+                let mut options = statehouse_store_postgres::Options::from_url(&self.url)?;
+                options.schema = own_name("drill", '_');
+                Ok(Arc::new(PostgresLab { options }))
+            }
+            Kind::Dynamodb => {
+                let mut options = statehouse_store_dynamodb::Options::from_url(&self.url)?;
+                options.prefix = own_name("drill", '-');
+                Ok(Arc::new(DynamoDbLab { options }))
+            }
+        }
+    }
+}
+
+/// A name that no other lab has: several runs may use one server at the same time.
+fn own_name(lead: &str, between: char) -> String {
+    static LABS: AtomicU64 = AtomicU64::new(0);
+    let run = Random::from_entropy().below(1 << 40);
+    format!("{lead}{between}{run:x}{between}{}", LABS.fetch_add(1, Ordering::Relaxed))
 }
 
 /// The reference, judged like any other: the cases must not ask what the model does not do.
@@ -130,14 +184,11 @@ impl Engine for Postgres {
     }
 
     fn lab(&self, _: &str) -> Result<Arc<dyn Lab>> {
-        static LABS: AtomicU64 = AtomicU64::new(0);
         let url = std::env::var(POSTGRES_VARIABLE).with_context(|| {
             format!("{POSTGRES_VARIABLE} has to hold the URL that `scripts/postgres start DIR` prints")
         })?;
         let mut options = statehouse_store_postgres::Options::from_url(&url)?;
-        // Several runs may use one server at the same time.
-        let run = Random::from_entropy().below(1 << 40);
-        options.schema = format!("lab_{run:x}_{}", LABS.fetch_add(1, Ordering::Relaxed));
+        options.schema = own_name("lab", '_');
         Ok(Arc::new(PostgresLab { options }))
     }
 }
@@ -200,14 +251,10 @@ impl Engine for DynamoDb {
     }
 
     fn lab(&self, _: &str) -> Result<Arc<dyn Lab>> {
-        static LABS: AtomicU64 = AtomicU64::new(0);
         let endpoint = std::env::var(self.variable).with_context(|| {
             format!("{} has to hold the address that `scripts/dynamodb start DIR` prints", self.variable)
         })?;
-        // Several runs may use one server at the same time.
-        let run = Random::from_entropy().below(1 << 40);
-        let prefix = format!("lab-{run:x}-{}", LABS.fetch_add(1, Ordering::Relaxed));
-        let mut options = statehouse_store_dynamodb::Options::new(prefix);
+        let mut options = statehouse_store_dynamodb::Options::new(own_name("lab", '-'));
         options.endpoint = Some(endpoint);
         options.credentials = statehouse_store_dynamodb::Credentials::Emulator;
         options.transaction_items = self.transaction_items;

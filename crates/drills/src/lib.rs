@@ -26,11 +26,18 @@
 
 pub mod archetypes;
 pub mod conformance;
+pub mod coverage;
 pub mod differential;
+pub mod drill;
 pub mod engines;
 pub mod faults;
 pub mod linearize;
+pub mod mutation;
 pub mod scenario;
+pub mod simulation;
+pub mod specimen;
+pub mod witness;
 
+mod around;
 mod client;
 mod samples;

@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail};
 use libtest_mimic::{Arguments, Failed, Trial};
 use statehouse_drills::archetypes;
 use statehouse_drills::conformance::{self, Case};
+use statehouse_drills::drill::Drill;
 use statehouse_drills::engines::{self, Engine, Lab};
 use statehouse_drills::faults::World;
 use statehouse_store::{Clock, SystemClock};
@@ -35,6 +36,11 @@ const PLANS: usize = 400;
 /// The lists of cases, each with a line of its own at the end.
 const SUITES: [(&str, &[&[Case]]); 2] =
     [("conformance", &[conformance::CASES]), ("archetypes", archetypes::CASES)];
+
+/// The suite of drills.
+const DRILLS: &str = "drills";
+/// What the drills' chance begins with.
+const DRILL_SEED: u64 = 1;
 
 /// One engine's trials of one suite that were made, and that passed.
 struct Score {
@@ -73,6 +79,7 @@ fn main() -> ExitCode {
             }
             scores.push(score);
         }
+        scores.push(drills(&engine, &mut trials));
         for seed in 1..=seeds {
             trials.push(differential(&engine, seed));
             trials.push(faults(&engine, seed, World::Rough));
@@ -81,7 +88,7 @@ fn main() -> ExitCode {
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
     if !arguments.list {
-        for (suite, _) in SUITES {
+        for suite in SUITES.map(|(suite, _)| suite).into_iter().chain([DRILLS]) {
             let line = scores.iter().filter(|score| score.suite == suite).map(ToString::to_string);
             println!("{suite}: {}", line.collect::<Vec<_>>().join(", "));
         }
@@ -102,6 +109,29 @@ impl std::fmt::Display for Score {
         }
         Ok(())
     }
+}
+
+/// Every drill, on the blueprint that it brings along.
+fn drills(engine: &Arc<dyn Engine>, trials: &mut Vec<Trial>) -> Arc<Score> {
+    let all = archetypes::DRILLS.iter().copied().flatten();
+    let (drills, left_out): (Vec<&Drill>, Vec<&Drill>) =
+        all.partition(|drill| drill.largest_plan <= engine.largest_plan());
+    let (cases, left_out) = (AtomicUsize::new(0), left_out.len());
+    let score = Arc::new(Score { suite: DRILLS, engine: engine.clone(), cases, left_out });
+    for drill in drills {
+        let (name, engine, score) =
+            (format!("{}::drill::{}", engine.name(), drill.name()), engine.clone(), score.clone());
+        trials.push(Trial::test(name, move || {
+            let runtime =
+                tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+            match runtime.block_on(drill.report(engine.as_ref(), None, DRILL_SEED)).red {
+                None => score.cases.fetch_add(1, Ordering::Relaxed),
+                Some(red) => return Err(Failed::from(red.to_string())),
+            };
+            Ok(())
+        }));
+    }
+    score
 }
 
 /// Random plans on the model and on this engine. What a course did is part of what it has shown, so it is printed.

@@ -1,7 +1,8 @@
 //! The house: resources over a store. Runs calls of actions, alone or several as one plan.
 //!
 //! H1. A write is one plan under one operation id. If its outcome is unknown it is committed again, under the same id,
-//!     until it is known or the tries are used up; then the caller is told that it is unknown.
+//!     until it is known or the tries are used up; then the caller is told that it is unknown. A refusal after a lost
+//!     answer is told only when the operation is fenced: what was lost may still be under way, and find its guard holding.
 //! H2. An answer is made from the log record alone. A repetition under the same id gets the same answer.
 //! H3. A repetition is recognized before its draft is judged: a call that was applied is answered from its record even
 //!     if it would be refused today.
@@ -17,7 +18,7 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::{
     Clock, Commit, Draft as EventDraft, Entry, Event, Fate, Ids, Migrate, Plan, PlanError, Random, Record,
-    Refused, Schema, Store, StoreError, SystemClock, Tenant, Value,
+    Refused, Resolution, Schema, Store, StoreError, SystemClock, Tenant, Value,
 };
 use tokio::task::JoinHandle;
 
@@ -26,7 +27,7 @@ use crate::blueprint::Blueprint;
 use crate::cache::{self, Cache, Token};
 use crate::follow::{self, Tail};
 use crate::form::{Misfit, object_misfits};
-use crate::infra::log::{Consumer, Group, Handler, Trimmer};
+use crate::infra::log::{Consumer, Group, Handler, Keeping, Trimmer};
 use crate::lock::{self, Held, Taken};
 use crate::own;
 use crate::resource::{self, Resource, no_such};
@@ -122,6 +123,8 @@ struct Patience {
     races: u32,
     waits: u32,
     waited: Duration,
+    /// Whether an answer was lost, so that a plan of this operation may still be under way.
+    in_doubt: bool,
 }
 
 impl House {
@@ -140,6 +143,18 @@ impl House {
         ids: Ids,
     ) -> Result<House, crate::Problems> {
         let resources = resource::declare(blueprint)?;
+        Ok(House::of(&blueprint.name, resources, blueprint.keeping, store, clock, ids))
+    }
+
+    /// A house with these resources, however they were declared.
+    pub fn of(
+        name: &str,
+        resources: Vec<Resource>,
+        keeping: Option<Keeping>,
+        store: Arc<dyn Store>,
+        clock: Arc<dyn Clock>,
+        ids: Ids,
+    ) -> House {
         let tables = resources.iter().flat_map(|resource| resource.tables.clone()).chain(own::tables());
         // Names were checked by the declaration, so a clash cannot be left.
         let schema = Schema::new(tables).unwrap_or_default();
@@ -152,12 +167,12 @@ impl House {
             let consumers = resource.consumers.iter().cloned();
             workers.extend(consumers.map(|handler| consumer(handler, partitions)));
         }
-        if let Some(keeping) = blueprint.keeping {
+        if let Some(keeping) = keeping {
             workers.push(Arc::new(Trimmer::of(keeping, partitions)));
         }
         let bells = Arc::new(Bells::of(&workers));
-        Ok(House {
-            name: blueprint.name.clone(),
+        House {
+            name: name.to_owned(),
             resources,
             workers,
             schema,
@@ -169,7 +184,7 @@ impl House {
             follower: Mutex::default(),
             bells,
             crew: Mutex::default(),
-        })
+        }
     }
 
     /// The same house with a cache of another size.
@@ -409,21 +424,48 @@ impl House {
             return answers(ready, &record, &fingerprint).map_err(at_first);
         }
         let mut patience = Patience::default();
+        let written = self.persist(tenant, ready, &id, &fingerprint, &mut patience).await;
+        match written {
+            Err((number, refusal)) if patience.in_doubt && refusal.code != Code::OutcomeUnknown => {
+                match self.store.resolve(tenant, &id).await {
+                    Ok(Resolution::Applied(record)) => {
+                        answers(ready, &record, &fingerprint).map_err(at_first)
+                    }
+                    Ok(Resolution::Aborted) => Err((number, refusal)),
+                    Err(error) => {
+                        let why = format!("it was refused after a lost answer, and {error}");
+                        Err((number, StoreError::unknown(&id, why).into()))
+                    }
+                }
+            }
+            written => written,
+        }
+    }
+
+    /// Tries to write until it is done, or there is no more patience.
+    async fn persist(
+        &self,
+        tenant: &Tenant,
+        ready: &[Ready<'_>],
+        id: &str,
+        fingerprint: &str,
+        patience: &mut Patience,
+    ) -> Result<Vec<Answer>, (usize, Refusal)> {
         loop {
-            let locks = self.take_locks(tenant, ready, &id, &mut patience).await?;
-            let attempt = self.attempt(tenant, ready, &locks, patience.races, &id, &fingerprint).await;
+            let locks = self.take_locks(tenant, ready, id, patience).await?;
+            let attempt = self.attempt(tenant, ready, &locks, patience, id, fingerprint).await;
             // An unknown plan may yet be applied under its locks; if it is not, the next try under this id has them.
             let keeps = match &attempt {
                 Ok(attempt) => matches!(attempt, Attempt::Written(_)),
                 Err((_, refusal)) => refusal.code == Code::OutcomeUnknown,
             };
             if !keeps {
-                self.give_back(tenant, &locks, &id).await;
+                self.give_back(tenant, &locks, id).await;
             }
             match attempt? {
                 Attempt::Written(answers) | Attempt::Unchanged(answers) => return Ok(answers),
                 Attempt::Lost(number, verdict) => {
-                    self.bear(verdict, &mut patience).await.map_err(|refusal| (number, refusal))?;
+                    self.bear(verdict, patience).await.map_err(|refusal| (number, refusal))?;
                 }
             }
         }
@@ -435,17 +477,17 @@ impl House {
         tenant: &Tenant,
         ready: &[Ready<'_>],
         locks: &[Held],
-        tries: u32,
+        patience: &mut Patience,
         id: &str,
         fingerprint: &str,
     ) -> Result<Attempt, (usize, Refusal)> {
         let at_first = |refusal: Refusal| (0, refusal);
-        let drafts = self.draft(ready, tries).await?;
+        let drafts = self.draft(ready, patience.races).await?;
         let (plan, steps) = match assemble(tenant, ready, drafts, locks, id, fingerprint).map_err(at_first)? {
             Assembled::Plan(plan, steps) => (plan, steps),
             Assembled::Done(answers) => return Ok(Attempt::Unchanged(answers)),
         };
-        match self.settle(&plan).await.map_err(at_first)? {
+        match self.settle(&plan, &mut patience.in_doubt).await.map_err(at_first)? {
             Commit::Applied(applied) => {
                 let record = applied.record.ok_or_else(|| {
                     at_first(Refusal::new(Code::Internal, "a write left no record in the log"))
@@ -536,12 +578,13 @@ impl House {
     }
 
     /// Commits a plan until its outcome is known (H1).
-    async fn settle(&self, plan: &Plan) -> Result<Commit, Refusal> {
+    async fn settle(&self, plan: &Plan, in_doubt: &mut bool) -> Result<Commit, Refusal> {
         let mut unknown = 0;
         loop {
             match self.store.commit(plan).await {
                 Ok(commit) => return Ok(commit),
                 Err(StoreError::OutcomeUnknown { .. }) if unknown < UNKNOWN_MAX => {
+                    *in_doubt = true;
                     self.pause(unknown).await;
                     unknown += 1;
                 }

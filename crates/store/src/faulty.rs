@@ -78,6 +78,22 @@ pub struct Achieved {
     pub stale_rows: u64,
 }
 
+impl Achieved {
+    /// Both together.
+    #[must_use]
+    pub fn plus(self, other: Achieved) -> Achieved {
+        Achieved {
+            delays: self.delays + other.delays,
+            unavailable: self.unavailable + other.unavailable,
+            unknown_before: self.unknown_before + other.unknown_before,
+            unknown_after: self.unknown_after + other.unknown_after,
+            crashes_before: self.crashes_before + other.crashes_before,
+            crashes_after: self.crashes_after + other.crashes_after,
+            stale_rows: self.stale_rows + other.stale_rows,
+        }
+    }
+}
+
 impl fmt::Display for Achieved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Achieved { delays, unavailable, unknown_before, unknown_after, .. } = self;

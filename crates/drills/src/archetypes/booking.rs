@@ -7,11 +7,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value as Json, json};
 use statehouse::{Answer, Code, Refusal};
-use statehouse_store::{Fate, ManualClock, Scan, Time, Value};
+use statehouse_store::clock::SkewedClock;
+use statehouse_store::{Commit, Fate, ManualClock, Plan, Scan, Time, Value};
 use tokio::task::JoinHandle;
 
 use super::booking;
 use super::house::{Visitor, shows};
+use crate::around::{Around, Meanwhile};
 use crate::client::{pause, same, whole_log};
 use crate::conformance::{Case, cases};
 use crate::engines::Lab;
@@ -34,10 +36,13 @@ pub(super) const CASES: &[Case] = cases! {
         many_buyers_never_share_a_unit(6),
         bookings_are_listed_by_holder(5),
         bookings_of_tenants_are_apart(5),
+        what_was_bought_is_not_swept(5),
+        a_booking_that_was_extended_meanwhile_is_not_swept(5),
+        a_hold_that_is_over_is_taken_once(8),
     }
 };
 
-const BLUEPRINT: &str = r#"
+pub(crate) const BLUEPRINT: &str = r#"
 [house]
 name = "drill"
 
@@ -398,4 +403,92 @@ async fn bookings_of_tenants_are_apart(lab: &dyn Lab) -> Result<()> {
     other.refused("seat_booking.hold", &[], wanted("b1", &[1]), None, Code::NotFound).await?;
     other.refused("seat.read", &seat(1), json!({}), None, Code::NotFound).await?;
     Ok(())
+}
+
+async fn what_was_bought_is_not_swept(lab: &dyn Lab) -> Result<()> {
+    let (visitor, clock) = gala(lab, 3).await?;
+    for (booking, unit) in [("b1", 1), ("b2", 2), ("b3", 3)] {
+        hold(&visitor, booking, &[unit]).await?;
+    }
+    visitor.done("seat_booking.confirm", &id("b1"), json!({}), None).await?;
+    visitor.done("seat_booking.cancel", &id("b2"), json!({}), None).await?;
+    // Long after the end that it had as a hold.
+    clock.advance(MINUTE * 60);
+    visitor.done("seat_booking.expire", &id("b3"), json!({}), None).await?;
+    for booking in ["b1", "b2", "b3"] {
+        for action in ["seat_booking.expire", "seat_booking.extend", "seat_booking.confirm"] {
+            let refused = visitor.call(action, &id(booking), json!({}), None).await;
+            ensure!(refused.is_err(), "{action} of {booking}, which is over: {refused:?}");
+        }
+    }
+    visitor.refused("seat_booking.hold", &[], wanted("b4", &[1]), None, Code::WrongState).await?;
+    visitor.shows("seat", &seat(1), &json!({"state": "SOLD", "booking_id": "b1"})).await?;
+    check_rows(&visitor).await
+}
+
+async fn a_booking_that_was_extended_meanwhile_is_not_swept(lab: &dyn Lab) -> Result<()> {
+    let clock = Arc::new(ManualClock::at(Time::from_millis(1_800_000_000_000)));
+    let store = lab.open_at(clock.clone()).await?;
+    let visitor = Visitor::over(store.clone(), BLUEPRINT, clock.clone()).await?;
+    offer(&visitor, 4).await?;
+    for (booking, unit, action) in [("b1", 1, "confirm"), ("b2", 2, "cancel"), ("b3", 3, "extend")] {
+        hold(&visitor, booking, &[unit]).await?;
+        clock.advance(MINUTE * 9);
+        // The sweeper's clock is ahead: it reads the booking as due, and then the booking goes on without it.
+        let ahead = SkewedClock::over(clock.clone());
+        ahead.skew(3_600_000_000);
+        let meanwhile = Arc::new(Meanwhile::default());
+        let slow = Visitor::over(
+            Arc::new(Around::new(store.clone(), meanwhile.clone())),
+            BLUEPRINT,
+            Arc::new(ahead),
+        );
+        let slow = slow.await?;
+        meanwhile.next({
+            let (visitor, action, clock) = (visitor.clone(), format!("seat_booking.{action}"), clock.clone());
+            async move {
+                drop(visitor.call(&action, &id(booking), json!({}), None).await);
+                clock.advance(MINUTE * 2);
+            }
+        });
+        slow.work(7).await?;
+    }
+    for (booking, state) in [("b1", "CONFIRMED"), ("b2", "CANCELLED"), ("b3", "IN_PROGRESS")] {
+        visitor.shows("seat_booking", &id(booking), &json!({"state": state})).await?;
+    }
+    check_rows(&visitor).await
+}
+
+async fn a_hold_that_is_over_is_taken_once(lab: &dyn Lab) -> Result<()> {
+    let clock = Arc::new(ManualClock::at(Time::from_millis(1_800_000_000_000)));
+    let store = lab.open_at(clock.clone()).await?;
+    let visitor = Visitor::over(store.clone(), BLUEPRINT, clock.clone()).await?;
+    offer(&visitor, 3).await?;
+    hold(&visitor, "b1", &[1, 2]).await?;
+    let drafted = async |visitor: &Visitor, booking: &str| {
+        let request = Visitor::request("seat_booking.hold", &[], &wanted(booking, &[1]), None);
+        visitor.house.plan(&visitor.tenant, request).await?.context("there is nothing to write")
+    };
+    let refused = async |plan: &Plan| {
+        let outcome = store.commit(plan).await?;
+        ensure!(matches!(outcome, Commit::Refused(_)), "a unit was taken from its holder: {outcome:?}");
+        Ok(())
+    };
+    // For a buyer whose clock is ahead it is over; for the store it is not.
+    let ahead = SkewedClock::over(clock.clone());
+    ahead.skew(3_600_000_000);
+    let early = Visitor::over(store.clone(), BLUEPRINT, Arc::new(ahead)).await?;
+    refused(&drafted(&early, "b2").await?).await?;
+    check_rows(&visitor).await?;
+    // It is over for two buyers, and one of them is faster.
+    clock.advance(MINUTE * 10);
+    let plan = drafted(&visitor, "b2").await?;
+    hold(&visitor, "b3", &[1]).await?;
+    refused(&plan).await?;
+    check_rows(&visitor).await?;
+    // The faster one's hold is over as well, and belongs to somebody else than the slower one saw.
+    clock.advance(MINUTE * 10);
+    refused(&plan).await?;
+    hold(&visitor, "b4", &[1]).await?;
+    check_rows(&visitor).await
 }

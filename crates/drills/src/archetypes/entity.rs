@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 
 use super::entity;
 use super::house::{Visitor, shows};
+use crate::around::{Around, Meanwhile};
 use crate::client::{pause, same};
 use crate::conformance::{Case, cases};
 use crate::engines::Lab;
@@ -44,10 +45,12 @@ pub(super) const CASES: &[Case] = cases! {
         no_lock_is_left_behind(4),
         a_batch_takes_locks_in_one_order(6),
         locked_mutations_survive_lost_answers(4),
+        a_row_with_a_lock_is_guarded_like_any_other(4),
+        a_lock_that_was_lost_is_not_given_back_for_others(4),
     }
 };
 
-const BLUEPRINT: &str = r#"
+pub(crate) const BLUEPRINT: &str = r#"
 [house]
 name = "drill"
 
@@ -106,7 +109,9 @@ async fn a_row_lives_its_life(lab: &dyn Lab) -> Result<()> {
     visitor.refused("profile.delete", &one(), json!({}), None, Code::Deleted).await?;
     let restored = visitor.done("profile.restore", &one(), json!({}), None).await?;
     shows(&restored, &json!({"version": 5, "status": "ACTIVE", "display_name": "Anna"}))?;
-    visitor.refused("profile.restore", &one(), json!({}), None, Code::NotDeleted).await?;
+    for version in [None, Some(5)] {
+        visitor.refused("profile.restore", &one(), json!({}), version, Code::NotDeleted).await?;
+    }
     let names = visitor.events(5).await?;
     let expected =
         ["created", "updated", "updated", "deleted", "restored"].map(|what| format!("profile.{what}"));
@@ -406,9 +411,10 @@ async fn hot_fields_leave_the_version_alone(lab: &dyn Lab) -> Result<()> {
     same("the list", &shown[2].as_array().map(Vec::len), &Some(8))?;
     // What an editor read before is still what is there.
     visitor.done("profile.patch", &one(), json!({"bio": "x"}), Some(1)).await?;
-    visitor
-        .refused("profile.mutate", &[2.into()], json!({"increment": {"views": 1}}), None, Code::NotFound)
-        .await?;
+    for version in [None, Some(1)] {
+        let view = json!({"increment": {"views": 1}});
+        visitor.refused("profile.mutate", &[2.into()], view, version, Code::NotFound).await?;
+    }
     Ok(())
 }
 
@@ -423,10 +429,15 @@ async fn a_deleted_row_accepts_no_write(lab: &dyn Lab) -> Result<()> {
         ("profile.mutate", json!({"increment": {"points": 1}}), None),
         ("profile.mutate", json!({"set": {"bio": "b"}}), None),
         ("profile.mutate", json!({"increment": {"views": 1}}), None),
+        ("profile.mutate", json!({"increment": {"views": 1}}), Some(2)),
         ("profile.delete", json!({}), None),
+        ("profile.delete", json!({}), Some(2)),
     ] {
         let refusal = visitor.refused(action, &one(), input, version, Code::Deleted).await?;
         same(action, &refusal.current_version, &Some(2))?;
+    }
+    for version in [1, 3] {
+        visitor.refused("profile.restore", &one(), json!({}), Some(version), Code::VersionConflict).await?;
     }
     visitor
         .refused("account.mutate", &account(1), json!({"set": {"note": "x"}}), None, Code::Deleted)
@@ -810,4 +821,81 @@ async fn locked_mutations_survive_lost_answers(lab: &dyn Lab) -> Result<()> {
     ensure!(achieved.unknown_after + achieved.unknown_before > 0, "nothing went wrong: {achieved}");
     faulty.set_odds(Odds::default());
     has_all_of(&visitor.shown("account", &account(1), &["balance", "history", "version"]).await?, 3, 5)
+}
+
+async fn a_row_with_a_lock_is_guarded_like_any_other(lab: &dyn Lab) -> Result<()> {
+    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+    open_account(&visitor, 1).await?;
+    let again = json!({"owner": "ann", "number": 1, "note": "again"});
+    visitor.refused("account.create", &[], again, None, Code::AlreadyExists).await?;
+    // What changes nothing writes nothing.
+    for (action, input) in
+        [("account.patch", json!({"balance": 0})), ("account.update", json!({"balance": 0}))]
+    {
+        let answer = visitor.done(action, &account(1), input, Some(1)).await?;
+        same(action, &answer.version, &Some(1))?;
+    }
+    visitor.done("account.patch", &account(1), json!({"note": "a"}), Some(1)).await?;
+    for action in ["account.update", "account.patch", "account.delete"] {
+        let input = if action.ends_with("delete") { json!({}) } else { json!({"note": "b"}) };
+        visitor.refused(action, &account(1), input, Some(1), Code::VersionConflict).await?;
+    }
+    visitor.done("account.delete", &account(1), json!({}), Some(2)).await?;
+    for (action, input, version) in [
+        ("account.update", json!({"note": "c"}), Some(3)),
+        ("account.patch", json!({"note": "c"}), Some(3)),
+        ("account.mutate", json!({"increment": {"balance": 1}}), None),
+        ("account.mutate", json!({"set": {"note": "c"}}), None),
+        ("account.delete", json!({}), None),
+        ("account.delete", json!({}), Some(3)),
+    ] {
+        visitor.refused(action, &account(1), input, version, Code::Deleted).await?;
+    }
+    // A process that does not know of locks writes past them; whoever holds one does not write over that.
+    open_account(&visitor, 2).await?;
+    let request = Visitor::request("account.mutate", &account(2), &json!({"set": {"note": "mine"}}), None);
+    let plan = visitor.house.plan(&visitor.tenant, request).await?.context("there is nothing to write")?;
+    hold(&visitor, 2, "mine").await?;
+    let (client, table) = (visitor.client()?, visitor.table("accounts")?);
+    client.apply(client.one(Step::update(table, account(2)).set("note", "theirs"))).await?;
+    let outcome = visitor.house.store().commit(&plan).await?;
+    ensure!(matches!(outcome, Commit::Refused(_)), "it was written over what it had not read: {outcome:?}");
+    // What is deleted gets no lock.
+    let lock = visitor.client()?.find(visitor.table(LOCKS)?, account(1)).await?;
+    same("the lock of a deleted row", &lock, &None)?;
+    visitor.client()?.exact_log(4).await?;
+    Ok(())
+}
+
+async fn a_lock_that_was_lost_is_not_given_back_for_others(lab: &dyn Lab) -> Result<()> {
+    let clock = standing();
+    let store = lab.open_at(Arc::new(clock.clone())).await?;
+    let meanwhile = Arc::new(Meanwhile::default());
+    let slow = Arc::new(Around::new(store.clone(), meanwhile.clone()));
+    let (clock_of, visitor) =
+        (Arc::new(clock.clone()), Visitor::over(store, BLUEPRINT, Arc::new(clock.clone())).await?);
+    let slow = Visitor::over(slow, BLUEPRINT, clock_of).await?;
+    open_account(&visitor, 1).await?;
+    // Between the taking of the lock and the reading the caller is paused, for longer than its lock lasts.
+    meanwhile.next({
+        let (visitor, clock) = (visitor.clone(), clock.clone());
+        async move {
+            clock.advance(lock::TERM);
+            // If this fails, the case finds another holder than it expects.
+            let _ = hold(&visitor, 1, "somebody").await;
+        }
+    });
+    let call = slow.start("account.mutate", &account(1), json!({"set": {"note": "late"}}), None);
+    for _ in 0..10 {
+        pause().await;
+    }
+    ensure!(!call.is_finished(), "it did not wait for the lock that it lost");
+    let held = visitor.client()?.row(visitor.table(LOCKS)?, account(1)).await?;
+    same("the holder", &held.text("held_by"), &Some("somebody"))?;
+    ensure!(
+        held.time("held_until") > Some(clock_time(&clock)),
+        "somebody else's lock was given back: {held:?}"
+    );
+    visitor.shows("account", &account(1), &json!({"note": null, "version": 1})).await?;
+    shows(&outcome(&clock, call).await??, &json!({"note": "late", "version": 2}))
 }

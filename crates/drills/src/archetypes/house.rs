@@ -10,18 +10,21 @@ use statehouse::worker::{Progress, Shift};
 use statehouse::{Answer, Blueprint, Code, Expected, House, Operation, Refusal, Request, own};
 use statehouse_store::{Clock, Ids, Migrate, Random, Store, StoreError, SystemClock, Table, Tenant, Value};
 
+use tokio::task::JoinHandle;
+
 use crate::client::Client;
 use crate::engines::Lab;
+use crate::witness::{Actor, acting, on_behalf};
 
 /// A tenant at work in a house. Clones share it.
 #[derive(Clone)]
-pub(super) struct Visitor {
+pub(crate) struct Visitor {
     pub house: Arc<House>,
     pub tenant: Tenant,
 }
 
 /// The key of a call: nothing for an action on the collection.
-pub(super) type Key<'k> = &'k [Value];
+pub(crate) type Key<'k> = &'k [Value];
 
 impl Visitor {
     /// Opens a lab, puts the blueprint's house over it, and works there for the tenant `acme`.
@@ -37,9 +40,18 @@ impl Visitor {
     pub async fn over(store: Arc<dyn Store>, blueprint: &str, clock: Arc<dyn Clock>) -> Result<Visitor> {
         let blueprint = Blueprint::read("statehouse.toml", blueprint)?;
         let ids = Ids::new(clock.clone(), Random::from_entropy());
-        let house = House::with(store, &blueprint, clock, ids)?;
-        house.migrate(Migrate::Apply).await.context("migrating to the case's blueprint")?;
-        Ok(Visitor { house: Arc::new(house), tenant: Tenant::new("acme")? })
+        Visitor::enter(House::with(store, &blueprint, clock, ids)?).await
+    }
+
+    /// Makes the store fit a house, and works there for the tenant `acme`.
+    pub async fn enter(house: House) -> Result<Visitor> {
+        house.migrate(Migrate::Apply).await.context("migrating to the house's tables")?;
+        Visitor::of(Arc::new(house))
+    }
+
+    /// Works in a house whose tables are there, for the tenant `acme`.
+    pub fn of(house: Arc<House>) -> Result<Visitor> {
+        Ok(Visitor { house, tenant: Tenant::new("acme")? })
     }
 
     /// The same house, for another tenant.
@@ -72,7 +84,26 @@ impl Visitor {
         version: Option<i64>,
     ) -> Result<Answer, Refusal> {
         let request = Visitor::request(action, key, &input, version.map(Expected::Version));
-        self.house.call(&self.tenant, request, Operation::default()).await
+        self.ask(request, Operation::default()).await
+    }
+
+    /// Calls an action, on its own behalf.
+    async fn ask(&self, request: Request, operation: Operation) -> Result<Answer, Refusal> {
+        let (resource, _) = self.house.action(&request.action)?;
+        let actor = Actor { archetype: resource.archetype.keyword(), name: request.action.clone() };
+        acting(actor, self.house.call(&self.tenant, request, operation)).await
+    }
+
+    /// Calls an action in a task of its own.
+    pub fn start(
+        &self,
+        action: &str,
+        key: Key<'_>,
+        input: Json,
+        version: Option<i64>,
+    ) -> JoinHandle<Result<Answer, Refusal>> {
+        let (visitor, action, key) = (self.clone(), action.to_owned(), key.to_vec());
+        tokio::spawn(async move { visitor.call(&action, &key, input, version).await })
     }
 
     /// Calls an action under an operation id.
@@ -86,7 +117,7 @@ impl Visitor {
     ) -> Result<Answer, Refusal> {
         let request = Visitor::request(action, key, &input, version.map(Expected::Version));
         let operation = Operation::under(operation, &request);
-        self.house.call(&self.tenant, request, operation).await
+        self.ask(request, operation).await
     }
 
     /// Calls an action that must be done.
@@ -130,9 +161,16 @@ impl Visitor {
         };
         let mut progress = Vec::new();
         for worker in house.workers() {
+            // A worker is called after its resource; those of the house itself are nobody's.
+            let owner = worker.name().split('.').next().and_then(|name| house.resource(name).ok());
+            let name = format!("worker {}", worker.name());
+            let store = match owner {
+                Some(owner) => on_behalf(house.store(), Actor { archetype: owner.archetype.keyword(), name }),
+                None => house.store().clone(),
+            };
             for shard in 0..worker.shards() {
-                let (store, clock, ids) = (house.store(), &**house.clock(), house.ids());
-                let shift = Shift { store, clock, ids, shard, held: &held };
+                let (clock, ids) = (&**house.clock(), house.ids());
+                let shift = Shift { store: &store, clock, ids, shard, held: &held };
                 progress.push(worker.step(&shift, limit).await?);
             }
         }
@@ -171,7 +209,7 @@ impl Visitor {
 }
 
 /// Requires an answer to have these fields.
-pub(super) fn shows(answer: &Answer, expected: &Json) -> Result<()> {
+pub(crate) fn shows(answer: &Answer, expected: &Json) -> Result<()> {
     for (name, value) in expected.as_object().into_iter().flatten() {
         let got = &answer.body[name];
         ensure!(got == value, "expected {name} to be {value}, got {got} in {}", answer.body);

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 
 use super::house::{Visitor, shows};
 use super::lease;
+use crate::around::{Around, Delayed};
 use crate::client::same;
 use crate::conformance::{Case, cases};
 use crate::engines::Lab;
@@ -33,10 +34,12 @@ pub(super) const CASES: &[Case] = cases! {
         programs_hold_leases(3),
         programs_find_their_lease_after_a_lost_answer(1),
         a_holders_own_deadline_is_early(1),
+        a_stale_program_neither_renews_nor_releases(1),
+        who_was_refused_does_not_get_it_later(3),
     }
 };
 
-const BLUEPRINT: &str = r#"
+pub(crate) const BLUEPRINT: &str = r#"
 [house]
 name = "drill"
 
@@ -70,7 +73,9 @@ async fn a_lease_lives_its_life(lab: &dyn Lab) -> Result<()> {
     let clock = standing();
     let visitor = Visitor::open_at(lab, BLUEPRINT, Arc::new(clock.clone())).await?;
     visitor.refused("lock.read", &door(), json!({}), None, Code::NotFound).await?;
-    visitor.refused("lock.renew", &door(), as_holder("ann", 1), None, Code::NotFound).await?;
+    for action in ["lock.renew", "lock.release", "lock.check"] {
+        visitor.refused(action, &door(), as_holder("ann", 1), None, Code::NotFound).await?;
+    }
     let start = clock.now();
     let taken = take(&visitor, "ann").await?;
     let ends = |span: u64| json!(start.plus(Duration::from_secs(span)).to_string());
@@ -423,4 +428,49 @@ async fn a_holders_own_deadline_is_early(lab: &dyn Lab) -> Result<()> {
     ensure!(commit(acquire(table, door(), "you", span)).await?, "it was not free after its end");
     ensure!(!commit(release(table, door(), "me", 1)).await?, "who has lost it released it");
     Ok(())
+}
+
+async fn a_stale_program_neither_renews_nor_releases(lab: &dyn Lab) -> Result<()> {
+    let clock = standing();
+    let visitor = Visitor::open_at(lab, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let leases = leases(&visitor, Arc::new(clock.clone()))?;
+    let span = Duration::from_secs(10);
+    let take =
+        async || leases.acquire(&door(), "me", span).await?.map_err(|lease| anyhow::anyhow!("{lease:?}"));
+    let mut first = take().await?;
+    clock.advance(span);
+    same("renewed after its end", &leases.renew(vec![&mut first], span).await?.len(), &1)?;
+    // The same program, under the same name, has taken it anew; what is left of its former life does nothing.
+    let second = take().await?;
+    same("the epochs", &(first.epoch(), second.epoch()), &(1, 2))?;
+    same("renewed by its former life", &leases.renew(vec![&mut first], span).await?.len(), &1)?;
+    same("released by its former life", &leases.release(&first).await?, &false)?;
+    // The epoch alone is not enough either: it can be read by anybody.
+    let (table, tenant) = (visitor.table("locks")?, &visitor.tenant);
+    for (operation, step) in [
+        ("lease.renew", renew(table, door(), "you", 2, span)),
+        ("lease.release", release(table, door(), "you", 2)),
+    ] {
+        let plan = Plan::of(tenant, operation).step(step).build()?;
+        let outcome = visitor.house.store().commit(&plan).await?;
+        ensure!(matches!(outcome, Commit::Refused(_)), "{operation} by somebody else: {outcome:?}");
+    }
+    same("released by its holder", &leases.release(&second).await?, &true)
+}
+
+/// Found by simulation: a claim whose answer was lost was repeated, refused, and reported as refused; and then the first
+/// request arrived, and took the lease for somebody who had gone away.
+async fn who_was_refused_does_not_get_it_later(lab: &dyn Lab) -> Result<()> {
+    let store = lab.open().await?;
+    let delayed = Arc::new(Delayed::default());
+    let slow = Arc::new(Around::new(store.clone(), delayed.clone()));
+    let slow = Visitor::over(slow, BLUEPRINT, Arc::new(SystemClock)).await?;
+    let visitor = Visitor::over(store.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
+    take(&visitor, "bob").await?;
+    delayed.next();
+    slow.refused("lock.acquire", &door(), json!({"holder": "ann"}), None, Code::Held).await?;
+    visitor.done("lock.release", &door(), as_holder("bob", 1), None).await?;
+    let late = store.commit(&delayed.kept().context("nothing is under way")?).await?;
+    ensure!(late == Commit::Fenced, "a claim that was refused was applied after all: {late:?}");
+    visitor.shows("lock", &door(), &json!({"state": "FREE", "epoch": 1})).await
 }

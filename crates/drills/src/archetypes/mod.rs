@@ -4,17 +4,18 @@
 //! none knows the name of an engine, and each archetype has a file of the same name as in the library, with its list.
 
 use crate::conformance::Case;
+use crate::drill::{self, Drill};
 
 mod blueprint;
-mod booking;
-mod entity;
-mod house;
-mod lease;
+pub(crate) mod booking;
+pub(crate) mod entity;
+pub(crate) mod house;
+pub(crate) mod lease;
 mod log;
 mod relation;
 mod sequence;
 mod thread;
-mod timer;
+pub(crate) mod timer;
 
 /// Every list of cases.
 pub const CASES: &[&[Case]] = &[
@@ -28,3 +29,8 @@ pub const CASES: &[&[Case]] = &[
     thread::CASES,
     timer::CASES,
 ];
+
+/// Every list of drills: one for each failure that the atlas names of an archetype. A case that provokes one is a drill
+/// too ([`Drill::by_case`]).
+pub const DRILLS: &[&[Drill]] =
+    &[drill::booking::DRILLS, drill::entity::DRILLS, drill::lease::DRILLS, drill::timer::DRILLS];

@@ -14,6 +14,7 @@ use statehouse_store::{Clock, ManualClock, Random, Record, Store, SystemClock, T
 
 use super::house::{Visitor, shows};
 use super::timer;
+use crate::around::{Around, Meanwhile};
 use crate::client::{pause, same, whole_log};
 use crate::conformance::{Case, cases};
 use crate::engines::Lab;
@@ -31,10 +32,11 @@ pub(super) const CASES: &[Case] = cases! {
         what_cannot_be_released_does_not_hold_up_the_rest(3),
         a_write_wakes_the_scanner_of_its_process(3),
         processes_share_the_timers_and_survive_each_other(3),
+        a_timer_that_is_changed_meanwhile_does_not_fire_as_it_was(3),
     }
 };
 
-const BLUEPRINT: &str = r#"
+pub(crate) const BLUEPRINT: &str = r#"
 [house]
 name = "drill"
 
@@ -118,7 +120,9 @@ async fn a_timer_lives_its_life(lab: &dyn Lab) -> Result<()> {
     visitor.refused("reminder.cancel", &key(1), json!({}), Some(7), Code::VersionConflict).await?;
     let cancelled = visitor.done("reminder.cancel", &key(1), json!({}), Some(1)).await?;
     shows(&cancelled, &json!({"status": "CANCELLED", "due_at": null, "due_shard": null}))?;
-    visitor.refused("reminder.cancel", &key(1), json!({}), None, Code::WrongState).await?;
+    for version in [None, Some(2)] {
+        visitor.refused("reminder.cancel", &key(1), json!({}), version, Code::WrongState).await?;
+    }
     clock.advance(Duration::from_secs(60));
     same("a cancelled timer", &scene.visitor.drain_workers().await?, &0)?;
     // Set anew, also under a version, and at a time instead of after one.
@@ -287,13 +291,14 @@ async fn a_scanner_whose_clock_is_ahead_fires_nothing_early(lab: &dyn Lab) -> Re
     skewed.skew(600_000_000);
     let scene = Scene::over(lab.open_at(Arc::new(engine.clone())).await?, Arc::new(skewed.clone())).await?;
     scene.set("reminder", 1, json!({"after_ms": 1_000})).await?;
+    scene.set("tick", 1, json!({"after_ms": 1_000})).await?;
     same("ten minutes ahead", &scene.visitor.drain_workers().await?, &0)?;
     // Ten minutes behind, it is late and loses nothing.
     skewed.skew(-600_000_000);
     engine.advance(Duration::from_secs(2));
     same("ten minutes behind", &scene.visitor.drain_workers().await?, &0)?;
     skewed.skew(0);
-    same("right", &scene.visitor.drain_workers().await?, &1)
+    same("right", &scene.visitor.drain_workers().await?, &2)
 }
 
 async fn lost_answers_release_nothing_twice(lab: &dyn Lab) -> Result<()> {
@@ -420,5 +425,34 @@ async fn processes_share_the_timers_and_survive_each_other(lab: &dyn Lab) -> Res
     let released = eventually(store.as_ref(), "reminder", 20).await?;
     ensure!(released.values().all(|times| times.len() == 1), "{released:?}");
     second.house.stop_workers().await;
+    Ok(())
+}
+
+async fn a_timer_that_is_changed_meanwhile_does_not_fire_as_it_was(lab: &dyn Lab) -> Result<()> {
+    let clock = standing();
+    let store = lab.open_at(Arc::new(clock.clone())).await?;
+    let scene = Scene::over(store.clone(), Arc::new(clock.clone())).await?;
+    for (id, resource) in [(1, "reminder"), (2, "tick")] {
+        scene.set(resource, id, json!({"after_ms": 1_000, "payload": "old"})).await?;
+        clock.advance(Duration::from_secs(2));
+        let due = clock.now().minus(Duration::from_millis(500)).to_string();
+        let visitor = scene.visitor.clone();
+        // Between the scan and the release it is set anew, to a time that has come as well.
+        let anew = json!({"due_at": due, "payload": "new"});
+        let set = format!("{resource}.set");
+        let change = async move { drop(visitor.call(&set, &key(id), anew, None).await) };
+        let meanwhile = Arc::new(Meanwhile::default());
+        meanwhile.next(change);
+        let slow = Arc::new(Around::new(store.clone(), meanwhile));
+        Scene::over(slow, Arc::new(clock.clone())).await?.visitor.drain_workers().await?;
+        scene.visitor.drain_workers().await?;
+        let records = whole_log(store.as_ref()).await?;
+        let fired = format!("{resource}.fired");
+        let events = records.iter().flat_map(|record| &record.events).filter(|event| event.name == fired);
+        for event in events {
+            let told = (&event.data["due_at"], &event.data["row"]["payload"]);
+            same("what was released", &told, &(&json!(due), &json!("new")))?;
+        }
+    }
     Ok(())
 }

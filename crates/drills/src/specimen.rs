@@ -1,4 +1,4 @@
-//! Inputs as somebody may give them, made from an action's form: for `explain`, and for hints.
+//! Inputs as somebody may give them, made from an action's form: for drills, for `explain`, and for hints.
 
 use serde_json::{Map, Value as Json, json};
 use statehouse::action::{Action, Place};
@@ -10,13 +10,13 @@ use statehouse_store::{Time, Type, Value};
 const KEY: i64 = 1;
 
 /// A key of a resource.
-pub(crate) fn key(resource: &Resource, variant: i64) -> Vec<Value> {
+pub fn key(resource: &Resource, variant: i64) -> Vec<Value> {
     let part = |(name, kind): &(String, Type)| value(name, *kind, variant);
     resource.key.iter().map(part).collect()
 }
 
 /// A request of an action. What names a row is the same in every variant, also a row of another resource.
-pub(crate) fn request(resources: &[Resource], resource: &Resource, action: &Action, variant: i64) -> Request {
+pub fn request(resources: &[Resource], resource: &Resource, action: &Action, variant: i64) -> Request {
     // What is declared together has names that begin the same: `seat` and `seat_booking`.
     let related =
         |other: &&Resource| other.name.starts_with(&resource.name) || resource.name.starts_with(&other.name);
@@ -41,7 +41,7 @@ pub(crate) fn request(resources: &[Resource], resource: &Resource, action: &Acti
 }
 
 /// A value for one property; `None` where nothing can be said.
-pub(crate) fn of_property(property: &Property, variant: i64) -> Option<Json> {
+pub fn of_property(property: &Property, variant: i64) -> Option<Json> {
     match &property.form {
         Form::Value(kind) => Some(value(&property.name, *kind, variant).to_json()),
         Form::OneOf(words) => words.first().map(|word| (*word).into()),
@@ -59,7 +59,8 @@ pub(crate) fn of_property(property: &Property, variant: i64) -> Option<Json> {
     }
 }
 
-fn value(name: &str, kind: Type, variant: i64) -> Value {
+/// A value of a type, for a column of that name.
+pub fn value(name: &str, kind: Type, variant: i64) -> Value {
     match kind {
         Type::Text => format!("{} {variant}", name.replace('_', " ")).into(),
         Type::Int => variant.into(),

@@ -1,0 +1,166 @@
+//! `drill`: the failures that the atlas names, provoked; and with `--mutate` the guards that keep them away, taken out.
+
+use anyhow::Context as _;
+use serde_json::{Value as Json, json};
+use statehouse::engine::{Engine, limits};
+use statehouse::{Blueprint, resource};
+use statehouse_drills::archetypes::DRILLS;
+use statehouse_drills::drill::{Drill, Plot, Report};
+use statehouse_drills::{engines, mutation};
+
+use crate::arguments;
+use crate::output::{Failure, Output};
+
+pub(crate) async fn run(arguments: &arguments::Drill, output: &Output) -> Result<(), Failure> {
+    if arguments.mutate {
+        return mutate(arguments, output).await;
+    }
+    let plots = match &arguments.blueprint {
+        None => None,
+        Some(path) => {
+            let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+            let blueprint = Blueprint::read(&path.display().to_string(), &text)?;
+            limits::problems(&blueprint, &resource::declare(&blueprint)?, Engine::of_url(&arguments.on)?)
+                .or(())?;
+            Some(Plot::all_of(&blueprint)?)
+        }
+    };
+    let engine = engines::at(&arguments.on)?;
+    let mut reports = Vec::new();
+    for drill in chosen(arguments)? {
+        let plot = match &plots {
+            None => None,
+            Some(plots) => match plots.iter().find(|(keyword, _)| *keyword == drill.archetype) {
+                Some((_, plot)) => Some(plot),
+                // The blueprint has nothing that could fail like this.
+                None => continue,
+            },
+        };
+        let report = drill.report(engine.as_ref(), plot, arguments.seed).await;
+        progress(&report);
+        reports.push(report);
+    }
+    if reports.is_empty() {
+        return Err(Failure::Usage("the blueprint declares nothing that these drills are for".into()));
+    }
+    let json: Vec<Json> = reports.iter().map(|report| to_json(report, engine.name())).collect();
+    output.show(&json!(json), || describe(&reports, engine.name()));
+    if reports.iter().any(|report| report.red.is_some()) { Err(Failure::Shown) } else { Ok(()) }
+}
+
+fn chosen(arguments: &arguments::Drill) -> Result<Vec<&'static Drill>, Failure> {
+    let wanted = arguments.filter.as_deref().unwrap_or_default().to_lowercase();
+    let fits = |drill: &&Drill| {
+        let text = format!("{} {} {}", drill.archetype, drill.failure, drill.name());
+        text.to_lowercase().contains(&wanted)
+    };
+    let chosen: Vec<&Drill> = DRILLS.iter().copied().flatten().filter(fits).collect();
+    if chosen.is_empty() {
+        return Err(Failure::Usage(format!(
+            "no drill has `{wanted}` in its name; `statehouse drill` runs them all"
+        )));
+    }
+    Ok(chosen)
+}
+
+/// Says on a terminal how far it is.
+fn progress(report: &Report) {
+    use std::io::{IsTerminal as _, Write as _};
+    let mut terminal = std::io::stderr();
+    if terminal.is_terminal() {
+        // Whoever does not listen does not have to.
+        let _ = writeln!(
+            terminal,
+            "{} {}",
+            if report.red.is_some() { "red  " } else { "green" },
+            report.drill.name()
+        );
+    }
+}
+
+fn to_json(report: &Report, engine: &str) -> Json {
+    let red = report.red.as_ref();
+    json!({
+        "drill": report.drill.name(), "archetype": report.drill.archetype, "failure": report.drill.failure,
+        "provokes": report.drill.provokes, "engine": engine, "resource": report.on, "green": red.is_none(),
+        "seconds": report.took.as_secs_f64(), "plans": report.plans, "faults": report.achieved.to_string(),
+        "seed": red.map_or(report.seed, |red| red.seed), "error": red.map(|red| &red.why),
+        "history": red.map(|red| &red.history),
+    })
+}
+
+fn describe(reports: &[Report], engine: &str) -> String {
+    let mut lines = Vec::new();
+    for report in reports {
+        let verdict = if report.red.is_some() { "RED  " } else { "green" };
+        let on = report.on.as_ref().map(|name| format!(" on {name}")).unwrap_or_default();
+        lines.push(format!(
+            "{verdict}  {:<52} {:>6} plans  {:>8.2} s{on}",
+            report.drill.name(),
+            report.plans,
+            report.took.as_secs_f64()
+        ));
+        let achieved = report.achieved.to_string();
+        if report.achieved != Default::default() {
+            lines.push(format!("       {achieved}"));
+        }
+        if let Some(red) = &report.red {
+            lines.push(format!("       {}\n", report.drill.provokes));
+            lines.extend(red.to_string().lines().map(|line| format!("       {line}")));
+        }
+    }
+    let red = reports.iter().filter(|report| report.red.is_some()).count();
+    lines.push(format!("\n{} drills on {engine}, {red} red", reports.len()));
+    lines.join("\n")
+}
+
+/// Guard mutation runs on threads of its own, so that the runtime here is not in its way.
+async fn mutate(arguments: &arguments::Drill, output: &Output) -> Result<(), Failure> {
+    let wanted = arguments.filter.clone().unwrap_or_default().to_lowercase();
+    let archetypes = mutation::archetypes_with_drills().into_iter().filter(|name| name.contains(&wanted));
+    let archetypes: Vec<&'static str> = archetypes.collect();
+    if archetypes.is_empty() {
+        return Err(Failure::Usage(format!("no archetype that has drills is called `{wanted}`")));
+    }
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let work = move || {
+        archetypes.into_iter().map(|name| mutation::run(name, threads)).collect::<Result<Vec<_>, _>>()
+    };
+    let reports = tokio::task::spawn_blocking(work).await.context("the mutation did not end")??;
+    let json: Vec<Json> = reports.iter().map(mutation_json).collect();
+    output.show(&json!(json), || reports.iter().map(describe_mutation).collect::<Vec<_>>().join("\n"));
+    if reports.iter().all(mutation::Report::is_fine) { Ok(()) } else { Err(Failure::Shown) }
+}
+
+fn mutation_json(report: &mutation::Report) -> Json {
+    let mutants = report.mutants.iter().map(|mutant| {
+        json!({
+            "actor": mutant.site.actor.name, "step": mutant.site.step, "condition": mutant.site.condition,
+            "killed_by": mutant.killed_by, "redundant": mutant.redundant,
+        })
+    });
+    json!({
+        "archetype": report.archetype, "killed": report.killed(), "total": report.mutants.len(),
+        "mutants": mutants.collect::<Vec<_>>(), "red_before": report.red_before,
+    })
+}
+
+fn describe_mutation(report: &mutation::Report) -> String {
+    let mut lines = Vec::new();
+    for (name, why) in &report.red_before {
+        lines.push(format!("RED AS IT IS  {name}: {why}"));
+    }
+    for mutant in &report.mutants {
+        lines.push(match (&mutant.killed_by, mutant.redundant) {
+            (Some(by), None) => format!("killed     {}\n             by {by}", mutant.site),
+            (None, Some(reason)) => format!("redundant  {}\n             {reason}", mutant.site),
+            (None, None) => format!("SURVIVED   {}", mutant.site),
+            (Some(by), Some(_)) => {
+                format!("LISTED AS REDUNDANT  {}\n             killed by {by}", mutant.site)
+            }
+        });
+    }
+    let (killed, all, redundant) = (report.killed(), report.mutants.len(), report.redundant());
+    lines.push(format!("{}: {killed}/{all} killed, {redundant} redundant\n", report.archetype));
+    lines.join("\n")
+}

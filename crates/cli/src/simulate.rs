@@ -1,0 +1,121 @@
+//! `simulate`: histories of simulated processes, each from a seed.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde_json::{Value as Json, json};
+use statehouse_drills::simulation::{self, Run, Size, Tally};
+use statehouse_store::clock::Stopwatch;
+
+use crate::arguments::Simulate;
+use crate::output::{Failure, Output};
+
+/// What came of all seeds.
+#[derive(Default)]
+struct Sum {
+    histories: u64,
+    tally: Tally,
+    elapsed: Duration,
+    violated: Vec<Run>,
+    /// The last one, for a single seed.
+    last: Option<Run>,
+}
+
+pub(crate) async fn run(simulate: &Simulate, output: &Output) -> Result<(), Failure> {
+    let (first, seeds, history) = (simulate.first, simulate.seeds.max(1), simulate.history);
+    let limit = Duration::from_secs(simulate.minutes.saturating_mul(60));
+    let watch = Stopwatch::start();
+    let work = move || all(first, seeds, history, limit);
+    let sum = tokio::task::spawn_blocking(work).await.context("the simulation did not end")??;
+    output.show(&to_json(&sum, watch.elapsed()), || describe(&sum, simulate, watch.elapsed()));
+    if sum.violated.is_empty() { Ok(()) } else { Err(Failure::Shown) }
+}
+
+fn all(first: u64, seeds: u64, history: bool, limit: Duration) -> anyhow::Result<Sum> {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let (next, sum, failed) = (AtomicU64::new(0), Mutex::new(Sum::default()), Mutex::new(None));
+    let watch = Stopwatch::start();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while watch.elapsed() < limit {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= seeds {
+                        break;
+                    }
+                    let size = Size { tells: history, ..Size::default() };
+                    match simulation::run(first.wrapping_add(number), size) {
+                        Ok(run) => {
+                            let mut sum = sum.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                            add(&mut sum, run);
+                        }
+                        Err(error) => {
+                            *failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(error);
+                            break;
+                        }
+                    }
+                }
+            });
+        }
+    });
+    match failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(sum.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)),
+    }
+}
+
+fn add(sum: &mut Sum, run: Run) {
+    sum.histories += 1;
+    sum.tally = sum.tally.plus(run.tally);
+    sum.elapsed += run.elapsed;
+    if run.violation.is_some() {
+        sum.violated.push(run.clone());
+    }
+    sum.last = Some(run);
+}
+
+fn to_json(sum: &Sum, took: Duration) -> Json {
+    let faults = sum.tally.faults().map(|(name, count)| (name.to_owned(), json!(count)));
+    let violated = sum.violated.iter().map(|run| {
+        json!({
+            "seed": run.seed, "archetype": run.archetype, "trace": format!("{:016x}", run.trace),
+            "violation": run.violation, "history": run.told,
+        })
+    });
+    json!({
+        "histories": sum.histories, "operations": sum.tally.operations, "store_calls": sum.tally.calls,
+        "faults": faults.into_iter().collect::<serde_json::Map<_, _>>(),
+        "virtual_seconds": sum.elapsed.as_secs(), "seconds": took.as_secs_f64(),
+        "violations": violated.collect::<Vec<_>>(),
+    })
+}
+
+fn describe(sum: &Sum, simulate: &Simulate, took: Duration) -> String {
+    let mut lines = Vec::new();
+    if let (true, 1, Some(run)) = (simulate.history, sum.histories, &sum.last) {
+        lines.extend(run.told.iter().cloned());
+        lines.push(format!("trace {:016x}\n", run.trace));
+    }
+    for run in &sum.violated {
+        lines.push(format!(
+            "VIOLATED  seed {} ({}): {}",
+            run.seed,
+            run.archetype,
+            run.violation.as_deref().unwrap_or("")
+        ));
+        if simulate.history && sum.histories > 1 {
+            lines.extend(run.told.iter().map(|plan| format!("  {plan}")));
+        }
+    }
+    lines.push(format!(
+        "{} histories in {:.1} s, {} hours of virtual time\n{}\n{} violations",
+        sum.histories,
+        took.as_secs_f64(),
+        sum.elapsed.as_secs() / 3_600,
+        sum.tally,
+        sum.violated.len()
+    ));
+    lines.join("\n")
+}

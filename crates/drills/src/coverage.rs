@@ -1,0 +1,128 @@
+//! What is proven of the atlas: for each failure its drill and the engines that the suite runs it on, for each hotspot what
+//! turns it down and which benchmark measures that.
+//!
+//! `statehouse atlas --json` and `docs/guarantees.md` are made from this.
+
+use std::fmt::Write as _;
+
+use statehouse::atlas::{self, Archetype};
+
+use crate::archetypes::DRILLS;
+use crate::drill::Drill;
+use crate::engines;
+
+/// What turns a hotspot down: the archetype by keyword, the hotspot in the atlas's words, the switch in a blueprint or a
+/// call, and the benchmark of `cargo bench` that measures it, if there is one.
+pub struct Relief {
+    archetype: &'static str,
+    hotspot: &'static str,
+    /// The switch.
+    pub switch: &'static str,
+    /// The benchmark.
+    pub bench: Option<&'static str>,
+}
+
+const fn relief(
+    archetype: &'static str,
+    hotspot: &'static str,
+    switch: &'static str,
+    bench: Option<&'static str>,
+) -> Relief {
+    Relief { archetype, hotspot, switch, bench }
+}
+
+/// Every hotspot that something turns down. The one list.
+pub const RELIEFS: &[Relief] = &[
+    relief("entity", "hot entity read skew", "consistency=cached", Some("http")),
+    relief("entity", "write contention on hot entity", "hot = [\"FIELD\"], mutate = \"pessimistic\"", None),
+    relief(
+        "entity",
+        "cache invalidation churn",
+        "consistency=cached: rows are discarded one by one",
+        Some("http"),
+    ),
+    relief("booking", "hot hold key", "count=N instead of named units", None),
+    relief("booking", "hold storms", "plans in flight share a transaction, without a switch", Some("sqlite")),
+    relief("booking", "expiry scan pressure", "shards = N", None),
+    relief(
+        "booking",
+        "hold-store contention",
+        "units of different groups share no row, without a switch",
+        None,
+    ),
+    relief("lease", "hot claim key", "Prefer: wait", None),
+    relief("lease", "heartbeat/renew storm", "renewals of several leases as one plan: /v1/batch", None),
+    relief("lease", "lease-manager contention", "each key is a row of its own, without a switch", None),
+    relief("timer", "due-time bucket hotspot", "shards = N", None),
+    relief("timer", "cron boundary burst", "shards = N", None),
+    relief("timer", "queue backlog", "missed = \"once\"", None),
+    relief("timer", "worker burst", "steps are bounded, without a switch", None),
+];
+
+/// The drill of a failure.
+pub fn drill(archetype: &Archetype, failure: &str) -> Option<&'static Drill> {
+    let ours = |drill: &&Drill| drill.archetype == archetype.keyword() && drill.failure == failure;
+    DRILLS.iter().copied().flatten().find(ours)
+}
+
+/// The engines on which the suite runs a drill.
+pub fn engines(drill: &Drill) -> Vec<String> {
+    let all = engines::all();
+    let fit = all.iter().filter(|engine| drill.largest_plan <= engine.largest_plan());
+    fit.map(|engine| engine.name().to_owned()).collect()
+}
+
+/// What turns a hotspot down.
+pub fn switch(archetype: &Archetype, hotspot: &str) -> Option<&'static Relief> {
+    RELIEFS.iter().find(|relief| relief.archetype == archetype.keyword() && relief.hotspot == hotspot)
+}
+
+/// `docs/guarantees.md`.
+pub fn page() -> String {
+    let archetypes = atlas::archetypes();
+    let failures = archetypes.iter().flat_map(|a| a.failures.iter().map(move |failure| (a, failure)));
+    let hotspots = archetypes.iter().flat_map(|a| a.hotspots.iter().map(move |hotspot| (a, hotspot)));
+    let drilled = failures.clone().filter(|(a, failure)| drill(a, failure).is_some()).count();
+    let relieved = hotspots.clone().filter(|(a, hotspot)| switch(a, hotspot).is_some()).count();
+    let mut page = format!(
+        "# Guarantees\n\n\
+         <!-- Generated: STATEHOUSE_BLESS=1 cargo test -p statehouse-drills --test coverage -->\n\n\
+         Each failure that the atlas names, the drill that provokes it, and the engines on which the test command runs that\n\
+         drill. `statehouse drill NAME --on URL --blueprint FILE` runs it on your store and your resources, in a namespace of\n\
+         its own; `statehouse drill --mutate` shows that it turns red when a guard is taken out.\n\n\
+         {drilled} of {} failures have a drill; {relieved} of {} hotspots have something that turns them down.\n",
+        failures.count(),
+        hotspots.count(),
+    );
+    for archetype in archetypes {
+        let keyword = archetype.keyword();
+        // Writing to a string cannot fail.
+        let _ = write!(
+            page,
+            "\n## {} {} (`{keyword}`)\n\n| failure | drill | engines |\n|---|---|---|\n",
+            archetype.code, archetype.name
+        );
+        for failure in &archetype.failures {
+            let _ = match drill(archetype, failure) {
+                Some(drill) => {
+                    let engines = engines(drill).join(", ");
+                    writeln!(page, "| {failure} | `{}` {} | {engines} |", drill.name(), drill.provokes)
+                }
+                None => writeln!(page, "| {failure} | not built yet | |"),
+            };
+        }
+        let _ = write!(page, "\n| hotspot | switch | benchmark |\n|---|---|---|\n");
+        for hotspot in &archetype.hotspots {
+            let _ = match switch(archetype, hotspot) {
+                Some(relief) => {
+                    let bench = relief
+                        .bench
+                        .map_or("not built yet".to_owned(), |name| format!("`cargo bench -- {name}`"));
+                    writeln!(page, "| {hotspot} | {} | {bench} |", relief.switch)
+                }
+                None => writeln!(page, "| {hotspot} | not built yet | |"),
+            };
+        }
+    }
+    page
+}

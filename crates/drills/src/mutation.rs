@@ -1,0 +1,276 @@
+//! Guard mutation: does anybody notice when a guard is missing?
+//!
+//! Plans are data, so a guard can be taken out without touching the source. First every drill and case of an archetype
+//! runs as it is, before a witness that lists the sites: each conjunct of each kind of step of each action and worker,
+//! and that a row is absent or present where that is the condition. Then, for one site at a time, the drills and cases
+//! that met it run again on plans that lack it, the quickest first, until one turns red. A site that none misses is a
+//! *survivor*: a guard that is not tested, or not needed. [`REDUNDANT`] lists the few that are not needed to keep an
+//! invariant, each with the reason; they must survive, or the list is wrong. Where several of one action are on the list,
+//! because each follows from the others, all of them are taken out together as well, and that must be noticed.
+//!
+//! Everything runs on the model, each trial in a runtime of one thread whose tasks take turns at every call of the store,
+//! so that races happen in the same way each time.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use statehouse_store::clock::Stopwatch;
+
+use crate::archetypes;
+use crate::conformance::Case;
+use crate::drill::{Course, Drill, Plot, ROUNDS, bounded, cases_of};
+use crate::engines::{Engine, Model};
+use crate::witness::{Actor, Site, Witness};
+
+/// Guards that follow from others: whose they are, the condition, and why nothing goes wrong without it.
+pub const REDUNDANT: &[Redundant] = &[
+    Redundant {
+        actors: &["profile.mutate", "account.mutate"],
+        step: "where version = ? and status = ?",
+        condition: "status = ?",
+        reason: "The row was read as ACTIVE at this version, and whoever deletes it raises the version.",
+    },
+    Redundant {
+        actors: &[
+            "seat_booking.cancel",
+            "seat_booking.confirm",
+            "seat_booking.expire",
+            "seat_booking.extend",
+            "seat_booking.hold",
+            "worker seat_booking.expire",
+        ],
+        step: "update seats where booking_id = ?",
+        condition: "booking_id = ?",
+        reason: "A booking and its units change in one plan, so a booking in progress has the units that it names.",
+    },
+    Redundant {
+        actors: &["seat_booking.hold"],
+        step: "update seats where booking_id = ? and hold_expires_at <= now",
+        condition: "",
+        reason: "The plan also ends the booking whose unit it takes, if that is in progress and its time is up.",
+    },
+    Redundant {
+        actors: &["seat_booking.hold"],
+        step: "update seat_bookings where state = ? and expires_at <= now",
+        condition: "",
+        reason: "The plan takes a unit that must still be that booking's and whose time must be up: the same time.",
+    },
+];
+
+/// See [`REDUNDANT`].
+#[derive(Clone, Copy, Debug)]
+pub struct Redundant {
+    /// The actions and workers.
+    pub actors: &'static [&'static str],
+    /// How [`Site::step`] ends.
+    pub step: &'static str,
+    /// How [`Site::condition`] ends.
+    pub condition: &'static str,
+    /// Why nothing goes wrong without it. It stays, because each step says by itself what it relies on.
+    pub reason: &'static str,
+}
+
+impl Redundant {
+    fn is(&self, site: &Site) -> bool {
+        self.actors.contains(&&*site.actor.name)
+            && site.step.ends_with(self.step)
+            && site.condition.ends_with(self.condition)
+    }
+}
+
+/// What became of a mutant.
+#[derive(Clone, Debug)]
+pub struct Mutant {
+    /// What was taken out.
+    pub site: Site,
+    /// Who noticed; `None` if nobody did.
+    pub killed_by: Option<String>,
+    /// Why nobody has to, if that is known.
+    pub redundant: Option<&'static str>,
+}
+
+impl Mutant {
+    /// Whether it is as it should be: noticed, or known not to matter.
+    pub fn is_fine(&self) -> bool {
+        self.killed_by.is_some() != self.redundant.is_some()
+    }
+}
+
+/// What came of an archetype's mutants.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The archetype, by keyword.
+    pub archetype: &'static str,
+    /// In the order of their actions.
+    pub mutants: Vec<Mutant>,
+    /// Drills and cases that are red as they are, with what they say: they cannot judge anything.
+    pub red_before: Vec<(String, String)>,
+}
+
+impl Report {
+    /// How many were noticed.
+    pub fn killed(&self) -> usize {
+        self.mutants.iter().filter(|mutant| mutant.killed_by.is_some()).count()
+    }
+
+    /// How many are known to follow from others.
+    pub fn redundant(&self) -> usize {
+        self.mutants.iter().filter(|mutant| mutant.redundant.is_some()).count()
+    }
+
+    /// Whether every mutant is as it should be, and every trial could judge.
+    pub fn is_fine(&self) -> bool {
+        self.red_before.is_empty() && self.mutants.iter().all(Mutant::is_fine)
+    }
+}
+
+/// A drill or a case.
+#[derive(Clone)]
+enum Trial {
+    Drill(Drill, Option<Plot>),
+    Case(&'static Case),
+}
+
+impl Trial {
+    fn name(&self) -> String {
+        match self {
+            Trial::Drill(drill, _) => format!("drill {}", drill.name()),
+            Trial::Case(case) => case.name.to_owned(),
+        }
+    }
+
+    /// Runs it on the model before a witness; the error says what was found.
+    fn run(&self, witness: &Witness, patience: Duration) -> Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let lab = witness.over(Model.lab("mutation")?);
+        runtime.block_on(bounded(
+            async {
+                match self {
+                    Trial::Drill(drill, plot) => {
+                        let course = Course { plot: plot.as_ref(), seed: 1, rounds: ROUNDS };
+                        drill.run(lab, &course).await.map(drop)
+                    }
+                    Trial::Case(case) => case.run(&*lab).await,
+                }
+            },
+            patience,
+        ))
+    }
+}
+
+/// How long a trial may take as it is.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How much longer it may take without a guard. Whoever waits for what never comes has noticed.
+const SLOWER: u32 = 5;
+const SLOWER_BY: Duration = Duration::from_secs(5);
+
+/// The archetypes that have drills, by keyword.
+pub fn archetypes_with_drills() -> Vec<&'static str> {
+    let mut keywords: Vec<&str> =
+        archetypes::DRILLS.iter().copied().flatten().map(|drill| drill.archetype).collect();
+    keywords.dedup();
+    keywords
+}
+
+/// Takes every guard of an archetype out in turn, on so many threads.
+pub fn run(archetype: &'static str, threads: usize) -> Result<Report> {
+    let drills = archetypes::DRILLS.iter().copied().flatten().filter(|drill| drill.archetype == archetype);
+    let drills = drills.map(|drill| Trial::Drill(*drill, None));
+    let cases = cases_of(archetype).into_iter().map(Trial::Case);
+    judge(archetype, drills.chain(cases).collect(), threads)
+}
+
+/// The same for a resource that is no blueprint's: by the drills of its archetype alone.
+pub fn run_on(archetype: &'static str, plot: &Plot, threads: usize) -> Result<Report> {
+    let drills = archetypes::DRILLS.iter().copied().flatten().filter(|drill| drill.archetype == archetype);
+    let trials = drills.filter(|drill| drill.takes_any_resource());
+    judge(archetype, trials.map(|drill| Trial::Drill(*drill, Some(plot.clone()))).collect(), threads)
+}
+
+/// A trial as it is: what it met, and how long it took.
+struct Before {
+    trial: Trial,
+    took: Duration,
+}
+
+fn judge(archetype: &'static str, trials: Vec<Trial>, threads: usize) -> Result<Report> {
+    let runs = in_parallel(trials, threads, |trial| {
+        let (witness, watch) = (Witness::of_sites(), Stopwatch::start());
+        let verdict = trial.run(&witness, PATIENCE);
+        (trial, verdict, witness.sites(), watch.elapsed())
+    })?;
+    let mut red_before = Vec::new();
+    let mut met: BTreeMap<Site, Vec<Arc<Before>>> = BTreeMap::new();
+    for (trial, verdict, sites, took) in runs {
+        if let Err(error) = verdict {
+            red_before.push((trial.name(), format!("{error:#}")));
+        }
+        let before = Arc::new(Before { trial, took });
+        for site in sites {
+            met.entry(site).or_default().push(before.clone());
+        }
+    }
+    red_before.sort();
+    let all = met.clone();
+    met.retain(|site, _| site.actor.archetype == archetype);
+    for (site, before) in &mut met {
+        let like = all.iter().filter(|(other, _)| other.actor.archetype.is_empty() && site.is_like(other));
+        before.extend(like.flat_map(|(_, before)| before.iter().cloned()));
+
+        before.retain(|before| !red_before.iter().any(|(red, _)| *red == before.trial.name()));
+        before.sort_by_key(|before| before.took);
+    }
+    let noticed = |sites: &[Site], trials: &[Arc<Before>]| {
+        let noticed = trials.iter().find(|before| {
+            let witness = Witness::without(sites.to_vec());
+            before.trial.run(&witness, before.took * SLOWER + SLOWER_BY).is_err()
+        });
+        noticed.map(|before| before.trial.name())
+    };
+    let reason = |site: &Site| REDUNDANT.iter().find(|entry| entry.is(site)).map(|entry| entry.reason);
+    let mut together: BTreeMap<Actor, (Vec<Site>, Vec<Arc<Before>>)> = BTreeMap::new();
+    for (site, trials) in met.iter().filter(|(site, _)| reason(site).is_some()) {
+        let (sites, all) = together.entry(site.actor.clone()).or_default();
+        sites.push(site.clone());
+        all.extend(trials.iter().cloned());
+    }
+    let mut mutants = in_parallel(met.into_iter().collect(), threads, |(site, trials)| {
+        let (killed_by, redundant) = (noticed(std::slice::from_ref(&site), &trials), reason(&site));
+        Mutant { site, killed_by, redundant }
+    })?;
+    let together = together.into_values().filter(|(sites, _)| sites.len() > 1).collect();
+    mutants.extend(in_parallel(together, threads, |(sites, trials)| {
+        let site = Site::all_of(&sites);
+        Mutant { site, killed_by: noticed(&sites, &trials), redundant: None }
+    })?);
+    mutants.sort_by(|one, other| one.site.cmp(&other.site));
+    if mutants.is_empty() && red_before.is_empty() {
+        bail!("no plan of {archetype} has a guard, or nobody tries any");
+    }
+    Ok(Report { archetype, mutants, red_before })
+}
+
+/// Does something with each of many, on so many threads. The results come in any order.
+fn in_parallel<T: Send, R: Send>(
+    items: Vec<T>,
+    threads: usize,
+    work: impl Fn(T) -> R + Sync,
+) -> Result<Vec<R>> {
+    let (queue, results) = (Mutex::new(VecDeque::from(items)), Mutex::new(Vec::new()));
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    std::thread::scope(|scope| {
+        let worker = || {
+            while let Some(item) = next() {
+                let result = work(item);
+                results.lock().unwrap_or_else(PoisonError::into_inner).push(result);
+            }
+        };
+        let handles: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(worker)).collect();
+        let panicked =
+            handles.into_iter().map(std::thread::ScopedJoinHandle::join).filter(Result::is_err).count();
+        (panicked == 0).then_some(()).context("a trial panicked")
+    })?;
+    Ok(results.into_inner().unwrap_or_else(PoisonError::into_inner))
+}

@@ -1,0 +1,103 @@
+//! A08 in simulation: buyers who hold, extend, confirm and give up more than there is, and the sweeper.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value as Json, json};
+use statehouse_store::{Time, Value};
+
+use super::{Acting, Client, Course, End, Told};
+use crate::conformance::Verdict;
+use crate::drill::booking::check_rows;
+
+pub(super) const COURSE: Course = Course {
+    archetype: "booking",
+    blueprint: r#"
+[house]
+name = "simulation"
+
+[booking.seat]
+key        = { event_id = "text", seat_no = "int" }
+hold_for   = "2s"
+hold_max   = "6s"
+units_max  = 3
+refundable = true
+shards     = 2
+"#,
+    resource: "seat",
+    prepare: |visitor| {
+        Box::pin(async move {
+            for seat in 1..=SEATS {
+                visitor.done("seat.create", &[], json!({"event_id": "gala", "seat_no": seat}), None).await?;
+            }
+            Ok(())
+        })
+    },
+    act: |client| -> Acting<'_> { Box::pin(act(client)) },
+    check: |end| -> Verdict<'_> { Box::pin(check(end)) },
+};
+
+const SEATS: u64 = 5;
+
+async fn act(client: &mut Client) {
+    let known = client.memory.as_str().map(str::to_owned);
+    let choice = client.below(8);
+    if let (Some(booking), true) = (known, choice > 2) {
+        let action = match choice {
+            3 | 4 => "seat_booking.confirm",
+            5 => "seat_booking.extend",
+            6 => "seat_booking.expire",
+            _ => "seat_booking.cancel",
+        };
+        if choice > 5 {
+            client.memory = Json::Null;
+        }
+        client.call(action, &[Value::from(booking)], json!({}), None).await;
+        return;
+    }
+    let booking = format!("b-{}-{}", client.name, client.next);
+    let first = 1 + client.below(SEATS);
+    let input = match choice {
+        0 => json!({"booking_id": booking, "event_id": "gala", "count": 2, "holder": client.name}),
+        1 => json!({"booking_id": booking, "event_id": "gala", "seat_no": [first], "holder": client.name}),
+        _ => {
+            let second = 1 + first % i64::try_from(SEATS).unwrap_or(1);
+            json!({"booking_id": booking, "event_id": "gala", "seat_no": [first, second], "holder": client.name})
+        }
+    };
+    // Whatever it was told: it may have it.
+    if !matches!(client.call("seat_booking.hold", &[], input, None).await, Told::Refused) {
+        client.memory = json!(booking);
+    }
+}
+
+async fn check(end: &End) -> Result<()> {
+    check_rows(&end.sound, "seat").await?;
+    // Order: the log of each booking is a way through its states, in time.
+    let mut states: BTreeMap<String, (String, Time)> = BTreeMap::new();
+    for record in end.records().await? {
+        for event in record.events.iter().filter(|event| event.name.starts_with("seat_booking.")) {
+            let row = &event.data["row"];
+            let until: Time = row["expires_at"].as_str().context("a booking without an end")?.parse()?;
+            let before = states.get(&record.key).map(|(state, end)| (state.as_str(), *end));
+            let in_time = before.is_some_and(|(_, end)| record.at < end);
+            let fits = match (before.map(|(state, _)| state), event.name.as_str()) {
+                (None, "seat_booking.held") => true,
+                (Some("IN_PROGRESS"), "seat_booking.extended" | "seat_booking.confirmed") => in_time,
+                (Some("IN_PROGRESS"), "seat_booking.expired") => !in_time,
+                (Some("IN_PROGRESS" | "CONFIRMED"), "seat_booking.cancelled") => true,
+                _ => false,
+            };
+            ensure!(fits, "{} of {} at {}, after {before:?}", event.name, record.key, record.at);
+            let state = row["state"].as_str().context("a booking without a state")?.to_owned();
+            states.insert(record.key.clone(), (state, until));
+        }
+    }
+    // Everything that was held is over by now.
+    let table = end.sound.table("seat_bookings")?;
+    let scan = statehouse_store::Scan::of(table, &end.sound.tenant);
+    for row in crate::client::scan(end.sound.house.store().as_ref(), scan).await? {
+        ensure!(row.text("state") != Some("IN_PROGRESS"), "it was never swept: {row}");
+    }
+    Ok(())
+}
