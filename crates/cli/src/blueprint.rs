@@ -5,7 +5,8 @@ use std::path::Path;
 use anyhow::Context;
 use serde_json::{Value as Json, json};
 use statehouse::engine::guarantees::{self, Difference};
-use statehouse::engine::{Engine, limits};
+use statehouse::engine::{self, Engine, limits};
+use statehouse::product::booking;
 use statehouse::{Blueprint, House, resource};
 use statehouse_drills::scenario::{SYSTEMS, System};
 use statehouse_store::{Change, Migrate};
@@ -26,6 +27,26 @@ pub(crate) fn read(own: &Own) -> Result<Blueprint, Failure> {
 /// Opens the store and puts a house over it, without touching its tables.
 pub(crate) async fn open(own: &Own) -> Result<House, Failure> {
     Ok(House::open_as_it_is(&own.store, &read(own)?).await?)
+}
+
+/// The same for commands that call actions: with holds before the store, if the blueprint keeps some there.
+pub(crate) async fn open_for_calls(own: &Own) -> Result<House, Failure> {
+    let house = open(own).await?;
+    let blueprint = read(own)?;
+    match (booking::leased(&blueprint).as_slice(), own.redis.as_str()) {
+        ([], _) => Ok(house),
+        (names, "") => {
+            let message = format!(
+                "{} keeps its holds in Redis; say where it is, with --set redis=redis://HOST:PORT or STATEHOUSE_REDIS",
+                names.join(", ")
+            );
+            Err(Failure::Usage(message))
+        }
+        (_, url) => {
+            let holds = engine::open_holds(url, house.name()).await?;
+            Ok(house.with_holds(holds))
+        }
+    }
 }
 
 pub(crate) fn init(init: &Init, output: &Output) -> Result<(), Failure> {
@@ -107,16 +128,26 @@ pub(crate) async fn plan(plan: &Plan, output: &Output) -> Result<(), Failure> {
         Some(folder) => format!("sqlite:{}", folder.path().join("empty.db").display()),
         None => own.store.clone(),
     };
-    let house = open(&Own { store, ..own }).await?;
+    let own = Own { store, ..own };
+    let house = open(&own).await?;
     let changes = house.migrate(Migrate::Show).await?;
-    output.show(&json!({"changes": changes_json(&changes)}), || {
+    let blueprint = read(&own)?;
+    let leased = booking::leased(&blueprint);
+    let less: &[&str] = if leased.is_empty() { &[] } else { &booking::LEASED_HOLDS_LESS };
+    let json = json!({"changes": changes_json(&changes), "leased": leased, "holds_less": less});
+    output.show(&json, || {
+        let mut parts = vec![describe_changes(&changes)];
         if changes.is_empty() {
-            return "Nothing to do: the store fits the blueprint.".to_owned();
+            parts = vec!["Nothing to do: the store fits the blueprint.".to_owned()];
+        } else if changes.iter().any(Change::loses_data) {
+            parts.push("What has a `!` loses data, and is only done with --allow-loss.".to_owned());
         }
-        let loses = changes.iter().any(Change::loses_data);
-        let advice =
-            if loses { "\n\nWhat has a `!` loses data, and is only done with --allow-loss." } else { "" };
-        format!("{}{advice}", describe_changes(&changes))
+        if !less.is_empty() {
+            let head = format!("With the holds of {} in Redis some things are weaker:", leased.join(", "));
+            let lines = std::iter::once(head).chain(less.iter().map(|line| format!("  - {line}")));
+            parts.push(lines.collect::<Vec<_>>().join("\n"));
+        }
+        parts.join("\n\n")
     });
     house.store().close().await;
     Ok(())

@@ -11,7 +11,7 @@ use crate::output::{Failure, Output};
 use crate::settings::Settings;
 
 pub(crate) async fn run(call: Call, output: &Output) -> Result<(), Failure> {
-    let house = blueprint::open(&Settings::read(&call.live.flags())?.own).await?;
+    let house = blueprint::open_for_calls(&Settings::read(&call.live.flags())?.own).await?;
     house.migrate(Migrate::Apply).await?;
     let (tenant, request) = request(&house, &call.spoken)?;
     let operation = match call.operation {

@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use serde_json::{Value as Json, json};
 use statehouse::action::{Action, WAIT};
 use statehouse::engine::{self, Engine};
+use statehouse::holds::{self, Hold, Holds, MemoryHolds, Unreachable};
 use statehouse::{Blueprint, House, Operation, Resource};
 use statehouse_drills::specimen as sample;
 use statehouse_store::clock::ManualClock;
@@ -103,7 +104,8 @@ pub(crate) async fn explain_action(
     let clock = Arc::new(ManualClock::at(engine::explained_at()));
     let witness = Arc::new(Witness::on(clock.clone()));
     let ids = Ids::new(clock.clone(), Random::seeded(1));
-    let house = House::with(witness.clone(), blueprint, clock.clone(), ids)?;
+    let holds = Arc::new(HoldsWitness { held: MemoryHolds::on(clock.clone()), witness: witness.clone() });
+    let house = House::with(witness.clone(), blueprint, clock.clone(), ids)?.with_holds(holds);
     house.migrate(Migrate::Apply).await?;
     let tenant = Tenant::new("default").map_err(|error| Failure::Usage(error.to_string()))?;
     for name in &action.after {
@@ -124,7 +126,11 @@ pub(crate) async fn explain_action(
     if !asked.iter().any(|asked| matches!(asked, Kept::Commit(_))) {
         called?;
     }
-    asked.iter().map(|asked| Ok(engine::explain(engine, asked.borrowed())?)).collect()
+    let explained = asked.iter().map(|asked| match asked.borrowed() {
+        Ok(asked) => Ok(engine::explain(engine, asked)?),
+        Err(holds) => Ok(holds.clone()),
+    });
+    explained.collect()
 }
 
 /// What a store was asked for, kept.
@@ -134,16 +140,73 @@ enum Kept {
     Get(Vec<Address>, Consistency),
     Query(Query),
     Scan(Scan),
+    /// What was asked of the holds before the store, which are the same whatever the engine is.
+    Holds(Explanation),
 }
 
 impl Kept {
-    fn borrowed(&self) -> Asked<'_> {
+    fn borrowed(&self) -> Result<Asked<'_>, &Explanation> {
         match self {
-            Kept::Commit(plan) => Asked::Commit(plan),
-            Kept::Get(addresses, consistency) => Asked::Get(addresses, *consistency),
-            Kept::Query(query) => Asked::Query(query),
-            Kept::Scan(scan) => Asked::Scan(scan),
+            Kept::Commit(plan) => Ok(Asked::Commit(plan)),
+            Kept::Get(addresses, consistency) => Ok(Asked::Get(addresses, *consistency)),
+            Kept::Query(query) => Ok(Asked::Query(query)),
+            Kept::Scan(scan) => Ok(Asked::Scan(scan)),
+            Kept::Holds(explanation) => Err(explanation),
         }
+    }
+}
+
+/// Holds that write down what they are asked for, beside what the store is asked for.
+#[derive(Debug)]
+struct HoldsWitness {
+    held: MemoryHolds,
+    witness: Arc<Witness>,
+}
+
+impl HoldsWitness {
+    fn note(&self, purpose: &str, script: &str, names: &[String], arguments: &[(&str, String)]) {
+        let keys =
+            names.iter().enumerate().map(|(place, name)| (format!("KEYS[{}]", place + 1), name.clone()));
+        let arguments = arguments.iter().enumerate().map(|(place, (what, argument))| {
+            (format!("ARGV[{}]", place + 1), format!("{argument} ({what})"))
+        });
+        let request = Request {
+            purpose: format!("{purpose}, in Redis"),
+            text: format!("EVALSHA, of the script\n{script}"),
+            parameters: keys.chain(arguments).collect(),
+        };
+        let cost = vec![("round trips to Redis".to_owned(), "1".to_owned())];
+        self.witness.note(Kept::Holds(Explanation { requests: vec![request], cost }));
+    }
+}
+
+#[async_trait]
+impl Holds for HoldsWitness {
+    async fn take(
+        &self,
+        names: &[String],
+        holder: &str,
+        span: Duration,
+    ) -> Result<Result<(), usize>, Unreachable> {
+        let arguments = [("holder", holder.to_owned()), ("ms", span.as_millis().to_string())];
+        self.note("take all holds or none", holds::TAKE, names, &arguments);
+        self.held.take(names, holder, span).await
+    }
+
+    async fn extend(&self, names: &[String], holder: &str, span: Duration) -> Result<bool, Unreachable> {
+        let arguments = [("holder", holder.to_owned()), ("ms", span.as_millis().to_string())];
+        self.note("extend the holds", holds::EXTEND, names, &arguments);
+        self.held.extend(names, holder, span).await
+    }
+
+    async fn release(&self, names: &[String], holder: &str) -> Result<(), Unreachable> {
+        self.note("let go of the holds", holds::RELEASE, names, &[("holder", holder.to_owned())]);
+        self.held.release(names, holder).await
+    }
+
+    async fn look(&self, names: &[String]) -> Result<Vec<Option<Hold>>, Unreachable> {
+        self.note("look at the holds", holds::LOOK, names, &[]);
+        self.held.look(names).await
     }
 }
 

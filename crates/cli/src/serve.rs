@@ -24,7 +24,7 @@ pub(crate) async fn run(serve: &Serve, output: &Output) -> Result<(), Failure> {
         Workers::Only => None,
         Workers::On | Workers::Off => Some(bind(&settings).await?),
     };
-    let house = blueprint::open(&settings.own).await?;
+    let house = blueprint::open_for_calls(&settings.own).await?;
     let changes = house.migrate(Migrate::Apply).await?;
     for change in &changes {
         tracing::info!(target: "statehouse::store", %change, "migrated");

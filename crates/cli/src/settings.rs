@@ -27,7 +27,7 @@ const FILE_DEFAULT: &str = "server.toml";
 /// What every variable begins with.
 const ENVIRONMENT: &str = "STATEHOUSE";
 /// Settings that may hold a secret.
-const SECRETS: [&str; 3] = ["store", "secret", "auth.jwt.secret"];
+const SECRETS: [&str; 4] = ["store", "redis", "secret", "auth.jwt.secret"];
 
 /// What the command itself has to know; the rest is the server's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,6 +35,8 @@ const SECRETS: [&str; 3] = ["store", "secret", "auth.jwt.secret"];
 pub(crate) struct Own {
     pub blueprint: PathBuf,
     pub store: String,
+    /// Where bookings keep their holds, if they keep them in Redis; empty for nowhere.
+    pub redis: String,
     pub listen: String,
     pub workers: Workers,
     pub log: Level,
@@ -70,6 +72,7 @@ impl Default for Own {
         Own {
             blueprint: "statehouse.toml".into(),
             store: "sqlite:statehouse.db".into(),
+            redis: String::new(),
             listen: "127.0.0.1:8080".into(),
             workers: Workers::On,
             log: Level::default(),
@@ -163,7 +166,9 @@ impl Settings {
         let entry = |(name, origin): (&String, &Origin)| {
             let value = values.get(name).cloned().unwrap_or_default();
             let value = match value.as_str() {
-                Some(url) if name == "store" => json!(statehouse::engine::without_password(url)),
+                Some(url) if name == "store" || name == "redis" => {
+                    json!(statehouse::engine::without_password(url))
+                }
                 Some(_) if SECRETS.contains(&name.as_str()) => json!("(hidden)"),
                 _ => value,
             };

@@ -327,3 +327,23 @@ fn what_another_engine_changes_is_said() {
         "nothing is created for what cannot be carried"
     );
 }
+
+#[test]
+fn holds_in_redis_are_explained_and_asked_for() {
+    let shell = Shell::new();
+    let blueprint = "[booking.seat]\nkey = { event_id = \"text\", seat_no = \"int\" }\nholds = \"redis\"\n";
+    shell.write("statehouse.toml", blueprint);
+    let text = shell.expect(0, &["plan"]);
+    assert!(text.contains("some things are weaker") && text.contains("at most once"), "{text}");
+    assert_eq!(shell.json(0, &["plan"])["leased"], serde_json::json!(["seat"]));
+    let text = shell.expect(0, &["explain", "seat_booking.hold", "--on", "postgres"]);
+    assert!(text.contains("take all holds or none, in Redis") && text.contains("insert into"), "{text}");
+    for action in ["extend", "cancel"] {
+        let text = shell.expect(0, &["explain", &format!("seat_booking.{action}")]);
+        assert!(text.contains("the holds, in Redis"), "{text}");
+    }
+    assert!(shell.expect(2, &["call", "seat.read", "--key", "gala,1"]).contains("STATEHOUSE_REDIS"));
+    shell.write("server.toml", "redis = \"redis://:word@127.0.0.1:1\"\n");
+    let text = shell.expect(1, &["call", "seat.read", "--key", "gala,1"]);
+    assert!(text.contains("holds cannot be reached") && !text.contains("word"), "{text}");
+}

@@ -23,6 +23,7 @@ use statehouse_store::{
 
 use crate::cache::Cache;
 use crate::form::{Form, Misfit, Property};
+use crate::holds::Holds;
 use crate::lock;
 use crate::worker::Wake;
 
@@ -163,6 +164,8 @@ pub struct Desk<'a> {
     pub cache: &'a Cache,
     /// What time it is for this process. Guards read the engine's clock; this one is for what is only shown.
     pub clock: &'a dyn Clock,
+    /// Holds before the store, if the house has them.
+    pub holds: Option<&'a dyn Holds>,
     /// How often this call was drafted before, in vain. A first draft may leave it to the store to find out that it
     /// does not fit; later ones had better look.
     pub tries: u32,

@@ -27,6 +27,7 @@ use crate::blueprint::Blueprint;
 use crate::cache::{self, Cache, Token};
 use crate::follow::{self, Tail};
 use crate::form::{Misfit, object_misfits};
+use crate::holds::Holds;
 use crate::infra::log::{Consumer, Group, Handler, Keeping, Trimmer};
 use crate::lock::{self, Held, Taken};
 use crate::own;
@@ -98,6 +99,7 @@ pub struct House {
     follower: Mutex<Option<JoinHandle<()>>>,
     bells: Arc<Bells>,
     crew: Mutex<Option<Crew>>,
+    holds: Option<Arc<dyn Holds>>,
 }
 
 /// One call that is ready to be drafted.
@@ -184,6 +186,7 @@ impl House {
             follower: Mutex::default(),
             bells,
             crew: Mutex::default(),
+            holds: None,
         }
     }
 
@@ -210,6 +213,13 @@ impl House {
     /// All workers: those of the resources, and the house's own.
     pub fn workers(&self) -> &[Arc<dyn Worker>] {
         &self.workers
+    }
+
+    /// The same house with holds before its store, for bookings that keep theirs there.
+    #[must_use]
+    pub fn with_holds(mut self, holds: Arc<dyn Holds>) -> House {
+        self.holds = Some(holds);
+        self
     }
 
     /// Starts what follows the log on behalf of this house, in the caller's tokio runtime, until the house is gone.
@@ -395,7 +405,8 @@ impl House {
     }
 
     fn desk(&self, tries: u32) -> Desk<'_> {
-        Desk { store: &*self.store, cache: &self.cache, clock: &*self.clock, tries }
+        let holds = self.holds.as_deref();
+        Desk { store: &*self.store, cache: &self.cache, clock: &*self.clock, holds, tries }
     }
 
     async fn draft(&self, ready: &[Ready<'_>], tries: u32) -> Result<Vec<Draft>, (usize, Refusal)> {

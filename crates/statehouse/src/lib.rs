@@ -10,6 +10,7 @@ pub mod cache;
 pub mod engine;
 pub mod follow;
 pub mod form;
+pub mod holds;
 pub mod house;
 pub mod infra;
 pub mod lock;

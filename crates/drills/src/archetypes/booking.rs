@@ -1,14 +1,17 @@
 //! A08 Time-bounded exclusive allocation: what each action does and refuses, and what many buyers at once may not break.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value as Json, json};
-use statehouse::{Answer, Code, Refusal};
+use statehouse::holds::{Hold, Holds};
+use statehouse::{Answer, Blueprint, Code, House, Refusal};
 use statehouse_store::clock::SkewedClock;
-use statehouse_store::{Commit, Fate, ManualClock, Plan, Scan, Time, Value};
+use statehouse_store::{
+    Commit, Fate, Ids, ManualClock, Migrate, Plan, Random, Scan, SystemClock, Tenant, Time, Value,
+};
 use tokio::task::JoinHandle;
 
 use super::booking;
@@ -39,6 +42,12 @@ pub(super) const CASES: &[Case] = cases! {
         what_was_bought_is_not_swept(5),
         a_booking_that_was_extended_meanwhile_is_not_swept(5),
         a_hold_that_is_over_is_taken_once(8),
+        a_leased_unit_is_held_confirmed_and_sold(5),
+        leased_holds_are_all_or_nothing_and_end(5),
+        leases_are_extended_within_bounds(5),
+        a_lost_lease_sells_nothing_twice(5),
+        a_leased_booking_is_refunded_whole(5),
+        many_buyers_with_leases_never_share_a_unit(5),
     }
 };
 
@@ -491,4 +500,149 @@ async fn a_hold_that_is_over_is_taken_once(lab: &dyn Lab) -> Result<()> {
     refused(&plan).await?;
     hold(&visitor, "b4", &[1]).await?;
     check_rows(&visitor).await
+}
+
+/// What names the Redis server of the tests.
+const REDIS: &str = "STATEHOUSE_TEST_REDIS";
+
+/// A house whose holds are leases in a real Redis, under keys of its own, with so many seats.
+async fn leased_gala(lab: &dyn Lab, seats: i64, hold_for: &str) -> Result<(Visitor, Arc<dyn Holds>)> {
+    let url =
+        std::env::var(REDIS).with_context(|| format!("{REDIS} is not set; run scripts/verify tests"))?;
+    let text = BLUEPRINT.replace("hold_for  = \"10m\"", &format!("hold_for  = \"{hold_for}\""));
+    let blueprint =
+        Blueprint::read("statehouse.toml", &format!("{text}holds = \"redis\"\nrefundable = true\n"))?;
+    let clock = Arc::new(SystemClock);
+    let ids = Ids::new(clock.clone(), Random::from_entropy());
+    let holds = statehouse::engine::open_holds(&url, &format!("drill-{}", ids.next())).await?;
+    let house = House::with(lab.open().await?, &blueprint, clock, ids)?.with_holds(holds.clone());
+    house.migrate(Migrate::Apply).await?;
+    let visitor = Visitor { house: Arc::new(house), tenant: Tenant::new("acme")? };
+    offer(&visitor, seats).await?;
+    Ok((visitor, holds))
+}
+
+/// The name under which a seat of the gala is held.
+fn lease_of(number: i64) -> String {
+    format!("{{acme/seat/gala}}/{number}")
+}
+
+async fn a_leased_unit_is_held_confirmed_and_sold(lab: &dyn Lab) -> Result<()> {
+    let (visitor, holds) = leased_gala(lab, 3, "10m").await?;
+    hold(&visitor, "b1", &[1, 2]).await?;
+    visitor.shows("seat", &seat(1), &json!({"state": "HELD", "booking_id": "b1"})).await?;
+    let stored = visitor.client()?.row(visitor.table("seats")?, seat(1)).await?;
+    same("the stored state", &stored.text("state"), &Some("AVAILABLE"))?;
+    let leases = holds.look(&[lease_of(1), lease_of(3)]).await?;
+    same("the lease", &leases.iter().map(Option::is_some).collect::<Vec<_>>(), &vec![true, false])?;
+    let free =
+        visitor.done("seat.list", &[], json!({"event_id": "gala", "state": "AVAILABLE"}), None).await?;
+    same("the free seats", &free.body.as_array().map(Vec::len), &Some(1))?;
+    visitor.refused("seat_booking.hold", &[], wanted("b2", &[2]), None, Code::Held).await?;
+    visitor.done("seat_booking.confirm", &id("b1"), json!({}), None).await?;
+    visitor.shows("seat", &seat(1), &json!({"state": "SOLD", "booking_id": "b1"})).await?;
+    // Also when the lease is gone, a unit that was sold is not held again.
+    holds.release(&[lease_of(1), lease_of(2)], "b1").await?;
+    visitor.refused("seat_booking.hold", &[], wanted("b3", &[2]), None, Code::WrongState).await?;
+    same("the lease that was given back", &holds.look(&[lease_of(2)]).await?, &vec![None])?;
+    visitor.refused("seat_booking.hold", &[], wanted("b3", &[9]), None, Code::NotFound).await?;
+    Ok(())
+}
+
+async fn leased_holds_are_all_or_nothing_and_end(lab: &dyn Lab) -> Result<()> {
+    let (visitor, holds) = leased_gala(lab, 3, "1s").await?;
+    hold(&visitor, "b1", &[2]).await?;
+    visitor.refused("seat_booking.hold", &[], wanted("b2", &[1, 2, 3]), None, Code::Held).await?;
+    let none = holds.look(&[lease_of(1), lease_of(3)]).await?;
+    ensure!(none.iter().all(Option::is_none), "a refused hold left {none:?}");
+    // Asking again does not prolong it.
+    visitor.refused("seat_booking.hold", &[], wanted("b1", &[2]), None, Code::AlreadyExists).await?;
+    for _ in 0..LOOKS_MAX {
+        if holds.look(&[lease_of(2)]).await?.iter().all(Option::is_none) {
+            break;
+        }
+        pause().await;
+    }
+    visitor.shows("seat", &seat(2), &json!({"state": "AVAILABLE", "booking_id": null})).await?;
+    hold(&visitor, "b2", &[2]).await?;
+    for _ in 0..LOOKS_MAX {
+        visitor.drain_workers().await?;
+        if visitor.shown("seat_booking", &id("b1"), &["state"]).await? == [json!("EXPIRED")] {
+            visitor.refused("seat_booking.confirm", &id("b1"), json!({}), None, Code::Expired).await?;
+            return Ok(());
+        }
+        pause().await;
+    }
+    anyhow::bail!("nobody expired the booking whose time was up")
+}
+
+async fn leases_are_extended_within_bounds(lab: &dyn Lab) -> Result<()> {
+    let (visitor, holds) = leased_gala(lab, 2, "15m").await?;
+    hold(&visitor, "b1", &[1]).await?;
+    let left = |leases: Vec<Option<Hold>>| leases.into_iter().flatten().next().map(|hold| hold.left);
+    // All but a minute of it passes for the lease.
+    holds.extend(&[lease_of(1)], "b1", MINUTE).await?;
+    visitor.done("seat_booking.extend", &id("b1"), json!({}), None).await?;
+    let extended = left(holds.look(&[lease_of(1)]).await?).context("the lease is gone")?;
+    ensure!(extended > 10 * MINUTE && extended <= 15 * MINUTE, "the lease has {extended:?} left");
+    holds.release(&[lease_of(1)], "b1").await?;
+    visitor.refused("seat_booking.extend", &id("b1"), json!({}), None, Code::Expired).await?;
+    hold(&visitor, "b2", &[2]).await?;
+    visitor.done("seat_booking.cancel", &id("b2"), json!({}), None).await?;
+    same("the lease of a cancelled booking", &holds.look(&[lease_of(2)]).await?, &vec![None])?;
+    hold(&visitor, "b3", &[2]).await.map(drop)
+}
+
+/// Redis forgets everything while two buyers are at the checkout.
+async fn a_lost_lease_sells_nothing_twice(lab: &dyn Lab) -> Result<()> {
+    let (visitor, holds) = leased_gala(lab, 2, "10m").await?;
+    hold(&visitor, "b1", &[1, 2]).await?;
+    holds.release(&[lease_of(1), lease_of(2)], "b1").await?;
+    hold(&visitor, "b2", &[2]).await?;
+    visitor.done("seat_booking.confirm", &id("b2"), json!({}), None).await?;
+    visitor.refused("seat_booking.confirm", &id("b1"), json!({}), None, Code::WrongState).await?;
+    visitor.shows("seat", &seat(1), &json!({"state": "AVAILABLE"})).await?;
+    visitor.shows("seat", &seat(2), &json!({"state": "SOLD", "booking_id": "b2"})).await?;
+    visitor.shows("seat_booking", &id("b1"), &json!({"state": "IN_PROGRESS"})).await
+}
+
+async fn a_leased_booking_is_refunded_whole(lab: &dyn Lab) -> Result<()> {
+    let (visitor, _) = leased_gala(lab, 2, "10m").await?;
+    hold(&visitor, "b1", &[1, 2]).await?;
+    visitor.done("seat_booking.confirm", &id("b1"), json!({}), None).await?;
+    visitor.done("seat_booking.cancel", &id("b1"), json!({}), None).await?;
+    for number in [1, 2] {
+        let stored = visitor.client()?.row(visitor.table("seats")?, seat(number)).await?;
+        same("the stored state", &stored.text("state"), &Some("AVAILABLE"))?;
+    }
+    Ok(())
+}
+
+async fn many_buyers_with_leases_never_share_a_unit(lab: &dyn Lab) -> Result<()> {
+    let (visitor, _) = leased_gala(lab, 8, "10m").await?;
+    let buyers: Vec<JoinHandle<bool>> = (0..24)
+        .map(|buyer| {
+            let visitor = visitor.clone();
+            tokio::spawn(async move {
+                let booking = format!("b{buyer}");
+                let input = match buyer % 3 {
+                    0 => wanted(&booking, &[buyer % 8 + 1]),
+                    _ => json!({"booking_id": booking, "event_id": "gala", "count": 1, "holder": "ann"}),
+                };
+                let held = visitor.call("seat_booking.hold", &[], input, None).await.is_ok();
+                held && visitor.call("seat_booking.confirm", &id(&booking), json!({}), None).await.is_ok()
+            })
+        })
+        .collect();
+    let mut sold = 0;
+    for buyer in buyers {
+        sold += usize::from(buyer.await?);
+    }
+    let store = visitor.house.store();
+    let seats = store.scan(&Scan::of(visitor.table("seats")?, &visitor.tenant)).await?.rows;
+    let owners: BTreeSet<&str> = seats.iter().filter_map(|row| row.text("booking_id")).collect();
+    let taken = seats.iter().filter(|row| row.text("state") == Some("SOLD")).count();
+    same("seats sold and their buyers", &(taken, owners.len()), &(sold, sold))?;
+    ensure!(sold >= 4, "only {sold} of 8 seats were sold to 24 buyers");
+    Ok(())
 }

@@ -10,12 +10,15 @@
 
 pub mod guarantees;
 pub mod limits;
+#[cfg(feature = "redis")]
+mod redis;
 
 use std::fmt;
 use std::sync::Arc;
 
 use statehouse_store::{Asked, Explanation, Migrate, ModelStore, Store, StoreError, Time};
 
+use crate::holds::Holds;
 use crate::{Blueprint, House, Problems, resource};
 
 /// An engine, by name: also one that this program was built without.
@@ -111,6 +114,19 @@ impl House {
         limits::problems(blueprint, &resources, Engine::of_url(url)?).or(())?;
         Ok(House::over(open(url).await?, blueprint)?)
     }
+}
+
+/// Opens the holds that a URL names, for a house of this name.
+#[cfg(feature = "redis")]
+pub async fn open_holds(url: &str, house: &str) -> Result<Arc<dyn Holds>, OpenError> {
+    let holds = redis::RedisHolds::connect(url, house).await;
+    Ok(Arc::new(holds.map_err(|error| StoreError::unavailable(error.to_string()))?))
+}
+
+/// Opens the holds that a URL names, for a house of this name.
+#[cfg(not(feature = "redis"))]
+pub async fn open_holds(_: &str, _: &str) -> Result<Arc<dyn Holds>, OpenError> {
+    Err(OpenError::NotBuilt { engine: "redis" })
 }
 
 /// Opens the store that a URL names.

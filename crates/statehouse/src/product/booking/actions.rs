@@ -128,7 +128,7 @@ pub(super) fn booking_actions(booking: &Arc<Booking>) -> Vec<Action> {
             ..step(
                 "hold",
                 format!("Hold {unit} rows for {}, all of them or none.", span(booking.hold_for)),
-                "guarded exclusive hold",
+                if booking.leased { "temporary lease + workflow create" } else { "guarded exclusive hold" },
             )
         },
         Action {

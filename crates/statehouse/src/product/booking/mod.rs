@@ -32,6 +32,11 @@
 //!   `expires_at <= now`. Confirm and sweep contend on the booking's row, and one of them wins.
 //! - I5. Extensions are bounded. *Guard of extend:* `created_at >= now - (hold_max - hold_for)`.
 //!
+//! **Holds in Redis** (`holds = "redis"`). The hold is then a lease in [`crate::holds`], taken before the booking's row is
+//! inserted; the unit's row stays `AVAILABLE` until it is sold. I1 for holds is as good as Redis; I1 for sales, I3, I4 and
+//! I5 are as above: *guard of confirm, for each unit:* that nobody else has
+//! it by its row. [`LEASED_HOLDS_LESS`] says what that means.
+//!
 //! **Failures.** *Duplicate hold*: I1 for two buyers, and the operation id for one buyer who asks twice. *Expired hold not
 //! released*: it reads as free and can be held at once (I1), swept or not (I4). *Confirm-after-expiry race*: I3 and I4.
 //! *Cancel/confirm race*: both leave `IN_PROGRESS`, on one row. *Stale availability after hold expiry*: reads look at
@@ -52,9 +57,9 @@ use std::time::Duration;
 
 use statehouse_store::{Table, Type};
 
-use crate::blueprint::Thing;
 use crate::blueprint::problem::{Problem, Problems};
 use crate::blueprint::settings::Field;
+use crate::blueprint::{Blueprint, Thing};
 use crate::infra::due::{self, Scanner};
 use crate::resource::{Resource, plural};
 use crate::worker::Worker;
@@ -117,7 +122,33 @@ struct Booking {
     hold_max: Duration,
     units_max: usize,
     refundable: bool,
+    /// Whether holds are leases before the store, and not states of the units.
+    leased: bool,
     shards: u32,
+}
+
+/// The setting that says where holds are kept.
+const HOLDS: &str = "holds";
+const HOLDS_IN: [&str; 2] = ["store", IN_REDIS];
+const IN_REDIS: &str = "redis";
+
+/// What holds less if holds are leases before the store, for whoever decides on it.
+pub const LEASED_HOLDS_LESS: [&str; 4] = [
+    "a hold is a promise, not a right: if Redis loses it (a failover, an eviction, a restart without its file), two buyers \
+     may be at the checkout with one unit, and the second to confirm is refused",
+    "a unit is still sold at most once: the confirmation is a guarded write of the store, and asks nobody else",
+    "while Redis cannot be reached, nothing can be held, extended or looked up; confirmations go on",
+    "holds leave no trace in the units' rows and in the log; bookings do",
+];
+
+/// The bookings of a blueprint whose holds are leases before the store.
+pub fn leased(blueprint: &Blueprint) -> Vec<&str> {
+    let is_leased = |thing: &&Thing| {
+        let (mut settings, mut ignored) = (thing.settings.clone(), blueprint.problems());
+        thing.archetype.keyword() == "booking"
+            && settings.choice(HOLDS, &HOLDS_IN, &mut ignored) == Some(IN_REDIS)
+    };
+    blueprint.things.iter().filter(is_leased).map(|thing| thing.name.as_str()).collect()
 }
 
 /// Reads `[booking.NAME]`: the units, and their bookings.
@@ -136,6 +167,7 @@ fn declare_both(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 2]>
     let units_max = settings.int("units_max", problems).unwrap_or(UNITS_MAX_DEFAULT);
     let refundable = settings.bool("refundable", problems).unwrap_or(false);
     let shards = settings.int("shards", problems).unwrap_or(SHARDS_DEFAULT);
+    let leased = settings.choice(HOLDS, &HOLDS_IN, problems) == Some(IN_REDIS);
     settings.finish(problems);
     let before = problems.len();
     if hold_for.is_zero() || hold_max < hold_for {
@@ -200,6 +232,7 @@ fn declare_both(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 2]>
         hold_max,
         units_max: usize::try_from(units_max).unwrap_or(1),
         refundable,
+        leased,
         shards: u32::try_from(shards).unwrap_or(1),
     });
     let sweeper: Arc<dyn Worker> =

@@ -7,8 +7,9 @@ use serde_json::Value as Json;
 use statehouse_store::{Address, Query, Row, Time};
 
 use super::rules::{holder_field, standing, value_of};
-use super::{AVAILABLE, BOOKING_ID, BY_HOLDER, Booking, HOLD_EXPIRES_AT, HOLDER, STATE};
+use super::{AVAILABLE, BOOKING_ID, BY_HOLDER, Booking, HELD, HOLD_EXPIRES_AT, HOLDER, STATE};
 use crate::action::{Answer, Call, Code, Desk, Read, Refusal};
+use crate::holds::Hold;
 use crate::paging;
 
 /// What is read.
@@ -39,12 +40,21 @@ impl Read for Reader {
 }
 
 /// A unit as it reads at a time.
-fn shown(unit: &Row, now: Time) -> Json {
+fn shown(unit: &Row, lease: Option<&Hold>, now: Time) -> Json {
     let mut json = unit.to_json();
-    if let (Some(fields), AVAILABLE) = (json.as_object_mut(), standing(unit, now)) {
-        fields.insert(STATE.into(), AVAILABLE.into());
-        fields.insert(BOOKING_ID.into(), Json::Null);
-        fields.insert(HOLD_EXPIRES_AT.into(), Json::Null);
+    let Some(fields) = json.as_object_mut() else { return json };
+    match (standing(unit, lease, now), lease) {
+        (HELD, Some(lease)) => {
+            fields.insert(STATE.into(), HELD.into());
+            fields.insert(BOOKING_ID.into(), lease.holder.as_str().into());
+            fields.insert(HOLD_EXPIRES_AT.into(), now.plus(lease.left).to_string().into());
+        }
+        (AVAILABLE, _) => {
+            fields.insert(STATE.into(), AVAILABLE.into());
+            fields.insert(BOOKING_ID.into(), Json::Null);
+            fields.insert(HOLD_EXPIRES_AT.into(), Json::Null);
+        }
+        _ => {}
     }
     json
 }
@@ -57,7 +67,8 @@ impl Reader {
         let row = row.ok_or_else(|| {
             Refusal::new(Code::NotFound, format!("{} does not exist", booking.what(&call.key)))
         })?;
-        Ok(Answer::row(shown(&row, desk.clock.now())))
+        let leases = booking.leases(&call.tenant, desk, std::slice::from_ref(&row)).await?;
+        Ok(Answer::row(shown(&row, leases.first().and_then(Option::as_ref), desk.clock.now())))
     }
 
     async fn units(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal> {
@@ -66,9 +77,12 @@ impl Reader {
         let query = Query::table(&booking.units_table, &call.tenant, group)?;
         let page = desk.store.query(&paging::page_of(query, call)?).await?;
         let wanted = call.input.get(STATE).and_then(Json::as_str);
+        let leases = booking.leases(&call.tenant, desk, &page.rows).await?;
         let now = desk.clock.now();
-        let rows = page.rows.iter().filter(|row| wanted.is_none_or(|wanted| standing(row, now) == wanted));
-        Ok(paging::answer(rows.map(|row| shown(row, now)), page.next))
+        let units = page.rows.iter().zip(leases.iter().map(Option::as_ref));
+        let units =
+            units.filter(|(row, lease)| wanted.is_none_or(|wanted| standing(row, *lease, now) == wanted));
+        Ok(paging::answer(units.map(|(row, lease)| shown(row, lease, now)), page.next))
     }
 
     async fn bookings(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal> {

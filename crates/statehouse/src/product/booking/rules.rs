@@ -9,12 +9,14 @@ use super::{AVAILABLE, CHOICES, HELD, HOLD_EXPIRES_AT, HOLDER, SOLD, STATE};
 use crate::action::Refusal;
 use crate::blueprint::settings::Field;
 use crate::form::Misfit;
+use crate::holds::Hold;
 
-/// The state of a unit as it reads at a time: a hold that is over is none.
-pub(super) fn standing(unit: &Row, now: Time) -> &'static str {
+/// The state of a unit as it reads at a time: a hold that is over is none, and a lease before the store is one.
+pub(super) fn standing(unit: &Row, lease: Option<&Hold>, now: Time) -> &'static str {
     match unit.text(STATE) {
         Some(HELD) if unit.time(HOLD_EXPIRES_AT).is_some_and(|end| end > now) => HELD,
         Some(SOLD) => SOLD,
+        _ if lease.is_some() => HELD,
         _ => AVAILABLE,
     }
 }

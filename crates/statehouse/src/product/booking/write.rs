@@ -10,7 +10,7 @@ use statehouse_store::limits::{LOG_ENTRY_OPERATIONS, PLAN_OPERATIONS_MAX};
 use statehouse_store::log::partition_of;
 use statehouse_store::{
     Address, Consistency, Draft as EventDraft, Entry, Event, Guard, Plan, PlanError, Query, Reason, Refused,
-    Row, Step, Table, Time, Value,
+    Row, Step, Table, Tenant, Time, Value,
 };
 
 use super::rules::{choose, holder_field, misfit, span, standing, value_of};
@@ -19,9 +19,13 @@ use super::{
     HELD, HOLD_EXPIRES_AT, HOLDER, IN_PROGRESS, LOOK_PAGES, LOOK_ROWS, SOLD, STATE, UNITS, UPDATED_AT,
 };
 use crate::action::{Answer, Call, Code, Desk, Draft, Pieces, Refusal, Verdict, Write, common_verdict};
+use crate::holds::{Hold, Holds};
 use crate::infra::due::{self, Due};
 use crate::resource::key_text;
 use crate::worker::Wake;
+
+/// How often units are chosen anew because somebody else has taken one of them.
+const LEASE_TRIES: usize = 8;
 
 impl Booking {
     pub(super) fn sweeper(&self) -> String {
@@ -81,7 +85,9 @@ impl Booking {
     /// What ends a booking whose time is up, with all its units.
     fn expiry(&self, row: &Row) -> Vec<Step> {
         let booking_id = row.text(BOOKING_ID).unwrap_or_default();
-        let units = self.units_in(row).into_iter().map(|key| self.freed(key, booking_id));
+        // A lease ends by itself, and has left no trace in the units' rows.
+        let units = if self.leased { Vec::new() } else { self.units_in(row) };
+        let units = units.into_iter().map(|key| self.freed(key, booking_id));
         std::iter::once(self.expired(booking_id)).chain(units).collect()
     }
 
@@ -133,6 +139,116 @@ impl Booking {
         Ok(wanted)
     }
 
+    /// The holds, for bookings that keep theirs there.
+    fn holds<'d>(&self, desk: &Desk<'d>) -> Result<&'d dyn Holds, Refusal> {
+        desk.holds.ok_or_else(|| {
+            let message =
+                format!("{} keeps its holds in Redis, and this house was opened without one", self.name);
+            Refusal::new(Code::Unavailable, message)
+        })
+    }
+
+    /// The name under which a unit is held. Those of one group have the part in braces in common, by which a cluster keeps
+    /// them together.
+    fn hold_name(&self, tenant: &Tenant, key: &[Value]) -> String {
+        let (group, unit) = key.split_at(key.len().saturating_sub(1));
+        let group = key_text(group).replace(['{', '}'], "_");
+        format!("{{{tenant}/{}/{group}}}/{}", self.name, key_text(unit))
+    }
+
+    fn hold_names<'k>(&self, tenant: &Tenant, keys: impl IntoIterator<Item = &'k [Value]>) -> Vec<String> {
+        keys.into_iter().map(|key| self.hold_name(tenant, key)).collect()
+    }
+
+    /// Who holds each unit before the store; nobody, where holds are states of the units.
+    pub(super) async fn leases(
+        &self,
+        tenant: &Tenant,
+        desk: &Desk<'_>,
+        units: &[Row],
+    ) -> Result<Vec<Option<Hold>>, Refusal> {
+        if !self.leased {
+            return Ok(units.iter().map(|_| None).collect());
+        }
+        let names = self.hold_names(tenant, units.iter().map(Row::key));
+        Ok(self.holds(desk)?.look(&names).await?)
+    }
+
+    /// Takes leases on the units that a call wants, chosen ones included, and then looks at their rows: whoever was sold
+    /// one of them had a lease on it before.
+    async fn lease(
+        &self,
+        call: &Call,
+        desk: &Desk<'_>,
+        group: &[Value],
+        wanted: &[Value],
+        count: usize,
+    ) -> Result<Vec<Row>, Refusal> {
+        let holds = self.holds(desk)?;
+        let booking_id = call.input.get(BOOKING_ID).and_then(Json::as_str).unwrap_or_default();
+        for _ in 0..LEASE_TRIES {
+            let mut units = self.named(call, desk, group, wanted).await?;
+            if count > units.len() {
+                let more = self.best(call, desk, group, &units, count - units.len()).await?;
+                units.extend(more);
+            }
+            let names = self.hold_names(&call.tenant, units.iter().map(Row::key));
+            match holds.take(&names, booking_id, self.hold_for).await? {
+                Ok(()) => {}
+                Err(place) if place < wanted.len() => {
+                    let what = units.get(place).map(|unit| self.what(unit.key())).unwrap_or_default();
+                    return Err(Refusal::new(Code::Held, format!("{what} is held by somebody else")));
+                }
+                // One that was chosen here was chosen by somebody else as well.
+                Err(_) => continue,
+            }
+            let chosen: Vec<Value> = units.iter().filter_map(|unit| unit.key().last().cloned()).collect();
+            let fresh = self.named(call, desk, group, &chosen).await;
+            let free = fresh.and_then(|rows| {
+                rows.iter().try_for_each(|unit| self.check_free(unit, desk.clock.now()))?;
+                Ok(rows)
+            });
+            if free.is_err() {
+                holds.release(&names, booking_id).await?;
+            }
+            return free;
+        }
+        let message = format!("too many buyers want units of {} {} at once", self.name, key_text(group));
+        Err(Refusal::new(Code::Contended, message))
+    }
+
+    /// What becomes of the leases of a booking that is about to change; only a lost one stops it.
+    async fn change_leases(
+        &self,
+        verb: Verb,
+        call: &Call,
+        desk: &Desk<'_>,
+        row: &Row,
+    ) -> Result<(), Refusal> {
+        if !self.leased || row.text(STATE) != Some(IN_PROGRESS) {
+            return Ok(());
+        }
+        let keys = self.units_in(row);
+        let names = self.hold_names(&call.tenant, keys.iter().map(Vec::as_slice));
+        let id = row.text(BOOKING_ID).unwrap_or_default();
+        match verb {
+            Verb::Extend => {
+                // Never beyond what the booking's row will allow, or a lease could be prolonged for ever by extensions
+                // that the store refuses.
+                let last = row.time(CREATED_AT).map_or(Time::MAX, |created| created.plus(self.hold_max));
+                let span = last.since(desk.clock.now()).min(self.hold_for);
+                if !span.is_zero() && !self.holds(desk)?.extend(&names, id, span).await? {
+                    let message = format!("{} {id} has lost its hold; hold again", self.bookings);
+                    return Err(Refusal::new(Code::Expired, message));
+                }
+            }
+            // If the cancellation is not applied after all, the buyer has said that they do not want it.
+            Verb::Cancel => self.holds(desk)?.release(&names, id).await?,
+            Verb::Hold | Verb::Confirm | Verb::Expire => {}
+        }
+        Ok(())
+    }
+
     /// Units that are free, beside those that were named: the best ones, as [`choose`] says.
     async fn best(
         &self,
@@ -145,20 +261,22 @@ impl Booking {
         let now = desk.clock.now();
         let mut query =
             Query::table(&self.units_table, &call.tenant, group.iter().cloned())?.limit(LOOK_ROWS)?;
-        let mut rows = Vec::new();
+        let (mut rows, mut free): (Vec<Row>, Vec<bool>) = Default::default();
         for _ in 0..LOOK_PAGES {
             let page = desk.store.query(&query).await?;
+            let leases = self.leases(&call.tenant, desk, &page.rows).await?;
+            free.extend(page.rows.iter().zip(&leases).map(|(row, lease)| {
+                standing(row, lease.as_ref(), now) == AVAILABLE
+                    && !named.iter().any(|named| named.key() == row.key())
+            }));
             rows.extend(page.rows);
-            let free = rows.iter().filter(|row| standing(row, now) == AVAILABLE).count();
             match page.next {
-                Some(next) if free < count + CHOICES => query = query.after(next)?,
+                Some(next) if free.iter().filter(|free| **free).count() < count + CHOICES => {
+                    query = query.after(next)?;
+                }
                 _ => break,
             }
         }
-        let free: Vec<bool> = rows
-            .iter()
-            .map(|row| standing(row, now) == AVAILABLE && !named.iter().any(|named| named.key() == row.key()))
-            .collect();
         let id = call.input.get(BOOKING_ID).and_then(Json::as_str).unwrap_or_default();
         let spread = partition_of(&call.tenant, &self.bookings, id, u32::MAX) as usize;
         let Some(chosen) = choose(&free, count, spread) else {
@@ -177,15 +295,18 @@ impl Booking {
             let detail = format!("name the units, or say how many; at most {} in all", self.units_max);
             return Err(misfit(COUNT, &detail));
         }
-        let mut units = self.named(call, desk, &group, &wanted).await?;
-        let now_here = desk.clock.now();
-        for unit in &units {
-            self.check_free(unit, now_here)?;
-        }
-        if count > units.len() {
-            let more = self.best(call, desk, &group, &units, count - units.len()).await?;
-            units.extend(more);
-        }
+        let units = if self.leased {
+            self.lease(call, desk, &group, &wanted, count).await?
+        } else {
+            let mut units = self.named(call, desk, &group, &wanted).await?;
+            let now_here = desk.clock.now();
+            units.iter().try_for_each(|unit| self.check_free(unit, now_here))?;
+            if count > units.len() {
+                let more = self.best(call, desk, &group, &units, count - units.len()).await?;
+                units.extend(more);
+            }
+            units
+        };
         let booking_id = call.input.get(BOOKING_ID).and_then(Json::as_str).unwrap_or_default();
         let names: Vec<Json> =
             units.iter().filter_map(|unit| unit.key().last()).map(Value::to_json).collect();
@@ -204,8 +325,10 @@ impl Booking {
         }
         let shard = due::shard_of(&call.tenant, &self.bookings, booking_id, self.shards);
         let mut steps = vec![due::set(booking, shard, now_plus(self.hold_for))];
-        steps.extend(units.iter().map(|unit| self.taken(unit, booking_id)));
-        steps.extend(self.ended_for(call, desk, &units).await?);
+        if !self.leased {
+            steps.extend(units.iter().map(|unit| self.taken(unit, booking_id)));
+            steps.extend(self.ended_for(call, desk, &units).await?);
+        }
         if steps.len() + LOG_ENTRY_OPERATIONS > PLAN_OPERATIONS_MAX {
             let message = "these units were held together with too many others; hold fewer at once, or try again in \
                            a moment";
@@ -231,6 +354,17 @@ impl Booking {
             .set(UPDATED_AT, now())
     }
 
+    /// Sells a unit that was held by a lease. It may still be held in its row, from before holds were leases.
+    fn bought(&self, key: Vec<Value>, booking_id: &str) -> Step {
+        let over = column(STATE).eq(HELD).and(column(HOLD_EXPIRES_AT).le(now()));
+        Step::update(&self.units_table, key)
+            .guard(column(STATE).eq(AVAILABLE).or(column(BOOKING_ID).eq(booking_id)).or(over))
+            .set(STATE, SOLD)
+            .set(BOOKING_ID, booking_id)
+            .set(HOLD_EXPIRES_AT, Value::Null)
+            .set(UPDATED_AT, now())
+    }
+
     /// The end of the bookings from which units are taken, with the rest of their units (I2).
     async fn ended_for(&self, call: &Call, desk: &Desk<'_>, taken: &[Row]) -> Result<Vec<Step>, Refusal> {
         let held = taken.iter().filter(|unit| unit.text(STATE) == Some(HELD));
@@ -251,7 +385,7 @@ impl Booking {
 
     fn check_free(&self, unit: &Row, now: Time) -> Result<(), Refusal> {
         let what = self.what(unit.key());
-        match standing(unit, now) {
+        match standing(unit, None, now) {
             AVAILABLE => Ok(()),
             HELD => {
                 let until = unit.time(HOLD_EXPIRES_AT).map(|end| format!(" until {end}")).unwrap_or_default();
@@ -312,12 +446,17 @@ pub(super) struct Writer {
 
 impl Writer {
     /// What must hold for the booking's row.
-    fn guard(&self) -> Guard {
+    fn guard(&self, row: &Row) -> Guard {
         let booking = &self.booking;
         let live = || column(STATE).eq(IN_PROGRESS).and(column(EXPIRES_AT).gt(now()));
         match self.verb {
             Verb::Extend => live().and(self.extendable()),
             Verb::Hold | Verb::Confirm => live(),
+            // Units have to be freed only if they were sold, so it must not be sold meanwhile.
+            Verb::Cancel if booking.refundable && booking.leased => {
+                let seen = row.text(STATE).filter(|state| *state == CONFIRMED).unwrap_or(IN_PROGRESS);
+                column(STATE).eq(seen)
+            }
             Verb::Cancel if booking.refundable => is_in(STATE, [IN_PROGRESS, CONFIRMED]),
             Verb::Cancel => column(STATE).eq(IN_PROGRESS),
             Verb::Expire => column(STATE).eq(IN_PROGRESS).and(column(EXPIRES_AT).le(now())),
@@ -335,7 +474,8 @@ impl Writer {
         let booking = &self.booking;
         let row = booking.booking(call, desk).await?;
         let id = row.text(BOOKING_ID).unwrap_or_default();
-        let step = booking.on_booking(id).guard(self.guard());
+        booking.change_leases(self.verb, call, desk, &row).await?;
+        let step = booking.on_booking(id).guard(self.guard(&row));
         let (step, what) = match self.verb {
             Verb::Hold | Verb::Extend => {
                 let end = now_plus(booking.hold_for);
@@ -346,7 +486,11 @@ impl Writer {
             Verb::Cancel => (due::clear(step.set(STATE, CANCELLED)), "cancelled"),
             Verb::Expire => (due::clear(step.set(STATE, EXPIRED)), "expired"),
         };
-        let units = booking.units_in(&row).into_iter().map(|key| match self.verb {
+        let sold = row.text(STATE) == Some(CONFIRMED);
+        let has_trace = !booking.leased || self.verb == Verb::Confirm || sold;
+        let units = if has_trace { booking.units_in(&row) } else { Vec::new() };
+        let units = units.into_iter().map(|key| match self.verb {
+            Verb::Confirm if booking.leased => booking.bought(key, id),
             Verb::Hold | Verb::Extend => {
                 booking.on_unit(key, id).set(HOLD_EXPIRES_AT, now_plus(booking.hold_for))
             }
@@ -409,6 +553,20 @@ impl Write for Writer {
                 }
             }
             Verb::Hold => Verdict::TryAgain,
+            Verb::Cancel
+                if on_booking
+                    && booking.leased
+                    && booking.refundable
+                    && matches!(row.text(STATE), Some(IN_PROGRESS | CONFIRMED)) =>
+            {
+                Verdict::TryAgain
+            }
+            // The lease was lost, and somebody else was faster.
+            Verb::Confirm if booking.leased && !on_booking => {
+                let message =
+                    format!("{} was sold to somebody else; the hold was lost", booking.what(row.key()));
+                Verdict::Refuse(Refusal::new(Code::WrongState, message))
+            }
             _ if on_booking => Verdict::Refuse(self.turned_down(row, guard)),
             // The booking was seen in a state that it has left since, and its units with it.
             _ => Verdict::TryAgain,
