@@ -56,6 +56,8 @@ pub(crate) enum Command {
     Config(Serve),
     /// Say who may come in over HTTP: make, list, rotate and revoke API keys.
     Key(Key),
+    /// Projections, like views: their generations and their lag; build one anew beside the live one, go back.
+    Projection(Project),
     /// Run one action on the store.
     #[command(after_help = "Examples:\n  statehouse call profile.create user_id=42 display_name=Ann\n  \
         statehouse call profile.read --key 42\n  \
@@ -182,6 +184,70 @@ impl Serve {
             flags = flags.with(name, Some(value));
         }
         Ok(flags)
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Project {
+    #[command(subcommand)]
+    pub command: ProjectCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ProjectCommand {
+    /// List projections, with their live generation and how far it is behind.
+    #[command(after_help = "Example:\n  statehouse projection list --json")]
+    List {
+        #[command(flatten)]
+        live: Live,
+    },
+    /// Show one projection.
+    #[command(after_help = "Example:\n  statehouse projection status profiles_by_status")]
+    Status {
+        #[command(flatten)]
+        live: Live,
+        /// Which.
+        name: String,
+    },
+    /// Build a projection anew from its source, beside the live one, and switch to it.
+    #[command(after_help = "Examples:\n  statehouse projection rebuild profiles_by_status\n  \
+        statehouse projection rebuild profiles_by_status --detach")]
+    Rebuild {
+        #[command(flatten)]
+        live: Live,
+        /// Which.
+        name: String,
+        /// Only begin, and leave the work to the servers that run.
+        #[arg(long)]
+        detach: bool,
+    },
+    /// Let readers go back to the generation before the last switch.
+    #[command(after_help = "Example:\n  statehouse projection rollback profiles_by_status")]
+    Rollback {
+        #[command(flatten)]
+        live: Live,
+        /// Which.
+        name: String,
+    },
+    /// Delete the generation before the last switch.
+    #[command(after_help = "Example:\n  statehouse projection drop profiles_by_status")]
+    Drop {
+        #[command(flatten)]
+        live: Live,
+        /// Which.
+        name: String,
+    },
+}
+
+impl Project {
+    pub(crate) fn live(&self) -> &Live {
+        match &self.command {
+            ProjectCommand::List { live }
+            | ProjectCommand::Status { live, .. }
+            | ProjectCommand::Rebuild { live, .. }
+            | ProjectCommand::Rollback { live, .. }
+            | ProjectCommand::Drop { live, .. } => live,
+        }
     }
 }
 

@@ -12,7 +12,9 @@ use serde_json::{Value as Json, json};
 use statehouse::action::{Action, WAIT};
 use statehouse::engine::{self, Engine};
 use statehouse::holds::{self, Hold, Holds, MemoryHolds, Unreachable};
-use statehouse::{Blueprint, House, Operation, Resource};
+use statehouse::infra::lease::Leases;
+use statehouse::worker::Shift;
+use statehouse::{Blueprint, House, Operation, Resource, own};
 use statehouse_drills::specimen as sample;
 use statehouse_store::clock::ManualClock;
 use statehouse_store::random::{Ids, Random};
@@ -117,6 +119,7 @@ pub(crate) async fn explain_action(
         let request = sample::request(house.resources(), resource, action, 1);
         house.call(&tenant, request, Operation::default()).await?;
     }
+    catch_up(&house).await?;
     witness.forget();
     let operation = Operation { id: Some("operation-1".into()), fingerprint: String::new() };
     let called =
@@ -132,6 +135,34 @@ pub(crate) async fn explain_action(
     });
     explained.collect()
 }
+
+/// Brings the house's projections up to what was written, so that a view has something to show.
+async fn catch_up(house: &House) -> Result<(), Failure> {
+    let (Some(tenant), Ok(table)) = (own::tenant(), own::leases()) else { return Ok(()) };
+    let projecting: Vec<_> =
+        house.workers().iter().filter(|worker| worker.name().ends_with(PROJECTING)).collect();
+    if projecting.is_empty() {
+        return Ok(());
+    }
+    let leases = Leases::of(house.store().clone(), house.clock().clone(), table, tenant);
+    let Ok(held) = leases.acquire(&["explain".into(), "explain".into()], "explain", DAY).await? else {
+        return Ok(());
+    };
+    for _ in 0..STEPS {
+        for worker in &projecting {
+            for shard in 0..worker.shards() {
+                let (store, clock, ids) = (house.store(), &**house.clock(), house.ids());
+                worker.step(&Shift { store, clock, ids, shard, held: &held }, STEPS).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How the names of workers end that keep projections.
+const PROJECTING: &str = ".project";
+/// Enough steps to begin, fill and switch to a projection of one row.
+const STEPS: usize = 8;
 
 /// What a store was asked for, kept.
 #[derive(Clone, Debug)]

@@ -13,6 +13,7 @@ mod explain;
 mod hint;
 mod key;
 mod output;
+mod projection;
 mod serve;
 mod settings;
 mod simulate;
@@ -53,6 +54,7 @@ async fn run(arguments: Arguments, output: &Output) -> Result<(), Failure> {
         Command::Serve(serve) => serve::run(&serve, output).await,
         Command::Config(serve) => serve::config(&serve, output),
         Command::Key(key) => key::run(&key, output).await,
+        Command::Projection(project) => projection::run(&project, output).await,
         Command::Call(call) => call::run(call, output).await,
         Command::Explain(explain) => explain::run(&explain, output).await,
         Command::Demo(demo) => demo::run(&demo, output).await,

@@ -87,6 +87,9 @@ const KEYWORDS: [(&str, &str); 34] = [
     ("I15", "fleet"),
 ];
 
+/// Further words for one archetype, which come in several shapes.
+const ALSO: [(&str, &str); 1] = [("A05", "view")];
+
 static ATLAS: LazyLock<Vec<Archetype>> = LazyLock::new(|| {
     // The file is part of the program; the test below reads it too.
     serde_json::from_str(include_str!("atlas.json")).unwrap_or_default()
@@ -99,7 +102,13 @@ pub fn archetypes() -> &'static [Archetype] {
 
 /// The archetype that a blueprint's word declares.
 pub fn by_keyword(keyword: &str) -> Option<&'static Archetype> {
-    archetypes().iter().find(|archetype| archetype.keyword() == keyword)
+    let code = KEYWORDS.iter().chain(&ALSO).find(|(_, known)| *known == keyword).map(|(code, _)| *code)?;
+    archetypes().iter().find(|archetype| archetype.code == code)
+}
+
+/// All words that declare something in a blueprint.
+pub fn keywords() -> impl Iterator<Item = &'static str> {
+    KEYWORDS.iter().chain(&ALSO).map(|(_, keyword)| *keyword)
 }
 
 #[cfg(test)]

@@ -29,9 +29,10 @@ use crate::follow::{self, Tail};
 use crate::form::{Misfit, object_misfits};
 use crate::holds::Holds;
 use crate::infra::log::{Consumer, Group, Handler, Keeping, Trimmer};
+use crate::infra::projection::{Projecting, Projection};
 use crate::lock::{self, Held, Taken};
 use crate::own;
-use crate::resource::{self, Resource, no_such};
+use crate::resource::{self, Consuming, Resource, no_such};
 use crate::worker::{self, Bells, Crew, Premises, Worker};
 
 /// How often a draft that lost a race is drafted anew.
@@ -166,8 +167,14 @@ impl House {
         let mut workers: Vec<Arc<dyn Worker>> = Vec::new();
         for resource in &resources {
             workers.extend(resource.workers.iter().cloned());
-            let consumers = resource.consumers.iter().cloned();
-            workers.extend(consumers.map(|handler| consumer(handler, partitions)));
+            workers.extend(resource.consumers.iter().cloned().map(|consuming| -> Arc<dyn Worker> {
+                match consuming {
+                    Consuming::Group(handler) => consumer(handler, partitions),
+                    Consuming::Projection(projector) => {
+                        Arc::new(Projecting::of(projector, partitions, clock.clone()))
+                    }
+                }
+            }));
         }
         if let Some(keeping) = keeping {
             workers.push(Arc::new(Trimmer::of(keeping, partitions)));
@@ -208,6 +215,18 @@ impl House {
     /// A group of the house that reads the log, by its name: how far it has got, and what it has parked.
     pub fn group(&self, name: &str) -> Group {
         Group::named(self.store.clone(), self.clock.clone(), name)
+    }
+
+    /// The projections of its resources.
+    pub fn projections(&self) -> Vec<Projection> {
+        let all = self.resources.iter().flat_map(|resource| &resource.consumers);
+        let projection = |consuming: &Consuming| match consuming {
+            Consuming::Projection(projector) => {
+                Some(Projection::of(self.store.clone(), self.clock.clone(), projector.clone()))
+            }
+            Consuming::Group(_) => None,
+        };
+        all.filter_map(projection).collect()
     }
 
     /// All workers: those of the resources, and the house's own.

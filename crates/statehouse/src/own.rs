@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use statehouse_store::{SchemaError, Table, Tenant, Type};
 
-use crate::infra::{lease, log};
+use crate::infra::{lease, log, projection};
 
 /// Keys that let callers in.
 pub const KEYS: &str = "house_keys";
@@ -57,12 +57,15 @@ pub fn leases() -> Result<Arc<Table>, SchemaError> {
 
 /// All of them. The declarations stand above and are right, which a test shows.
 pub fn tables() -> Vec<Arc<Table>> {
-    [keys(), secrets(), leases(), log::progress_table(), log::parked_table()].into_iter().flatten().collect()
+    [keys(), secrets(), leases(), log::progress_table(), log::parked_table(), projection::projections_table()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Whether a blueprint must leave this table's name alone.
 pub fn has_table(name: &str) -> bool {
-    [KEYS, SECRETS, LEASES, log::PROGRESS, log::PARKED].contains(&name)
+    [KEYS, SECRETS, LEASES, log::PROGRESS, log::PARKED, projection::PROJECTIONS].contains(&name)
 }
 
 #[cfg(test)]
@@ -72,7 +75,7 @@ mod tests {
     #[test]
     fn the_declarations_are_right() {
         let tables = tables();
-        assert_eq!(tables.len(), 5);
+        assert_eq!(tables.len(), 6);
         assert!(tables.iter().all(|table| has_table(table.name())));
         assert!(is_own(&tenant().unwrap()));
     }

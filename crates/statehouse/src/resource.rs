@@ -12,6 +12,7 @@ use crate::blueprint::{self, Blueprint, Thing};
 use crate::form::Misfit;
 use crate::infra;
 use crate::infra::log::Handler;
+use crate::infra::projection::Projector;
 use crate::own;
 use crate::product;
 use crate::worker::Worker;
@@ -32,7 +33,16 @@ pub struct Resource {
     /// What the house does for it by itself.
     pub workers: Vec<Arc<dyn Worker>>,
     /// What it does with the records of the log, by itself; each becomes a worker with a shard for each partition.
-    pub consumers: Vec<Arc<dyn Handler>>,
+    pub consumers: Vec<Consuming>,
+}
+
+/// What is done with the records of the log.
+#[derive(Clone, Debug)]
+pub enum Consuming {
+    /// A group does what its handler says.
+    Group(Arc<dyn Handler>),
+    /// Rows are kept that follow from other rows.
+    Projection(Arc<dyn Projector>),
 }
 
 impl Resource {
@@ -129,6 +139,12 @@ const BUILT: [(&str, Declare); 8] = [
     ("timer", |thing, problems| infra::timer::declare(thing, problems).into_iter().collect()),
 ];
 
+/// How a declaration becomes resources that stand on others of the blueprint.
+type DeclareOver = fn(&Thing, &[Resource], &mut Problems) -> Vec<Resource>;
+
+/// What stands on other resources, by keyword; declared after [`BUILT`], in any order of the file.
+const STANDING_ON: [(&str, DeclareOver); 1] = [("view", product::view::declare)];
+
 /// Whether an archetype is built.
 pub fn is_built(archetype: &Archetype) -> bool {
     BUILT.iter().any(|(keyword, _)| *keyword == archetype.keyword())
@@ -138,16 +154,25 @@ pub fn is_built(archetype: &Archetype) -> bool {
 pub fn declare(blueprint: &Blueprint) -> Result<Vec<Resource>, Problems> {
     let mut problems = blueprint.problems();
     let mut resources: Vec<Resource> = Vec::new();
-    for thing in &blueprint.things {
-        let keyword = thing.archetype.keyword();
-        let Some((_, declare)) = BUILT.iter().find(|(built, _)| *built == keyword) else {
-            let title = format!("`{keyword}` ({}) is not built yet", thing.archetype.name);
-            let built: Vec<&str> = BUILT.iter().map(|(keyword, _)| *keyword).collect();
-            let advice = format!("this version has {}", built.join(", "));
-            problems.add(Problem::at(thing.settings.span(), title).advice(advice));
-            continue;
+    let stands_on = |thing: &&Thing| STANDING_ON.iter().any(|(keyword, _)| *keyword == thing.keyword);
+    let (over, plain): (Vec<&Thing>, Vec<&Thing>) = blueprint.things.iter().partition(stands_on);
+    for thing in plain.into_iter().chain(over) {
+        let keyword = thing.keyword;
+        let declare = BUILT.iter().find(|(built, _)| *built == keyword).map(|(_, declare)| declare);
+        let over = STANDING_ON.iter().find(|(built, _)| *built == keyword).map(|(_, declare)| declare);
+        let declared = match (declare, over) {
+            (Some(declare), _) => declare(thing, &mut problems),
+            (None, Some(declare)) => declare(thing, &resources, &mut problems),
+            (None, None) => {
+                let title = format!("`{keyword}` ({}) is not built yet", thing.archetype.name);
+                let built = BUILT.iter().map(|(keyword, _)| *keyword);
+                let built: Vec<&str> = built.chain(STANDING_ON.iter().map(|(keyword, _)| *keyword)).collect();
+                let advice = format!("this version has {}", built.join(", "));
+                problems.add(Problem::at(thing.settings.span(), title).advice(advice));
+                continue;
+            }
         };
-        for resource in declare(thing, &mut problems) {
+        for resource in declared {
             let taken = resource.tables.iter().find(|table| {
                 let others = resources.iter().flat_map(|other| &other.tables);
                 others.into_iter().any(|other| other.name() == table.name()) || own::has_table(table.name())

@@ -458,8 +458,22 @@ async fn one_note(scene: &Scene, numbers: &[i64]) -> Result<u32> {
 async fn a_paused_holder_wakes_in_vain(lab: &dyn Lab) -> Result<()> {
     let clock = standing();
     let store = lab.open_at(Arc::new(clock.clone())).await?;
+    // Another process takes over, or the same one does, under a new epoch.
+    for (id, successor) in [(1, "second"), (2, "first")] {
+        overtaken(store.clone(), &clock, id, successor).await?;
+        clock.advance(Duration::from_secs(11));
+    }
+    Ok(())
+}
+
+async fn overtaken(store: Arc<dyn Store>, clock: &ManualClock, id: i64, successor: &str) -> Result<()> {
     let first = Arc::new(Scene::over(store.clone(), Arc::new(clock.clone()), BLUEPRINT, 1).await?);
-    let partition = one_note(&first, &[1, 2, 3]).await?;
+    first.write("acme", id, 9).await?;
+    first.drain().await?;
+    for n in [1, 2, 3] {
+        first.write("acme", id, n).await?;
+    }
+    let partition = place(store.as_ref(), "acme", id, 3).await?.0;
     let held = first.hold("first", partition).await?;
     let gate = first.scribe.gate(2);
     let sleeper = tokio::spawn({
@@ -470,18 +484,18 @@ async fn a_paused_holder_wakes_in_vain(lab: &dyn Lab) -> Result<()> {
     // While the first one sleeps in the middle of a record, its time runs out and another does everything.
     clock.advance(Duration::from_secs(11));
     let second = Scene::over(store.clone(), Arc::new(clock.clone()), BLUEPRINT, 1).await?;
-    let held = second.hold("second", partition).await?;
-    same("the epoch", &held.epoch(), &2)?;
+    let held = second.hold(successor, partition).await?;
+    ensure!(held.epoch() >= 2, "the epoch is {}", held.epoch());
     second.step(&held, partition, 50).await?;
-    let mark = |scene: &Scene| scene.group();
-    let reached = mark(&second).standing().await?[partition as usize].reached;
+    let reached = second.group().standing().await?[partition as usize].reached;
     gate.go_on.notify_one();
     let woken = sleeper.await?;
     ensure!(woken.as_ref().is_ok_and(|step| !step.failures.is_empty()) || woken.is_err(), "{woken:?}");
-    same("the trail", &second.trails().await?.get("acme/note/1").map(String::as_str), &Some("1 2 3"))?;
-    same("the mark", &mark(&second).standing().await?[partition as usize].reached, &reached)?;
+    let name = format!("acme/note/{id}");
+    same("the trail", &second.trails().await?.get(&name).map(String::as_str), &Some("9 1 2 3"))?;
+    same("the mark", &second.group().standing().await?[partition as usize].reached, &reached)?;
     second.step(&held, partition, 50).await?;
-    same("the trail", &second.trails().await?.get("acme/note/1").map(String::as_str), &Some("1 2 3"))
+    same("the trail", &second.trails().await?.get(&name).map(String::as_str), &Some("9 1 2 3"))
 }
 
 async fn a_holder_of_an_older_epoch_writes_nothing(lab: &dyn Lab) -> Result<()> {
@@ -902,6 +916,8 @@ async fn a_program_polls_and_commits(lab: &dyn Lab) -> Result<()> {
     visitor.refused("audit.commit", &key, commit(2, 1), None, Code::InvalidInput).await?;
     let stale = json!({"holder": "me", "epoch": 0, "from": 0, "to": through});
     visitor.refused("audit.commit", &key, stale, None, Code::NotHolder).await?;
+    let stranger = json!({"holder": "you", "epoch": epoch, "from": 0, "to": through});
+    visitor.refused("audit.commit", &key, stranger, None, Code::NotHolder).await?;
     let expires_at = clock.now().plus(Duration::from_secs(10)).to_string();
     let done = visitor.done("audit.commit", &key, commit(0, through), None).await?;
     shows(&done, &json!({"reached": through, "expires_at": expires_at}))?;

@@ -12,6 +12,7 @@ pub(crate) mod entity;
 pub(crate) mod house;
 pub(crate) mod lease;
 mod log;
+mod projection;
 mod relation;
 mod sequence;
 mod thread;
@@ -24,6 +25,7 @@ pub const CASES: &[&[Case]] = &[
     entity::CASES,
     lease::CASES,
     log::CASES,
+    projection::CASES,
     relation::CASES,
     sequence::CASES,
     thread::CASES,

@@ -51,6 +51,8 @@ pub struct Blueprint {
 pub struct Thing {
     /// Its archetype.
     pub archetype: &'static atlas::Archetype,
+    /// The word that declares it: mostly its archetype's.
+    pub keyword: &'static str,
     /// Its own name.
     pub name: String,
     /// What is said about it.
@@ -67,10 +69,12 @@ impl Blueprint {
         for Entry { key, key_span, value } in root {
             if key == "house" {
                 (name, keeping) = read_house(value, &mut problems);
-            } else if let Some(archetype) = atlas::by_keyword(&key) {
-                read_things(archetype, value, &mut things, &mut problems);
+            } else if let (Some(archetype), Some(keyword)) =
+                (atlas::by_keyword(&key), atlas::keywords().find(|keyword| *keyword == key))
+            {
+                read_things(archetype, keyword, value, &mut things, &mut problems);
             } else {
-                let known = atlas::archetypes().iter().map(atlas::Archetype::keyword);
+                let known = atlas::keywords();
                 let mut problem = Problem::at(key_span, format!("`{key}` is not an archetype"))
                     .label("no archetype has this name");
                 if let Some(near) = nearest(&key, known.chain(["house"])) {
@@ -117,11 +121,11 @@ fn read_house(value: Node, problems: &mut Problems) -> (Option<String>, Option<K
 
 fn read_things(
     archetype: &'static atlas::Archetype,
+    keyword: &'static str,
     value: Node,
     things: &mut Vec<Thing>,
     problems: &mut Problems,
 ) {
-    let keyword = archetype.keyword();
     let (span, entries) = match value {
         Node { span, value: tree::Value::Table(entries) } => (span, entries),
         other => {
@@ -141,13 +145,13 @@ fn read_things(
         }
         if let Some(other) = things.iter().find(|thing| thing.name == key) {
             let title = format!("the name `{key}` is taken");
-            let label = format!("`[{}.{key}]` has it already", other.archetype.keyword());
+            let label = format!("`[{}.{key}]` has it already", other.keyword);
             problems.add(Problem::at(key_span, title).label(label).advice("names are unique in a house"));
             continue;
         }
         let subject = format!("{keyword}.{key}");
         if let Some(settings) = Settings::of(&subject, value, problems) {
-            things.push(Thing { archetype, name: key, settings });
+            things.push(Thing { archetype, keyword, name: key, settings });
         }
     }
 }

@@ -3,5 +3,6 @@
 pub mod due;
 pub mod lease;
 pub mod log;
+pub mod projection;
 pub mod sequence;
 pub mod timer;

@@ -6,3 +6,4 @@ mod fields;
 mod listing;
 pub mod relation;
 pub mod thread;
+pub mod view;

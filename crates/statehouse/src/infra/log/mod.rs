@@ -63,6 +63,7 @@ use statehouse_store::{Entry, Fate, Record, Step, Store, StoreError, Tenant};
 pub use consumer::{Consumer, feed};
 pub use group::declare;
 pub use parking::{PARKED, Parked, parked_table};
+pub(crate) use progress::has_passed;
 pub use progress::{Books, Group, PROGRESS, Standing, progress_table};
 pub use retention::{Keeping, Trimmer};
 

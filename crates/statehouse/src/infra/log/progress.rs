@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use statehouse_store::guard::{column, now};
 use statehouse_store::{
-    Address, Clock, Commit, Consistency, Plan, PlanError, Query, Row, SchemaError, Step, Store, StoreError,
-    Table, Tenant, Type, Value,
+    Address, Clock, Commit, Consistency, Plan, PlanError, Position, Query, Row, SchemaError, Step, Store,
+    StoreError, Table, Tenant, Type, Value,
 };
 
 use super::parking::{self, Parked};
@@ -207,10 +207,27 @@ impl Group {
         Ok(rows.iter().map(|row| Mark::of(row.as_ref())).collect())
     }
 
+    /// Has the group begin behind this offset, unless it has begun already.
+    pub(crate) async fn begin_at(&self, partition: u32, offset: u64) -> Result<(), StoreError> {
+        let books = Books::open()?;
+        let after = Mark { reached: offset, ..Mark::default() };
+        let step = Mark::default().low_water_to(&after, &self.name, partition, books);
+        let plan = Plan::of(&books.house, "log.begin").step(step).without_rows().build().map_err(misuse)?;
+        settle(&*self.store, &plan).await.map(drop)
+    }
+
     /// How far it has got, partition by partition.
     pub async fn standing(&self) -> Result<Vec<Standing>, StoreError> {
         let mut standing = Vec::new();
-        for (partition, mark) in (0..).zip(self.low_water().await?) {
+        let marks = self.low_water().await?;
+        let heads = self.store.wait_log(&[], Duration::ZERO).await?;
+        for (partition, (mark, head)) in (0..).zip(marks.into_iter().zip(heads)) {
+            let missed = offset_in(mark.missed);
+            if mark.reached >= head {
+                let (reached, records, behind) = (mark.reached, 0, Duration::ZERO);
+                standing.push(Standing { partition, reached, head, records, behind, missed });
+                continue;
+            }
             let page = self.store.read_log(partition, mark.reached, 1).await?;
             // A group that has not begun yet has nothing behind it that it could have missed.
             let start = if mark.present { mark.reached } else { page.oldest.saturating_sub(1) };
@@ -221,7 +238,7 @@ impl Group {
                 head: page.head,
                 records: page.head.saturating_sub(start),
                 behind: first.map_or(Duration::ZERO, |record| self.clock.now().since(record.at)),
-                missed: offset_in(mark.missed),
+                missed,
             });
         }
         Ok(standing)
@@ -294,6 +311,32 @@ impl Group {
         }
         Err(StoreError::unavailable(format!("the group {} moves on all the time; try again", self.name)))
     }
+}
+
+/// Whether everything of a tenant up to these places is done: by the low-water mark, or by the tenant's own row, which is
+/// ahead of it.
+pub(crate) async fn has_passed(
+    store: &dyn Store,
+    group: &str,
+    tenant: &Tenant,
+    places: &[Position],
+) -> Result<bool, StoreError> {
+    let books = Books::open()?;
+    let mut addresses = Vec::with_capacity(2 * places.len());
+    for place in places {
+        addresses.push(books.address(&books.house, group, place.partition)?);
+        addresses.push(books.address(tenant, group, place.partition)?);
+    }
+    if addresses.is_empty() {
+        return Ok(true);
+    }
+    let rows = store.get(&addresses, Consistency::Strong).await?;
+    let marks: Vec<Mark> = rows.iter().map(|row| Mark::of(row.as_ref())).collect();
+    let passed = |(place, marks): (&Position, &[Mark])| match marks {
+        [house, own] => house.reached.max(own.done_in(house.era)) >= place.offset,
+        _ => false,
+    };
+    Ok(places.iter().zip(marks.chunks(2)).all(passed))
 }
 
 /// How often a plan without an answer is sent again.

@@ -1,0 +1,181 @@
+//! I06 Projection pipeline: rows that follow from other rows, kept up from the log and rebuilt beside themselves.
+//!
+//! ```text
+//!                 begin                 the scan is done, and
+//!   (definition) ───────► BUILDING      it has caught up        LIVE ──────────► KEPT ──────► dropped
+//!     is new, or it      (scan of truth, ─────────────────────►  ▲    the next    │   drop,
+//!     is asked for        and the log)        switch             │    switch      │   or one more switch
+//!                                                                └────────────────┘
+//!                                                                     roll back
+//! ```
+//!
+//! A [`Projector`] says, purely, what a source row means: an *entry*, and what the entry changes elsewhere (totals, ordered
+//! rows). The pipeline does the rest. All rows of a projection carry a *generation* in their key; one row of the house names
+//! the generation that readers read. A new generation is filled from a scan of the source while the log is followed from
+//! where it stood before the scan, so that nothing is missed; then the row of the house is switched.
+//!
+//! **Rows.** `house_projections(name, live, previous, building, newest, dropping, definitions…, phase, cursor, scanned,
+//! verified, digest, updated_at, version)`, of the house; and for each projection its entries, `NAME_entries(tenant,
+//! generation, source, source_order, gone, …)`, with whatever else the projector keeps under the same generation. Each
+//! generation is a group of its own ([`crate::infra::log`]), `NAME@generation`: its progress, lag and parked records.
+//!
+//! **Invariants.**
+//! - I1. After everything was read, a generation is what a replay from nothing gives. *Entry, totals and the progress of the
+//!   group are one plan.*
+//! - I2. A row's versions count once each and in their order, from wherever they come: the log, a second partition of it, or a
+//!   scan. *A change whose order is not above the entry's is nothing; guard of every other:* `version = the entry's that was
+//!   read`, or that there is none.
+//! - I3. What is gone stays gone. *An entry that is gone keeps its order, as a tombstone, so that an older row that a scan has
+//!   read before does not come back.*
+//! - I4. A reader never sees two generations mixed. *It reads the row of the house once and everything else under the
+//!   generation that it names; a cursor says which one it belongs to.*
+//! - I5. A generation is switched to once its scan is done, it has passed everything that the live one has, and its entries
+//!   are those of the source. *Guard of the switch:* `version = the one that was read` of the house's row, and the lease.
+//! - I6. The scan's place is never ahead of its work. *It is written after the plans of its page.*
+//!
+//! **Failures.** *Stale index*: lag is said, and a reader that brings the token of its own write waits for it
+//! ([`Projection::wait_for`]). *Missing entry*: I1, I6; a rebuild starts from the truth. *Duplicate entry*: I2. *Tombstone not
+//! propagated*: I3.
+//!
+//! **Hotspots.** *Projector lag*: partitions are shared by processes, and a plan takes many records. *Rebuild cost*: pages
+//! with a place to go on from, beside the live generation, memory bounded. *Hot search/index shards*: totals are added to
+//! without being read. *Broad query fanout*: a read names its rows.
+
+mod build;
+mod pipeline;
+mod state;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use statehouse_store::table::Builder;
+use statehouse_store::{Record, Row, Table, Type, Value};
+
+pub(crate) use build::Consult;
+pub use build::{Projecting, Projection, Status};
+pub use state::{Building, Generation, PROJECTIONS, Phase, State, projections_table};
+
+/// The columns that every table of a projection's entries begins with.
+pub const GENERATION: &str = "generation";
+/// The key of the source row, as text.
+pub const SOURCE: &str = "source";
+const SOURCE_ORDER: &str = "source_order";
+const GONE: &str = "gone";
+
+/// A table of entries, without the projector's own columns, all of which may be null.
+pub fn entries_table(name: &str) -> Builder {
+    Table::named(name)
+        .partition(GENERATION, Type::Int)
+        .partition(SOURCE, Type::Text)
+        .required(SOURCE_ORDER, Type::Int)
+        .required(GONE, Type::Bool)
+}
+
+/// What an entry says, by column; what is not named is null.
+pub type Content = BTreeMap<String, Value>;
+
+/// What a source row means now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    /// The key of the source row, as text.
+    pub source: String,
+    /// A number that grows with every change of the source row, and never begins anew: its version, if the row is never
+    /// deleted for good.
+    pub order: i64,
+    /// What the entry says; `None` if there is none (any more).
+    pub content: Option<Content>,
+}
+
+/// What an entry changes elsewhere, under the same generation.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Delta {
+    /// Adds to columns of a row, which is made if it is not there.
+    Add {
+        /// The table.
+        table: Arc<Table>,
+        /// The key after the tenant, the generation included.
+        key: Vec<Value>,
+        /// What is added, by column.
+        amounts: BTreeMap<String, i64>,
+        /// What a new row says besides; the same for every delta of one key.
+        columns: Content,
+    },
+    /// Stores a row.
+    Put {
+        /// The table.
+        table: Arc<Table>,
+        /// The key after the tenant, the generation included.
+        key: Vec<Value>,
+        /// What it says.
+        columns: Content,
+    },
+    /// Takes a row away.
+    Remove {
+        /// The table.
+        table: Arc<Table>,
+        /// The key after the tenant, the generation included.
+        key: Vec<Value>,
+    },
+}
+
+/// What follows from source rows. Pure: the same row always means the same.
+pub trait Projector: Send + Sync + fmt::Debug {
+    /// The projection's name.
+    fn name(&self) -> &str;
+
+    /// What it makes of a row, in words or as a digest. If it is another than the live generation's, a new one is built.
+    fn definition(&self) -> String;
+
+    /// The table that holds the truth.
+    fn source(&self) -> &Arc<Table>;
+
+    /// The table of its entries, made with [`entries_table`].
+    fn entries(&self) -> &Arc<Table>;
+
+    /// All tables with rows of a generation, the entries' included: what is dropped with it.
+    fn tables(&self) -> Vec<Arc<Table>>;
+
+    /// Whether a record may change something.
+    fn wants(&self, record: &Record) -> bool;
+
+    /// What a record changes, in the order of its events; or why it cannot be understood.
+    fn changes(&self, record: &Record) -> Result<Vec<Change>, String>;
+
+    /// What a row of the source means.
+    fn change_of(&self, row: &Row) -> Change;
+
+    /// What follows, under a generation, when the entry of a source goes from `before` to `after`.
+    fn deltas(
+        &self,
+        generation: i64,
+        source: &str,
+        before: Option<&Content>,
+        after: Option<&Content>,
+    ) -> Vec<Delta>;
+}
+
+/// What an entry's row says.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Entry {
+    /// The row's version; 0 if there is none.
+    version: i64,
+    order: i64,
+    content: Option<Content>,
+}
+
+impl Entry {
+    fn of(row: Option<&Row>) -> Entry {
+        let Some(row) = row else { return Entry { version: 0, order: i64::MIN, content: None } };
+        let own = |name: &str| ![GENERATION, SOURCE, SOURCE_ORDER, GONE].contains(&name);
+        let columns = row.table().columns().iter().zip(row.values());
+        let content = columns
+            .filter(|(column, value)| own(&column.name) && !value.is_null())
+            .map(|(column, value)| (column.name.clone(), value.clone()));
+        Entry {
+            version: row.version(),
+            order: row.int(SOURCE_ORDER).unwrap_or(i64::MIN),
+            content: (row.bool(GONE) != Some(true)).then(|| content.collect()),
+        }
+    }
+}

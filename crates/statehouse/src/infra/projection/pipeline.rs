@@ -1,0 +1,225 @@
+//! From changes to plans: what is known of the entries, what the changes make of it, and the steps that write it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use statehouse_store::{
+    Address, Consistency, Guard, Operand, PlanError, Record, Step, Store, StoreError, Tenant, Value,
+};
+
+use super::{Change, Content, Delta, Entry, GONE, Projector, SOURCE_ORDER};
+use crate::infra::log::{Effect, Handler, Reading, Unable};
+
+/// Rows in one plan at most; one more is the group's progress.
+const STEPS_MAX: usize = 96;
+
+/// One generation of a projection, as a group that reads the log.
+#[derive(Debug)]
+pub(super) struct Feed {
+    pub(super) projector: Arc<dyn Projector>,
+    pub(super) generation: i64,
+    pub(super) group: String,
+}
+
+impl Feed {
+    pub(super) fn of(projector: &Arc<dyn Projector>, generation: i64) -> Feed {
+        let group = group_of(projector.name(), generation);
+        Feed { projector: projector.clone(), generation, group }
+    }
+}
+
+/// The group of a generation.
+pub(super) fn group_of(name: &str, generation: i64) -> String {
+    format!("{name}@{generation}")
+}
+
+#[async_trait]
+impl Handler for Feed {
+    fn group(&self) -> &str {
+        &self.group
+    }
+
+    fn wants(&self, record: &Record) -> bool {
+        self.projector.wants(record)
+    }
+
+    async fn handle(&self, records: &[Record], reading: &Reading<'_>) -> Result<Effect, Unable> {
+        let mut changes = Vec::with_capacity(records.len());
+        for record in records {
+            changes.push(self.projector.changes(record).map_err(Unable::Never)?);
+        }
+        let mut sheet = Sheet::over(&*self.projector, self.generation);
+        sheet.read(reading.store, reading.tenant, changes.iter().flatten()).await?;
+        let mut taken = 0;
+        for changes in changes {
+            let mut next = sheet.clone();
+            changes.into_iter().for_each(|change| next.apply(change));
+            if taken > 0 && next.rows() > STEPS_MAX {
+                break;
+            }
+            (sheet, taken) = (next, taken + 1);
+        }
+        Ok(Effect::of(taken, sheet.steps()))
+    }
+}
+
+/// What a plan will make of the rows of a generation.
+#[derive(Clone)]
+pub(super) struct Sheet<'p> {
+    projector: &'p dyn Projector,
+    generation: i64,
+    /// The entries as they were read.
+    read: Arc<HashMap<String, Entry>>,
+    /// Those that change.
+    changed: BTreeMap<String, (i64, Option<Content>)>,
+    /// Other rows, by table and key.
+    others: BTreeMap<String, Delta>,
+}
+
+impl<'p> Sheet<'p> {
+    pub(super) fn over(projector: &'p dyn Projector, generation: i64) -> Sheet<'p> {
+        let read = Arc::default();
+        Sheet { projector, generation, read, changed: BTreeMap::new(), others: BTreeMap::new() }
+    }
+
+    fn key(&self, source: &str) -> [Value; 2] {
+        [self.generation.into(), source.into()]
+    }
+
+    /// Reads the entries that changes are about.
+    pub(super) async fn read(
+        &mut self,
+        store: &dyn Store,
+        tenant: &Tenant,
+        changes: impl Iterator<Item = &Change>,
+    ) -> Result<(), Unable> {
+        let mut sources: Vec<&str> = changes.map(|change| change.source.as_str()).collect();
+        sources.sort_unstable();
+        sources.dedup();
+        let addresses = sources
+            .iter()
+            .map(|source| Address::new(self.projector.entries(), tenant, self.key(source)))
+            .collect::<Result<Vec<Address>, PlanError>>()?;
+        if addresses.is_empty() {
+            return Ok(());
+        }
+        let rows = store.get(&addresses, Consistency::Strong).await?;
+        let entries = sources.into_iter().zip(rows);
+        let entries = entries.map(|(source, row)| (source.to_owned(), Entry::of(row.as_ref())));
+        self.read = Arc::new(entries.collect());
+        Ok(())
+    }
+
+    /// Takes a change in, unless something newer is known (I2).
+    pub(super) fn apply(&mut self, change: Change) {
+        let Change { source, order, content } = change;
+        let (known, before) = match (self.changed.get(&source), self.read.get(&source)) {
+            (Some((order, content)), _) => (*order, content.clone()),
+            (None, Some(entry)) => (entry.order, entry.content.clone()),
+            (None, None) => (i64::MIN, None),
+        };
+        if order <= known {
+            return;
+        }
+        let deltas = self.projector.deltas(self.generation, &source, before.as_ref(), content.as_ref());
+        for delta in deltas {
+            self.add(delta);
+        }
+        self.changed.insert(source, (order, content));
+    }
+
+    fn add(&mut self, delta: Delta) {
+        let (Delta::Add { table, key, .. } | Delta::Put { table, key, .. } | Delta::Remove { table, key }) =
+            &delta;
+        let name = format!("{table} {key:?}");
+        match (self.others.get_mut(&name), delta) {
+            (Some(Delta::Add { amounts: sums, .. }), Delta::Add { amounts, .. }) => {
+                for (column, amount) in amounts {
+                    let sum = sums.entry(column).or_default();
+                    *sum = sum.saturating_add(amount);
+                }
+            }
+            (_, delta) => drop(self.others.insert(name, delta)),
+        }
+    }
+
+    /// How many rows would be written.
+    pub(super) fn rows(&self) -> usize {
+        self.changed.len() + self.others.len()
+    }
+
+    /// The steps that write it.
+    pub(super) fn steps(self) -> Vec<Step> {
+        let table = self.projector.entries();
+        let entry = |(source, (order, content)): (&String, &(i64, Option<Content>))| {
+            let key = self.key(source);
+            let step = match self.read.get(source).map_or(0, |entry| entry.version) {
+                0 => Step::insert(table, key),
+                version => Step::update(table, key).guard(Guard::version(version)),
+            };
+            let step = step.set(SOURCE_ORDER, *order).set(GONE, content.is_none());
+            let own = table
+                .other_columns()
+                .iter()
+                .filter(|column| ![SOURCE_ORDER, GONE].contains(&column.name.as_str()));
+            own.fold(step, |step, column| {
+                let value = content.as_ref().and_then(|content| content.get(&column.name));
+                step.set(&column.name, value.cloned().unwrap_or(Value::Null))
+            })
+        };
+        let entries: Vec<Step> = self.changed.iter().map(entry).collect();
+        entries.into_iter().chain(self.others.into_values().filter_map(step_of)).collect()
+    }
+}
+
+/// The step of a delta; none where what was added was taken away again.
+fn step_of(delta: Delta) -> Option<Step> {
+    match delta {
+        Delta::Add { table, key, amounts, columns } => {
+            if amounts.values().all(|amount| *amount == 0) {
+                return None;
+            }
+            let step = columns
+                .into_iter()
+                .fold(Step::upsert(&table, key), |step, (name, value)| step.set(&name, value));
+            let added = amounts.into_iter().fold(step, |step, (name, amount)| {
+                let column = Operand::ColumnOr(name.clone(), 0.into());
+                step.set(&name, column.add(amount))
+            });
+            Some(added)
+        }
+        Delta::Put { table, key, columns } => Some(
+            columns.into_iter().fold(Step::upsert(&table, key), |step, (name, value)| step.set(&name, value)),
+        ),
+        Delta::Remove { table, key } => Some(Step::remove(&table, key)),
+    }
+}
+
+/// A digest of entries in which their order does not count: the sum of a digest of each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Digest(u128);
+
+impl Digest {
+    pub(super) fn add(&mut self, tenant: &Tenant, source: &str, order: i64, content: &Content) {
+        let text = format!("{tenant}\0{source}\0{order}\0{content:?}");
+        let digest = text.bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, |hash, byte| {
+            (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
+        });
+        self.0 = self.0.wrapping_add(digest);
+    }
+}
+
+impl std::fmt::Display for Digest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// An error of a read, where a handler's would be.
+pub(super) fn as_store_error(unable: Unable, name: &str) -> StoreError {
+    match unable {
+        Unable::Later(error) => error,
+        Unable::Never(why) => StoreError::schema(format!("the projection {name}"), why),
+    }
+}
