@@ -469,12 +469,13 @@ async fn a_paused_holder_wakes_in_vain(lab: &dyn Lab) -> Result<()> {
 async fn overtaken(store: Arc<dyn Store>, clock: &ManualClock, id: i64, successor: &str) -> Result<()> {
     let first = Arc::new(Scene::over(store.clone(), Arc::new(clock.clone()), BLUEPRINT, 1).await?);
     first.write("acme", id, 9).await?;
-    first.drain().await?;
+    let partition = place(store.as_ref(), "acme", id, 9).await?.0;
+    let held = first.hold("first", partition).await?;
+    first.step(&held, partition, 50).await?;
     for n in [1, 2, 3] {
         first.write("acme", id, n).await?;
     }
-    let partition = place(store.as_ref(), "acme", id, 3).await?.0;
-    let held = first.hold("first", partition).await?;
+    place(store.as_ref(), "acme", id, 3).await?;
     let gate = first.scribe.gate(2);
     let sleeper = tokio::spawn({
         let first = first.clone();
