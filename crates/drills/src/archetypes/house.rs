@@ -8,11 +8,13 @@ use serde_json::{Value as Json, json};
 use statehouse::infra::lease::Leases;
 use statehouse::worker::{Progress, Shift};
 use statehouse::{Answer, Blueprint, Code, Expected, House, Operation, Refusal, Request, own};
-use statehouse_store::{Clock, Ids, Migrate, Random, Store, StoreError, SystemClock, Table, Tenant, Value};
+use statehouse_store::{
+    Clock, Commit, Ids, Migrate, Plan, Random, Store, StoreError, SystemClock, Table, Tenant, Value,
+};
 
 use tokio::task::JoinHandle;
 
-use crate::client::Client;
+use crate::client::{Client, shown};
 use crate::engines::Lab;
 use crate::witness::{Actor, acting, on_behalf};
 
@@ -145,6 +147,27 @@ impl Visitor {
         match self.call(action, key, input, version).await {
             Err(refusal) if refusal.code == code => Ok(refusal),
             other => bail!("{what}: expected the refusal {code}, got {other:?}"),
+        }
+    }
+
+    /// The plan that a call would commit now: for a caller that is paused between drafting and committing.
+    pub async fn drafted(
+        &self,
+        action: &str,
+        key: Key<'_>,
+        input: Json,
+        expected: Option<Expected>,
+    ) -> Result<Plan> {
+        let request = Visitor::request(action, key, &input, expected);
+        let plan = self.house.plan(&self.tenant, request).await?;
+        plan.with_context(|| format!("{action} {key:?} {input} has nothing to write"))
+    }
+
+    /// Requires that a plan which was drafted before comes too late.
+    pub async fn too_late(&self, plan: &Plan) -> Result<()> {
+        match self.house.store().commit(plan).await? {
+            Commit::Refused(_) => Ok(()),
+            other => bail!("expected {} to be refused, got {other:?}", shown(plan)),
         }
     }
 

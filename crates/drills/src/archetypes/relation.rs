@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value as Json, json};
 use statehouse::{Code, Expected};
 use statehouse_store::faulty::{FaultyStore, Odds};
-use statehouse_store::{ManualClock, Random, Scan, SystemClock, Time, Value};
+use statehouse_store::{ManualClock, Random, Scan, Step, SystemClock, Time, Value};
 
 use super::house::{Visitor, shows};
 use super::relation;
@@ -24,6 +24,8 @@ pub(super) const CASES: &[Case] = cases! {
         a_late_retry_brings_nothing_back(7),
         adding_and_removing_contend_on_one_row(7),
         edges_can_be_changed_under_a_version(7),
+        who_was_paused_comes_too_late(7),
+        lists_that_do_not_agree_are_not_made_worse(7),
         lists_are_in_order_and_paged_over_buckets(7),
         pages_hold_while_others_come_and_go(7),
         counts_are_the_edges_after_a_storm(7),
@@ -297,6 +299,58 @@ async fn edges_can_be_changed_under_a_version(lab: &dyn Lab) -> Result<()> {
         &Err(Code::NotFound),
     )?;
     check_rows(&visitor).await.map(drop)
+}
+
+async fn who_was_paused_comes_too_late(lab: &dyn Lab) -> Result<()> {
+    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+    let key = edge(1, 2);
+    let at = |version: i64| Some(Expected::Version(version));
+    // Each of these is drafted, and then others act before it is committed.
+    let add_first = visitor.drafted("follow.add", &key, json!({}), None).await?;
+    add(&visitor, 1, 2).await?;
+    visitor.too_late(&add_first).await?;
+    let change = visitor.drafted("follow.add", &key, json!({"level": 5}), at(1)).await?;
+    let change_any = visitor.drafted("follow.add", &key, json!({"level": 6}), Some(Expected::Any)).await?;
+    let end = visitor.drafted("follow.remove", &key, json!({}), at(1)).await?;
+    visitor.done("follow.add", &key, json!({"level": 2}), None).await?;
+    visitor.too_late(&change).await?;
+    visitor.too_late(&end).await?;
+    // The edge goes and comes back: it is another one, at another place in the lists.
+    let end_any = visitor.drafted("follow.remove", &key, json!({}), None).await?;
+    remove(&visitor, 1, 2).await?;
+    visitor.too_late(&end_any).await?;
+    visitor.too_late(&change_any).await?;
+    let revive = visitor.drafted("follow.add", &key, json!({}), at(3)).await?;
+    add(&visitor, 1, 2).await?;
+    visitor.too_late(&end_any).await?;
+    visitor.too_late(&change_any).await?;
+    // It is gone again, and not as it was when the caller saw it.
+    remove(&visitor, 1, 2).await?;
+    visitor.too_late(&revive).await?;
+    same("what is there", &check_rows(&visitor).await?, &BTreeSet::new())
+}
+
+async fn lists_that_do_not_agree_are_not_made_worse(lab: &dyn Lab) -> Result<()> {
+    let clock = Arc::new(ManualClock::at(Time::from_millis(1_800_000_000_000)));
+    let visitor = Visitor::open_at(lab, BLUEPRINT, clock).await?;
+    let client = visitor.client()?;
+    // Somebody writes past the actions. Nobody should, and if somebody does, it shows.
+    for (from, list) in [(1, "follows_out"), (2, "follows_in")] {
+        add(&visitor, from, 9).await?;
+        let table = visitor.table(list)?.clone();
+        let listed = scan(client.store.as_ref(), Scan::of(&table, &visitor.tenant)).await?;
+        let row = listed.iter().find(|row| row.int("follower") == Some(from)).context("not listed")?;
+        let place = || row.key().to_vec();
+        client.apply(client.one(Step::delete(&table, place()))).await?;
+        visitor.refused("follow.remove", &edge(from, 9), json!({}), None, Code::Internal).await?;
+        client.apply(client.one(Step::insert(&table, place()))).await?;
+        remove(&visitor, from, 9).await?;
+        client.apply(client.one(Step::insert(&table, place()))).await?;
+        // The clock stands, so this is the place where the edge would stand again.
+        visitor.refused("follow.add", &edge(from, 9), json!({}), None, Code::Internal).await?;
+        client.apply(client.one(Step::delete(&table, place()))).await?;
+    }
+    same("what is there", &check_rows(&visitor).await?, &BTreeSet::new())
 }
 
 async fn lists_are_in_order_and_paged_over_buckets(lab: &dyn Lab) -> Result<()> {

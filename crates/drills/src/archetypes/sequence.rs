@@ -34,6 +34,8 @@ pub(super) const CASES: &[Case] = cases! {
         the_guard_and_not_the_lock_keeps_numbers_apart(4),
         a_worker_id_is_leased_reserved_and_released(3),
         worker_ids_run_out_with_a_word(3),
+        of_many_who_lease_a_worker_one_has_it(3),
+        each_part_of_a_lease_is_asked_for(3),
         a_clock_that_is_set_back_repeats_no_id(3),
         two_who_believe_to_own_a_worker_share_no_id(3),
         processes_mint_apart(3),
@@ -484,6 +486,68 @@ async fn worker_ids_run_out_with_a_word(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
+async fn of_many_who_lease_a_worker_one_has_it(lab: &dyn Lab) -> Result<()> {
+    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+    // Both worker ids were used a moment ago, so their marks are ahead of the clock and the first draft of all is in vain.
+    for holder in ["a", "b"] {
+        visitor.done("order_id.lease", &[], json!({"holder": holder}), None).await?;
+    }
+    for row in
+        visitor.done("order_id.list", &[], json!({}), None).await?.body.as_array().context("no list")?
+    {
+        let holder = json!({"holder": row["holder"], "epoch": row["epoch"]});
+        let worker = row["worker"].as_i64().context("no worker")?;
+        visitor.done("order_id.release", &[worker.into()], holder, None).await?;
+    }
+    let callers: Vec<_> = (0..8)
+        .map(|caller| {
+            let (visitor, holder) = (visitor.clone(), json!({"holder": format!("caller {caller}")}));
+            tokio::spawn(async move { visitor.call("order_id.lease", &[], holder, None).await })
+        })
+        .collect();
+    let mut workers = Vec::new();
+    for caller in callers {
+        match caller.await? {
+            Ok(answer) => workers.push((int(&answer, "worker")?, int(&answer, "epoch")?)),
+            Err(refusal) => ensure!([Code::Held, Code::Contended].contains(&refusal.code), "{refusal}"),
+        }
+    }
+    workers.sort_unstable();
+    same("who has a worker id", &workers, &vec![(2, 2), (3, 2)])
+}
+
+async fn each_part_of_a_lease_is_asked_for(lab: &dyn Lab) -> Result<()> {
+    let clock = standing();
+    let visitor = Visitor::open_at(lab, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let (key, lease) = ([1.into()], |holder: &str| json!({"holder": holder}));
+    // Two who look at once see the same worker id free.
+    let first = visitor.drafted("lone_id.lease", &[], lease("a"), None).await?;
+    let second = visitor.drafted("lone_id.lease", &[], lease("b"), None).await?;
+    ensure!(visitor.house.store().commit(&first).await?.applied().is_some(), "nobody has it");
+    // The mark lies behind the clock, and the lease is not over: it alone decides.
+    clock.advance(Duration::from_millis(500));
+    visitor.too_late(&second).await?;
+    for (action, holder, epoch) in
+        [("reserve", "b", 1), ("reserve", "a", 2), ("release", "b", 1), ("release", "a", 2)]
+    {
+        let input = json!({"holder": holder, "epoch": epoch});
+        visitor.refused(&format!("lone_id.{action}"), &key, input, None, Code::NotHolder).await?;
+    }
+    let own = json!({"holder": "a", "epoch": 1});
+    visitor.done("lone_id.reserve", &key, own.clone(), None).await?;
+    clock.advance(Duration::from_secs(1));
+    visitor.refused("lone_id.reserve", &key, own, None, Code::Expired).await?;
+    // Drawn twice at one moment, through the store.
+    let mut ledger = Ledger::default();
+    for _ in 0..3 {
+        let drawn = visitor.done("lone_id.next", &[0.into()], json!({"count": 50}), None).await?;
+        for id in drawn_ids(&drawn)? {
+            ledger.note(id)?;
+        }
+    }
+    Ok(())
+}
+
 /// What was minted and reserved: neither may repeat.
 #[derive(Default)]
 struct Ledger {
@@ -549,9 +613,9 @@ async fn a_clock_that_is_set_back_repeats_no_id(lab: &dyn Lab) -> Result<()> {
             ledger.note(id)?;
         }
     }
-    // The process crashes, and its next life begins while the clock is an hour behind.
-    clock.set(start.minus(Duration::from_secs(3_600)));
+    // The process is gone, and its next life begins while the clock stands where it stood when the first one began.
     visitor.done("lone_id.release", &key, holder, None).await?;
+    clock.set(start);
     let leased = visitor.done("lone_id.lease", &[], json!({"holder": "b"}), None).await?;
     let mut minter = ledger.reserve(&leased)?;
     ledger.mint(&mut minter, 100)?;

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value as Json, json};
-use statehouse::{Answer, Code, Refusal};
+use statehouse::{Answer, Code, Expected, Refusal};
 use statehouse_store::faulty::{FaultyStore, Odds};
-use statehouse_store::{ManualClock, Random, Scan, SystemClock, Time, Value};
+use statehouse_store::{ManualClock, Random, Scan, Step, SystemClock, Time, Value};
 use tokio::task::JoinHandle;
 
 use super::house::{Visitor, shows};
@@ -28,6 +28,8 @@ pub(super) const CASES: &[Case] = cases! {
         edit_and_remove_contend_on_one_row(5),
         edit_and_hide_contend_on_one_row(5),
         hiding_and_removing_take_out_once(5),
+        who_was_paused_comes_too_late(5),
+        a_list_that_does_not_agree_is_not_made_worse(5),
         lists_are_in_order_and_paged_over_buckets(5),
         pages_hold_while_others_come_and_go(5),
         the_thread_is_right_after_a_storm(5),
@@ -388,6 +390,63 @@ async fn hiding_and_removing_take_out_once(lab: &dyn Lab) -> Result<()> {
         same("what is visible", &check_rows(&visitor, 1).await?, &ids(["stays"]))?;
     }
     same("the thread", &thread_of(&visitor, 1).await?, &(1, Some("stays".into())))
+}
+
+async fn who_was_paused_comes_too_late(lab: &dyn Lab) -> Result<()> {
+    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+    let child = key(1, "a");
+    let at = |version: i64| Some(Expected::Version(version));
+    let draft = async |action: &str, input: Json, expected| {
+        visitor.drafted(&format!("comment.{action}"), &child, input, expected).await
+    };
+    // Each of these is drafted, and then others act before it is committed.
+    let append_first = visitor.drafted("comment.append", &[], said(1, "a", "hello"), None).await?;
+    append(&visitor, 1, "a").await?;
+    visitor.too_late(&append_first).await?;
+    let edit = draft("edit", json!({"body": "x"}), at(1)).await?;
+    let edit_any = draft("edit", json!({"body": "y"}), Some(Expected::Any)).await?;
+    let remove_seen = draft("remove", json!({}), at(1)).await?;
+    let (hide, remove) = (draft("hide", json!({}), None).await?, draft("remove", json!({}), None).await?);
+    visitor.done("comment.edit", &child, json!({"body": "edited"}), Some(1)).await?;
+    visitor.too_late(&edit).await?;
+    visitor.too_late(&remove_seen).await?;
+    visitor.done("comment.hide", &child, json!({}), None).await?;
+    for plan in [&edit_any, &hide, &remove] {
+        visitor.too_late(plan).await?;
+    }
+    let restore = draft("restore", json!({}), None).await?;
+    let remove_hidden = draft("remove", json!({}), None).await?;
+    visitor.done("comment.restore", &child, json!({}), None).await?;
+    visitor.too_late(&restore).await?;
+    visitor.too_late(&remove_hidden).await?;
+    visitor.done("comment.hide", &child, json!({}), None).await?;
+    let restore = draft("restore", json!({}), None).await?;
+    visitor.done("comment.remove", &child, json!({}), None).await?;
+    for plan in [&edit_any, &hide, &remove, &restore, &remove_hidden] {
+        visitor.too_late(plan).await?;
+    }
+    same("what is visible", &check_rows(&visitor, 1).await?, &BTreeSet::new())
+}
+
+async fn a_list_that_does_not_agree_is_not_made_worse(lab: &dyn Lab) -> Result<()> {
+    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+    let (client, table) = (visitor.client()?, visitor.table("comments_listed")?.clone());
+    append(&visitor, 1, "a").await?;
+    let listed = scan(client.store.as_ref(), Scan::of(&table, &visitor.tenant)).await?;
+    let place = || listed.first().map(|row| row.key().to_vec()).unwrap_or_default();
+    // Somebody writes past the actions. Nobody should, and if somebody does, it shows.
+    client.apply(client.one(Step::delete(&table, place()))).await?;
+    for action in ["hide", "remove"] {
+        visitor.refused(&format!("comment.{action}"), &key(1, "a"), json!({}), None, Code::Internal).await?;
+    }
+    client.apply(client.one(Step::insert(&table, place()))).await?;
+    visitor.done("comment.hide", &key(1, "a"), json!({}), None).await?;
+    client.apply(client.one(Step::insert(&table, place()))).await?;
+    same("what is hidden is not shown", &list(&visitor, 1, "newest", 5).await?, &vec![])?;
+    visitor.refused("comment.restore", &key(1, "a"), json!({}), None, Code::Internal).await?;
+    client.apply(client.one(Step::delete(&table, place()))).await?;
+    visitor.done("comment.restore", &key(1, "a"), json!({}), None).await?;
+    same("what is visible", &check_rows(&visitor, 1).await?, &ids(["a"]))
 }
 
 async fn lists_are_in_order_and_paged_over_buckets(lab: &dyn Lab) -> Result<()> {

@@ -580,6 +580,21 @@ mod tests {
     }
 
     #[test]
+    fn a_span_is_reserved_by_the_holder_of_the_lease_alone() {
+        let table = lease::columns(Table::named("ids").partition(POOL, Type::Int).sort(WORKER, Type::Int))
+            .required(RESERVED_FROM, Type::Time)
+            .required(RESERVED_UNTIL, Type::Time)
+            .build()
+            .unwrap();
+        let span = Duration::from_secs(1);
+        let renewed = || lease::renew(&table, Ids::key(1), "me", 7, span);
+        let guard = |from| reserve(renewed(), from, span).guard.to_string();
+        let held = "epoch = 7 and holder = 'me' and expires_at > now";
+        assert_eq!(guard(From::Mark), held);
+        assert_eq!(guard(From::Now), format!("{held} and reserved_until <= now"));
+    }
+
+    #[test]
     fn a_worker_is_chosen_that_is_free_and_not_ahead() {
         let now = Time::from_millis(100);
         let check = |seen: &[Seen], start: u32, expect: Choice| {

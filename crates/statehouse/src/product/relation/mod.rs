@@ -17,7 +17,7 @@
 //! - I1. There is at most one edge for each pair. *The pair is the key.*
 //! - I2. An edge that is there stands once in either list and is counted once at either end, and one that is not there,
 //!   nowhere. *Guard of an add that makes it:* `since is null`; *of a remove, which has to know where it stands:*
-//!   `since = the one that was read`.
+//!   `since = the one that was read`; *of either under a version that the caller has seen:* `version = that one`.
 //! - I3. The last intent wins, in the order in which the row takes them. *Both guards are on one row; whoever lost is drafted
 //!   anew, on what the row is then.*
 //! - I4. A write that would change nothing writes nothing: neither adding what is there nor removing what is not.

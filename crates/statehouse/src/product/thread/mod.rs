@@ -19,8 +19,8 @@
 //!   with the child that is there, if what was said then is what is said now (`digest`).
 //! - I2. A child stands once in its parent's list, and is counted once, exactly while it is visible. *Guard of hide, restore
 //!   and remove:* `status = the one that it leaves`.
-//! - I3. What is not visible is not edited, and an edit under a version that is not the child's is refused. *Guards of edit:*
-//!   `status = 'VISIBLE'`, `version = the one that was seen`.
+//! - I3. What is not visible is not edited, and an edit under a version that is not the child's is refused. *Guard of edit:*
+//!   `version = the one that was seen`, at which it was visible; *without a version:* `status = 'VISIBLE'`.
 //! - I4. Moderation wins. *Hide asks for no version; nothing that an author does leads from HIDDEN to VISIBLE.*
 //! - I5. What was removed stays so. *Nothing leads out of REMOVED, and the id is taken for ever.*
 //! - I6. Nothing hidden or removed is listed or counted. *I2; and what a list names is looked up, strongly, before it is

@@ -105,14 +105,14 @@ impl Thread {
         Ok(self.change(call, vec![step], "edited"))
     }
 
-    /// A step on a child that is in this state (I2, I3), at the version that the caller has seen, if it named one.
+    /// A step on a child that was read in this state (I2, I3): it is still in it, or, if the caller has named the version
+    /// that it has seen, still at that one, which says more.
     fn leave(&self, call: &Call, status: &str) -> Step {
-        let step = Step::update(&self.table, call.key.iter().cloned()).guard(column(STATUS).eq(status));
-        let step = match call.expected {
-            Some(Expected::Version(version)) => step.guard(Guard::version(version)),
-            _ => step,
+        let guard = match call.expected {
+            Some(Expected::Version(version)) => Guard::version(version),
+            _ => column(STATUS).eq(status),
         };
-        step.set(UPDATED_AT, now())
+        Step::update(&self.table, call.key.iter().cloned()).guard(guard).set(UPDATED_AT, now())
     }
 
     /// From one state to another, out of the list or back into it.
