@@ -24,6 +24,7 @@ use super::house::{Visitor, shows};
 use super::log;
 use crate::client::{pause, same, scan, whole_log};
 use crate::conformance::{Case, cases};
+use crate::drill::Drill;
 use crate::engines::Lab;
 
 pub(super) const CASES: &[Case] = cases! {
@@ -51,6 +52,38 @@ pub(super) const CASES: &[Case] = cases! {
         a_poll_waits_for_what_comes(3),
     }
 };
+
+/// The failures of the atlas, each provoked by a case.
+pub(super) const DRILLS: &[Drill] = &[
+    Drill::by_case(
+        "log",
+        "duplicate consumption",
+        "Answers to what a consumer writes get lost before and after the commit, and the step is done again.",
+        9,
+        |lab| Box::pin(lost_answers_do_nothing_twice(lab)),
+    ),
+    Drill::by_case(
+        "log",
+        "offset advanced before effect committed",
+        "One record cannot be done yet while others of its partition can, and the mark is compared with what is done.",
+        9,
+        |lab| Box::pin(the_mark_is_never_ahead_of_the_work(lab)),
+    ),
+    Drill::by_case(
+        "log",
+        "consumer lag",
+        "Processes that share the partitions die, and the others catch up.",
+        9,
+        |lab| Box::pin(processes_share_the_partitions_and_survive_each_other(lab)),
+    ),
+    Drill::by_case(
+        "log",
+        "out-of-order processing across partitions",
+        "Records of many keys are consumed by several at once, and the order of each key is looked at.",
+        9,
+        |lab| Box::pin(each_record_has_its_effect_once_and_in_order(lab)),
+    ),
+];
 
 const BLUEPRINT: &str = r#"
 [house]

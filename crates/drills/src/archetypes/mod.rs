@@ -34,5 +34,13 @@ pub const CASES: &[&[Case]] = &[
 
 /// Every list of drills: one for each failure that the atlas names of an archetype. A case that provokes one is a drill
 /// too ([`Drill::by_case`]).
-pub const DRILLS: &[&[Drill]] =
-    &[drill::booking::DRILLS, drill::entity::DRILLS, drill::lease::DRILLS, drill::timer::DRILLS];
+pub const DRILLS: &[&[Drill]] = &[
+    drill::booking::DRILLS,
+    drill::entity::DRILLS,
+    drill::lease::DRILLS,
+    log::DRILLS,
+    relation::DRILLS,
+    sequence::DRILLS,
+    thread::DRILLS,
+    drill::timer::DRILLS,
+];

@@ -14,6 +14,7 @@ use super::house::{Visitor, shows};
 use super::relation;
 use crate::client::{same, scan};
 use crate::conformance::{Case, cases};
+use crate::drill::Drill;
 use crate::engines::Lab;
 
 pub(super) const CASES: &[Case] = cases! {
@@ -34,6 +35,34 @@ pub(super) const CASES: &[Case] = cases! {
         edges_of_tenants_are_apart(7),
     }
 };
+
+/// The failures of the atlas, each provoked by a case.
+pub(super) const DRILLS: &[Drill] = &[
+    Drill::by_case(
+        "relation",
+        "duplicate edge creation on retry",
+        "An edge is added again under the same operation id, and under another.",
+        7,
+        |lab| Box::pin(a_retry_makes_no_second_edge(lab)),
+    ),
+    Drill::by_case("relation", "add/remove race", "Callers add and remove one edge at once.", 7, |lab| {
+        Box::pin(adding_and_removing_contend_on_one_row(lab))
+    }),
+    Drill::by_case(
+        "relation",
+        "count projection lag",
+        "Many callers add and remove at once, and the counts are compared with the edges.",
+        7,
+        |lab| Box::pin(counts_are_the_edges_after_a_storm(lab)),
+    ),
+    Drill::by_case(
+        "relation",
+        "stale relation list cache",
+        "Pages of a list are read while others add and remove.",
+        7,
+        |lab| Box::pin(pages_hold_while_others_come_and_go(lab)),
+    ),
+];
 
 const BLUEPRINT: &str = r#"
 [house]

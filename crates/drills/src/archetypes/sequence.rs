@@ -18,6 +18,7 @@ use super::house::{Visitor, shows};
 use super::sequence;
 use crate::client::{pause, same, scan};
 use crate::conformance::{Case, cases};
+use crate::drill::Drill;
 use crate::engines::Lab;
 
 pub(super) const CASES: &[Case] = cases! {
@@ -43,6 +44,38 @@ pub(super) const CASES: &[Case] = cases! {
         sequences_of_tenants_are_apart(6),
     }
 };
+
+/// The failures of the atlas, each provoked by a case.
+pub(super) const DRILLS: &[Drill] = &[
+    Drill::by_case(
+        "sequence",
+        "duplicate IDs",
+        "Answers to takers get lost, and all numbers that anybody has are compared.",
+        4,
+        |lab| Box::pin(lost_answers_give_no_number_twice(lab)),
+    ),
+    Drill::by_case(
+        "sequence",
+        "non-monotonic IDs",
+        "Many take numbers and lease ranges at once, and all that was given out is put together.",
+        4,
+        |lab| Box::pin(numbers_are_given_out_once_however_many_ask(lab)),
+    ),
+    Drill::by_case(
+        "sequence",
+        "worker-id exhaustion",
+        "More processes want a worker id than there are.",
+        3,
+        |lab| Box::pin(worker_ids_run_out_with_a_word(lab)),
+    ),
+    Drill::by_case(
+        "sequence",
+        "clock rollback / stale epoch",
+        "Clocks are set back while ids are minted.",
+        3,
+        |lab| Box::pin(a_clock_that_is_set_back_repeats_no_id(lab)),
+    ),
+];
 
 const BLUEPRINT: &str = r#"
 [house]

@@ -15,6 +15,7 @@ use super::house::{Visitor, shows};
 use super::thread;
 use crate::client::{same, scan};
 use crate::conformance::{Case, cases};
+use crate::drill::Drill;
 use crate::engines::Lab;
 
 pub(super) const CASES: &[Case] = cases! {
@@ -37,6 +38,45 @@ pub(super) const CASES: &[Case] = cases! {
         children_of_tenants_are_apart(5),
     }
 };
+
+/// The failures of the atlas, each provoked by a case.
+pub(super) const DRILLS: &[Drill] = &[
+    Drill::by_case(
+        "thread",
+        "duplicate child creation on retry",
+        "Answers to appends get lost before and after the commit, and callers repeat them.",
+        5,
+        |lab| Box::pin(lost_answers_append_nothing_twice(lab)),
+    ),
+    Drill::by_case(
+        "thread",
+        "projection/search lag after append",
+        "Many append, edit and remove at once, and list and count are compared with the children.",
+        5,
+        |lab| Box::pin(the_thread_is_right_after_a_storm(lab)),
+    ),
+    Drill::by_case(
+        "thread",
+        "delete/edit race",
+        "One caller edits a child while another removes it.",
+        5,
+        |lab| Box::pin(edit_and_remove_contend_on_one_row(lab)),
+    ),
+    Drill::by_case(
+        "thread",
+        "moderation/removal lag",
+        "A child is hidden, and its author edits it under every version and appends it again.",
+        5,
+        |lab| Box::pin(moderation_wins_over_the_author(lab)),
+    ),
+    Drill::by_case(
+        "thread",
+        "concurrent edit/delete race",
+        "One caller edits a child while a moderator hides it.",
+        5,
+        |lab| Box::pin(edit_and_hide_contend_on_one_row(lab)),
+    ),
+];
 
 const BLUEPRINT: &str = r#"
 [house]
