@@ -58,6 +58,8 @@ pub(crate) enum Command {
     Key(Key),
     /// Projections, like views: their generations and their lag; build one anew beside the live one, go back.
     Projection(Project),
+    /// Keep secrets in the store, for effects that name them as `house:NAME`. They are never shown again.
+    Secret(Secret),
     /// Run one action on the store.
     #[command(after_help = "Examples:\n  statehouse call profile.create user_id=42 display_name=Ann\n  \
         statehouse call profile.read --key 42\n  \
@@ -330,6 +332,50 @@ impl Key {
 
 fn system_names() -> clap::builder::PossibleValuesParser {
     SYSTEMS.iter().map(|system| system.name).into()
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Secret {
+    #[command(subcommand)]
+    pub command: SecretCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SecretCommand {
+    /// Keep what comes in on standard input, in place of what was there.
+    #[command(after_help = "Example:\n  statehouse secret set psp < psp.key")]
+    Set {
+        #[command(flatten)]
+        live: Live,
+        /// What effects call it.
+        name: String,
+    },
+    /// Make a secret for signatures (Standard Webhooks), keep it, and print it once, for the receiver.
+    #[command(after_help = "Example:\n  statehouse secret generate hook-2026")]
+    Generate {
+        #[command(flatten)]
+        live: Live,
+        /// What effects call it.
+        name: String,
+    },
+    /// Forget a secret.
+    #[command(after_help = "Example:\n  statehouse secret forget hook-2025")]
+    Forget {
+        #[command(flatten)]
+        live: Live,
+        /// What effects call it.
+        name: String,
+    },
+}
+
+impl Secret {
+    pub(crate) fn live(&self) -> &Live {
+        match &self.command {
+            SecretCommand::Set { live, .. }
+            | SecretCommand::Generate { live, .. }
+            | SecretCommand::Forget { live, .. } => live,
+        }
+    }
 }
 
 #[derive(Args, Debug)]

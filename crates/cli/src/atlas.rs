@@ -14,6 +14,9 @@ use crate::output::{Failure, Output};
 const SPECIMENS: &str = r#"
 [booking.unit]
 key = { group_id = "text", id = "int" }
+[effect.call]
+url = "https://target.example/"
+reconcile = { url = "https://target.example/{key}" }
 [entity.thing]
 key = { id = "int" }
 fields = { n = "int?", list = "json?" }

@@ -152,7 +152,9 @@ async fn catch_up(house: &House) -> Result<(), Failure> {
         for worker in &projecting {
             for shard in 0..worker.shards() {
                 let (store, clock, ids) = (house.store(), &**house.clock(), house.ids());
-                worker.step(&Shift { store, clock, ids, shard, held: &held }, STEPS).await?;
+                let outside = house.outside();
+                let shift = Shift { store, clock, ids, outside, shard, held: &held };
+                worker.step(&shift, STEPS).await?;
             }
         }
     }

@@ -14,6 +14,7 @@ mod hint;
 mod key;
 mod output;
 mod projection;
+mod secret;
 mod serve;
 mod settings;
 mod simulate;
@@ -55,6 +56,7 @@ async fn run(arguments: Arguments, output: &Output) -> Result<(), Failure> {
         Command::Config(serve) => serve::config(&serve, output),
         Command::Key(key) => key::run(&key, output).await,
         Command::Projection(project) => projection::run(&project, output).await,
+        Command::Secret(secret) => secret::run(&secret, output).await,
         Command::Call(call) => call::run(call, output).await,
         Command::Explain(explain) => explain::run(&explain, output).await,
         Command::Demo(demo) => demo::run(&demo, output).await,

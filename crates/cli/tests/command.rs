@@ -347,3 +347,20 @@ fn holds_in_redis_are_explained_and_asked_for() {
     let text = shell.expect(1, &["call", "seat.read", "--key", "gala,1"]);
     assert!(text.contains("holds cannot be reached") && !text.contains("word"), "{text}");
 }
+
+#[test]
+fn secrets_are_kept_and_not_shown_again() {
+    let shell = Shell::new();
+    shell.write("statehouse.toml", "[effect.hook]\nhosts = [\"*\"]\nsign = [\"house:hook\"]\n");
+    let made = shell.json(0, &["secret", "generate", "hook"]);
+    assert!(made["secret"].as_str().unwrap().starts_with("whsec_"), "{made}");
+    assert!(shell.expect(2, &["secret", "generate", "../server"]).contains("letters, digits"));
+    assert!(shell.expect(2, &["secret", "set", "hook"]).contains("standard input is empty"));
+    assert!(shell.expect(0, &["secret", "forget", "hook"]).contains("house:hook is forgotten"));
+    // Without a worker an effect waits as it was written down; a repetition is the same one.
+    let url = "url=https://customer.example/hook";
+    let sent = shell.json(0, &["call", "hook.send", "key=order-7", url]);
+    assert_eq!((&sent["created"], &sent["body"]["status"]), (&Json::from("order-7"), &Json::from("PENDING")));
+    shell.expect(0, &["call", "hook.send", "key=order-7", url]);
+    shell.expect(4, &["call", "hook.send", "key=order-7", url, "body=other"]);
+}

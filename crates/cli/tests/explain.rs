@@ -65,13 +65,17 @@ fn an_entity_with_hot_fields() {
 }
 
 #[test]
-fn every_action_of_leases_timers_groups_and_views() {
+fn every_action_of_leases_timers_groups_views_and_effects() {
     let blueprint = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("rooms.toml");
     let text = "[house]\nname = \"rooms\"\n[lease.lock]\nkey = { name = \"text\" }\n[timer.bell]\nkey = { id = \"int\" }\n[log.audit]\n\
                 [entity.thing]\nkey = { id = \"int\" }\nfields = { n = \"int\" }\n\
-                [view.sums]\nof = \"thing\"\ngroup_by = [\"n\"]\nsum = [\"n\"]\nmax = [\"n\"]\n";
+                [view.sums]\nof = \"thing\"\ngroup_by = [\"n\"]\nsum = [\"n\"]\nmax = [\"n\"]\n\
+                [effect.charge]\nurl = \"https://psp.example/\"\nreconcile = { url = \"https://psp.example/{key}\" }\n\
+                [effect.hook]\nhosts = [\"*.example.com\"]\n";
     std::fs::write(&blueprint, text).unwrap();
-    for (resource, actions) in [("lock", 6), ("bell", 4), ("audit", 9), ("audit_parked", 3), ("sums", 2)] {
+    for (resource, actions) in
+        [("lock", 6), ("bell", 4), ("audit", 9), ("audit_parked", 3), ("sums", 2), ("charge", 7), ("hook", 6)]
+    {
         for engine in ["sqlite", "postgres", "dynamodb"] {
             let output = Command::new(env!("CARGO_BIN_EXE_statehouse"))
                 .args(["explain", resource, "--on", engine, "--blueprint"])

@@ -33,6 +33,7 @@ pub mod engines;
 pub mod faults;
 pub mod linearize;
 pub mod mutation;
+pub mod outside;
 pub mod scenario;
 pub mod simulation;
 pub mod specimen;

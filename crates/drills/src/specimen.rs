@@ -42,6 +42,9 @@ pub fn request(resources: &[Resource], resource: &Resource, action: &Action, var
 
 /// A value for one property; `None` where nothing can be said.
 pub fn of_property(property: &Property, variant: i64) -> Option<Json> {
+    if let Some(example) = &property.example {
+        return Some(example.clone());
+    }
     match &property.form {
         Form::Value(kind) => Some(value(&property.name, *kind, variant).to_json()),
         Form::OneOf(words) => words.first().map(|word| (*word).into()),

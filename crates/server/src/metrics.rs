@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use statehouse::House;
-use statehouse::worker::Figures;
+use statehouse::worker::{Figures, Gauge};
 
 /// Upper bounds of the buckets of durations, in seconds.
 const BUCKETS: [f64; 14] =
@@ -136,6 +136,18 @@ impl Metrics {
             for figures in &workers {
                 let (worker, figure) = (&figures.worker, figure(figures));
                 let _ = writeln!(text, "statehouse_{name}{{worker=\"{worker}\"}} {figure}");
+            }
+        }
+        let mut gauges: BTreeMap<&str, Vec<(String, Gauge)>> = BTreeMap::new();
+        for worker in house.workers() {
+            for gauge in worker.gauges() {
+                gauges.entry(gauge.name).or_default().push((worker.name().to_owned(), gauge));
+            }
+        }
+        for (name, gauges) in gauges {
+            head(&mut text, name, "gauge", gauges.first().map_or("", |(_, gauge)| gauge.about));
+            for (worker, Gauge { label: (label, is), value, .. }) in &gauges {
+                let _ = writeln!(text, "statehouse_{name}{{worker=\"{worker}\",{label}=\"{is}\"}} {value}");
             }
         }
         let cache = house.cache().figures();

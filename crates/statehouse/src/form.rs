@@ -36,17 +36,33 @@ pub struct Property {
     pub nullable: bool,
     /// What it is, in a few words.
     pub about: String,
+    /// What it may look like, where that cannot be guessed from its form.
+    pub example: Option<Json>,
 }
 
 impl Property {
     /// A property that must be given.
     pub fn required(name: &str, form: Form, about: &str) -> Property {
-        Property { name: name.to_owned(), form, required: true, nullable: false, about: about.to_owned() }
+        Property {
+            name: name.to_owned(),
+            form,
+            required: true,
+            nullable: false,
+            about: about.to_owned(),
+            example: None,
+        }
     }
 
     /// A property that may be left out.
     pub fn optional(name: &str, form: Form, about: &str) -> Property {
         Property { required: false, ..Property::required(name, form, about) }
+    }
+
+    /// The same, with an example.
+    #[must_use]
+    pub fn example(mut self, example: Json) -> Property {
+        self.example = Some(example);
+        self
     }
 
     /// The same, and it may be null.
@@ -152,6 +168,9 @@ impl Property {
             }
             if !self.about.is_empty() {
                 fields.insert("description".into(), self.about.as_str().into());
+            }
+            if let Some(example) = &self.example {
+                fields.insert("examples".into(), json!([example]));
             }
         }
         schema

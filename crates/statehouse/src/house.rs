@@ -31,6 +31,7 @@ use crate::holds::Holds;
 use crate::infra::log::{Consumer, Group, Handler, Keeping, Trimmer};
 use crate::infra::projection::{Projecting, Projection};
 use crate::lock::{self, Held, Taken};
+use crate::outside::Outside;
 use crate::own;
 use crate::resource::{self, Consuming, Resource, no_such};
 use crate::worker::{self, Bells, Crew, Premises, Worker};
@@ -95,6 +96,7 @@ pub struct House {
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
     ids: Ids,
+    outside: Outside,
     cache: Arc<Cache>,
     tail: Arc<Tail>,
     follower: Mutex<Option<JoinHandle<()>>>,
@@ -188,6 +190,7 @@ impl House {
             store,
             clock,
             ids,
+            outside: Outside::default(),
             cache,
             tail,
             follower: Mutex::default(),
@@ -241,6 +244,18 @@ impl House {
         self
     }
 
+    /// The same house with another outside: other couriers, other secrets.
+    #[must_use]
+    pub fn with_outside(mut self, outside: Outside) -> House {
+        self.outside = outside;
+        self
+    }
+
+    /// What it reaches beyond its store.
+    pub fn outside(&self) -> &Outside {
+        &self.outside
+    }
+
     /// Starts what follows the log on behalf of this house, in the caller's tokio runtime, until the house is gone.
     /// Without it cached reads are strong ones, and nobody who listens hears anything.
     pub fn start_followers(&self) {
@@ -267,6 +282,7 @@ impl House {
             store: self.store.clone(),
             clock: self.clock.clone(),
             ids: self.ids.clone(),
+            outside: self.outside.clone(),
             bells: self.bells.clone(),
             leases,
             tenant,

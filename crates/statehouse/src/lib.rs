@@ -14,6 +14,7 @@ pub mod holds;
 pub mod house;
 pub mod infra;
 pub mod lock;
+pub mod outside;
 pub mod own;
 mod paging;
 pub mod product;

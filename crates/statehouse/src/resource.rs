@@ -128,8 +128,9 @@ pub(crate) fn state_name(name: &str) -> String {
 type Declare = fn(&Thing, &mut Problems) -> Vec<Resource>;
 
 /// The archetypes that are built, by keyword. The one list.
-const BUILT: [(&str, Declare); 8] = [
+const BUILT: [(&str, Declare); 9] = [
     ("booking", product::booking::declare),
+    ("effect", |thing, problems| infra::effect::declare(thing, problems).into_iter().collect()),
     ("entity", |thing, problems| product::entity::declare(thing, problems).into_iter().collect()),
     ("lease", |thing, problems| infra::lease::declare(thing, problems).into_iter().collect()),
     ("log", infra::log::declare),

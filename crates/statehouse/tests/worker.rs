@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use statehouse::outside::Outside;
 use statehouse::own;
 use statehouse::worker::{Bells, Crew, Next, Options, Premises, Progress, Shift, Wake, Worker};
 use statehouse_store::faulty::{FaultyStore, Odds};
@@ -120,6 +121,7 @@ impl Town {
             store: self.store.clone(),
             clock: Arc::new(self.clock.clone()),
             ids: Ids::new(Arc::new(self.clock.clone()), Random::seeded(seed)),
+            outside: Outside::default(),
             bells: bells.clone(),
             leases: own::leases().unwrap(),
             tenant: self.tenant.clone(),
@@ -337,6 +339,7 @@ async fn a_stale_process_is_fenced() {
             store: town.store.clone(),
             clock: Arc::new(town.clock.clone()),
             ids: Ids::new(Arc::new(town.clock.clone()), Random::seeded(seed)),
+            outside: Outside::default(),
             bells: Arc::new(Bells::of([&as_worker])),
             leases: own::leases().unwrap(),
             tenant: town.tenant.clone(),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value as Json, json};
 use statehouse::infra::lease::Leases;
+use statehouse::outside::Outside;
 use statehouse::worker::{Progress, Shift};
 use statehouse::{Answer, Blueprint, Code, Expected, House, Operation, Refusal, Request, own};
 use statehouse_store::{
@@ -40,9 +41,19 @@ impl Visitor {
     }
 
     pub async fn over(store: Arc<dyn Store>, blueprint: &str, clock: Arc<dyn Clock>) -> Result<Visitor> {
+        Visitor::before(store, blueprint, clock, Outside::default()).await
+    }
+
+    /// The same with an outside of its own.
+    pub async fn before(
+        store: Arc<dyn Store>,
+        blueprint: &str,
+        clock: Arc<dyn Clock>,
+        outside: Outside,
+    ) -> Result<Visitor> {
         let blueprint = Blueprint::read("statehouse.toml", blueprint)?;
         let ids = Ids::new(clock.clone(), Random::from_entropy());
-        Visitor::enter(House::with(store, &blueprint, clock, ids)?).await
+        Visitor::enter(House::with(store, &blueprint, clock, ids)?.with_outside(outside)).await
     }
 
     /// Makes the store fit a house, and works there for the tenant `acme`.
@@ -193,7 +204,8 @@ impl Visitor {
             };
             for shard in 0..worker.shards() {
                 let (clock, ids) = (&**house.clock(), house.ids());
-                let shift = Shift { store: &store, clock, ids, shard, held: &held };
+                let outside = house.outside();
+                let shift = Shift { store: &store, clock, ids, outside, shard, held: &held };
                 progress.push(worker.step(&shift, limit).await?);
             }
         }

@@ -302,7 +302,8 @@ impl Scene {
         let house = &self.visitor.house;
         let worker = Consumer::of(self.scribe.clone(), house.store().partitions());
         let (store, clock, ids) = (house.store(), &**house.clock(), house.ids());
-        worker.step(&Shift { store, clock, ids, shard: partition, held }, limit).await
+        let outside = house.outside();
+        worker.step(&Shift { store, clock, ids, outside, shard: partition, held }, limit).await
     }
 }
 

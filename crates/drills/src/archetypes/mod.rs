@@ -8,6 +8,7 @@ use crate::drill::{self, Drill};
 
 mod blueprint;
 pub(crate) mod booking;
+mod effect;
 pub(crate) mod entity;
 pub(crate) mod house;
 pub(crate) mod lease;
@@ -22,6 +23,7 @@ pub(crate) mod timer;
 pub const CASES: &[&[Case]] = &[
     blueprint::CASES,
     booking::CASES,
+    effect::CASES,
     entity::CASES,
     lease::CASES,
     log::CASES,

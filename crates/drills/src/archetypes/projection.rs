@@ -125,7 +125,8 @@ impl Scene {
         let missing = || StoreError::schema(name.as_str(), "there is no such worker");
         let worker = house.workers().iter().find(|worker| worker.name() == name).ok_or_else(missing)?;
         let (store, clock, ids) = (house.store(), &**house.clock(), house.ids());
-        worker.step(&Shift { store, clock, ids, shard, held: &self.held }, limit).await.map(drop)
+        let shift = Shift { store, clock, ids, outside: house.outside(), shard, held: &self.held };
+        worker.step(&shift, limit).await.map(drop)
     }
 
     /// Steps of all projections, once: the first shard, and those that have something ahead.

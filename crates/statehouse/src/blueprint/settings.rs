@@ -161,6 +161,39 @@ impl Settings {
         })
     }
 
+    /// A table of names and texts: `{ accept = "text/plain" }`. The names are free.
+    pub fn texts_by_name(
+        &mut self,
+        name: &'static str,
+        problems: &mut Problems,
+    ) -> Option<Vec<(String, String)>> {
+        self.take_as(name, "a table of names and texts", problems, |value| match value {
+            tree::Value::Table(entries) => entries
+                .iter()
+                .map(|entry| match &entry.value.value {
+                    tree::Value::Text(text) => Some((entry.key.clone(), text.clone())),
+                    _ => None,
+                })
+                .collect(),
+            _ => None,
+        })
+    }
+
+    /// Settings within settings: `back_off = { min = "1s" }`. Whoever reads them says when they are finished.
+    pub fn table(&mut self, name: &'static str, problems: &mut Problems) -> Option<Settings> {
+        let entries = self.take_as(name, "a table", problems, |value| match value {
+            tree::Value::Table(entries) => Some(entries.clone()),
+            _ => None,
+        })?;
+        let node = Node { span: self.span_of(name), value: tree::Value::Table(entries) };
+        Settings::of(&format!("{}.{name}", self.subject), node, problems)
+    }
+
+    /// Whether something is said under a name.
+    pub fn has(&self, name: &str) -> bool {
+        self.entries.iter().any(|entry| entry.key == name)
+    }
+
     /// A span of time: a number and `ms`, `s`, `m`, `h` or `d`.
     pub fn duration(&mut self, name: &'static str, problems: &mut Problems) -> Option<Duration> {
         self.take_as(name, "a span of time like \"10m\" (ms, s, m, h, d)", problems, |value| match value {

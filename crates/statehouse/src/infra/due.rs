@@ -128,7 +128,7 @@ struct Released {
 }
 
 /// Commits a plan until it is known what became of it. If that cannot be found out, the row tells the next step.
-async fn settled(store: Arc<dyn Store>, plan: Plan) -> Result<Commit, StoreError> {
+pub(crate) async fn settled(store: Arc<dyn Store>, plan: Plan) -> Result<Commit, StoreError> {
     let mut unknown = 0;
     loop {
         match store.commit(&plan).await {

@@ -1,6 +1,7 @@
 //! The rooms that other rooms stand on, one file each.
 
 pub mod due;
+pub mod effect;
 pub mod lease;
 pub mod log;
 pub mod projection;

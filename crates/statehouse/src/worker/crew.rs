@@ -11,6 +11,7 @@ use tokio::sync::{Notify, watch};
 use super::rota::Rota;
 use super::{Bells, Figures, Options, Worker};
 use crate::infra::lease::Leases;
+use crate::outside::Outside;
 
 /// The first pause after a step that failed.
 pub(super) const ERROR_MIN: Duration = Duration::from_millis(100);
@@ -68,6 +69,7 @@ pub(super) struct Shop {
     pub(super) store: Arc<dyn Store>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) ids: Ids,
+    pub(super) outside: Outside,
     pub(super) bells: Arc<Bells>,
     pub(super) options: Options,
     /// The newest known offsets of the log.
@@ -92,6 +94,8 @@ pub struct Premises {
     pub clock: Arc<dyn Clock>,
     /// Where ids come from.
     pub ids: Ids,
+    /// What is reached beyond the store.
+    pub outside: Outside,
     /// How writers wake workers.
     pub bells: Arc<Bells>,
     /// The table of leases.
@@ -103,13 +107,13 @@ pub struct Premises {
 impl Crew {
     /// Starts workers in the caller's tokio runtime.
     pub fn start(premises: Premises, workers: Vec<Arc<dyn Worker>>, options: Options) -> Crew {
-        let Premises { store, clock, ids, bells, leases, tenant } = premises;
+        let Premises { store, clock, ids, outside, bells, leases, tenant } = premises;
         let stop = Arc::new(Notify::new());
         let tallies: Vec<Arc<Tally>> = workers.iter().map(|worker| Arc::new(Tally::of(&**worker))).collect();
         let heads = watch::Sender::new(Vec::new());
         let leases = Leases::of(store.clone(), clock.clone(), leases, tenant.clone());
         let heads_wanted = Notify::new();
-        let shop = Arc::new(Shop { store, clock, ids, bells, options, heads, heads_wanted });
+        let shop = Arc::new(Shop { store, clock, ids, outside, bells, options, heads, heads_wanted });
         let rota =
             Rota::new(shop, leases, tenant, workers.into_iter().zip(tallies.iter().cloned()).collect());
         let task = Some(tokio::spawn(rota.run(stop.clone())));

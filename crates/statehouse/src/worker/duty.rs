@@ -64,8 +64,14 @@ impl Duty {
     async fn step(&self) -> Option<Result<Progress, StoreError>> {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let shop = &*self.shop;
-        let shift =
-            Shift { store: &shop.store, clock: &*shop.clock, ids: &shop.ids, shard: self.shard, held: &held };
+        let shift = Shift {
+            store: &shop.store,
+            clock: &*shop.clock,
+            ids: &shop.ids,
+            outside: &shop.outside,
+            shard: self.shard,
+            held: &held,
+        };
         if !shift.is_live() {
             return None;
         }

@@ -41,6 +41,7 @@ use async_trait::async_trait;
 use statehouse_store::{Clock, Ids, Position, Random, Step, Store, StoreError, Time};
 
 use crate::infra::lease::Held;
+use crate::outside::Outside;
 
 mod bells;
 mod crew;
@@ -61,6 +62,24 @@ pub trait Worker: Send + Sync + fmt::Debug {
 
     /// Does at most so many rows of one shard's work. It may be cut short at any point and called again anywhere else.
     async fn step(&self, shift: &Shift<'_>, limit: usize) -> Result<Progress, StoreError>;
+
+    /// What else there is to watch about it in this process.
+    fn gauges(&self) -> Vec<Gauge> {
+        Vec::new()
+    }
+}
+
+/// Something that goes up and down, for whoever watches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gauge {
+    /// Its name, as a metric's.
+    pub name: &'static str,
+    /// What it is.
+    pub about: &'static str,
+    /// What of it: a label and its value.
+    pub label: (&'static str, &'static str),
+    /// How much.
+    pub value: f64,
 }
 
 /// What the runtime lends to a step.
@@ -72,6 +91,8 @@ pub struct Shift<'a> {
     pub clock: &'a dyn Clock,
     /// Where ids come from.
     pub ids: &'a Ids,
+    /// What is reached beyond the store.
+    pub outside: &'a Outside,
     /// Which part of the work.
     pub shard: u32,
     /// The lease on it.

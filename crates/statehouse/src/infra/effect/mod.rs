@@ -1,0 +1,640 @@
+//! I12 Workflow + external side effect: requests that leave the house, once decided, until it is known what became of them.
+//!
+//! ```text
+//!          send             claim                      2xx
+//!   (none) ─────► PENDING ─────────► SENDING ─────────────────────────► DELIVERED
+//!                  │   ▲              ▲  │ │                              ▲  ▲
+//!                  │   │ replay claim │  │ │ not taken       applied      │  │
+//!                  │   ├── RETRYING ──┘◄─┼─┘    ┌── reconcile ────────────┘  │ resolve
+//!                  │   │      ▲          │      │                            │
+//!                  │   │      │ not      │ no answer, or sender lost         │
+//!                  │   │      └─ applied ┼── UNCERTAIN ──────────────────────┤
+//!                  │   │                 │      │    ▲ └─ claim (same key, if the target is idempotent)
+//!           cancel │   └──── PARKED ◄────┘◄─────┘    │
+//!                  │            │     rejected   resolve
+//!                  ▼            ▼
+//!                 CANCELLED ◄───┘
+//! ```
+//!
+//! **Rows.** `charges(tenant, key, status, sent_key, url, target, headers, body, digest, attempt, tries, checks, doubt,
+//! stuck_at, due_shard, due_at, expires_at, http_status, answer, reason, detail, created_at, delivered_at, updated_at,
+//! version)`, with an index by status and the index `due` across tenants. The row is OutboxState and EffectState in one: it is
+//! written in the plan of whatever decided it (`/v1/batch`, [`Outbox`]), which is the WorkflowState. `due_shard` is fixed by the
+//! target; `due_at` is set while the house has something to do: send it, ask about it, or notice that its sender is lost.
+//!
+//! **Invariants.**
+//! - I1. An effect exists if and only if what decided it was applied. *One plan.* Its key names it: a second `send` under the
+//!   key with the same content is the first one, with another content it is refused.
+//! - I2. One sender at a time. *Guard of claim:* `status` and `attempt` as scanned and `due_at <= now`, by the engine's clock;
+//!   it raises `attempt`, which is never reset, and sets `due_at` to the end of the sender's lease. *Guard of whatever the
+//!   sender writes afterwards:* `status = 'SENDING' and attempt = mine`. A sender that was given up writes nothing.
+//! - I3. What may have been applied is never said not to have been. *`doubt` is set by an attempt without a definite answer,
+//!   and cleared by a definite one only:* the target's acknowledgement, what it says when it is asked, or a person. `PARKED`
+//!   and `CANCELLED` are without doubt; *guard of cancel:* `doubt = false`.
+//! - I4. Nothing is lost. *Whatever is not settled is due:* a sender that does not come back leaves `SENDING`, which becomes
+//!   `UNCERTAIN` at the end of its lease; an unsettled row that nothing can be done about by itself has `stuck_at`, and an
+//!   event that says so.
+//! - I5. An effect that may have been applied is sent again only under the same key and to a target that honours it
+//!   (`idempotent = true`), or after the target said that it was not applied. *Rules, pure functions.*
+//! - I6. Secrets are read when something is sent and stored nowhere else; an answer is kept without them.
+//! - I7. A request goes where it may: to an allowed host, at an address that was judged ([`crate::outside::address`]).
+//!
+//! **Failures.** *Effect succeeded but ack lost*: `UNCERTAIN`; the target is asked, or gets the same key again. *Duplicate side
+//! effect*: I2 and I5, and the key. *Stuck reconciliation*: it is asked with growing pauses for ever; after `max_checks` it is
+//! said (`stuck_at`, event, list), and a person can resolve it. *Invalid workflow transition around effect*: I1; every change of
+//! a row is a guarded transition.
+//!
+//! **Hotspots.** *External dependency latency*: requests of a step run together, at most `concurrency` for a target; a slow
+//! target fills its own share. *Retry storms*: back-off with jitter, a breaker for each target ([`target`]), patience that a
+//! target asks for. *Outbox relay backlog*: `shards`, for effects with several targets; the lag is in the metrics.
+
+mod actions;
+mod read;
+mod rules;
+mod secret;
+pub mod signature;
+mod target;
+mod worker;
+mod write;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderName, Method, Uri};
+use statehouse_store::{Table, Type};
+
+use crate::blueprint::Thing;
+use crate::blueprint::problem::{Problem, Problems};
+use crate::blueprint::settings::Settings;
+use crate::infra::due;
+use crate::resource::{Resource, plural};
+use crate::worker::Worker;
+use rules::{Reconcile, Rules};
+use secret::{Reference, Template};
+pub use secret::{forget as forget_secret, keep as keep_secret};
+pub use signature::new_secret;
+use target::{Limits, Targets};
+pub use write::{Letter, Outbox};
+
+/// The states of a row.
+const STATUSES: [&str; 7] = [PENDING, SENDING, RETRYING, UNCERTAIN, DELIVERED, PARKED, CANCELLED];
+const PENDING: &str = "PENDING";
+const SENDING: &str = "SENDING";
+const RETRYING: &str = "RETRYING";
+const UNCERTAIN: &str = "UNCERTAIN";
+const DELIVERED: &str = "DELIVERED";
+const PARKED: &str = "PARKED";
+const CANCELLED: &str = "CANCELLED";
+/// The columns, besides those of what is due.
+const KEY: &str = "key";
+const STATUS: &str = "status";
+const SENT_KEY: &str = "sent_key";
+const URL: &str = "url";
+const TARGET: &str = "target";
+const HEADERS: &str = "headers";
+const BODY: &str = "body";
+const DIGEST: &str = "digest";
+const ATTEMPT: &str = "attempt";
+const TRIES: &str = "tries";
+const CHECKS: &str = "checks";
+const DOUBT: &str = "doubt";
+const STUCK_AT: &str = "stuck_at";
+const EXPIRES_AT: &str = "expires_at";
+const HTTP_STATUS: &str = "http_status";
+const ANSWER: &str = "answer";
+const REASON: &str = "reason";
+const DETAIL: &str = "detail";
+const CREATED_AT: &str = "created_at";
+const DELIVERED_AT: &str = "delivered_at";
+const UPDATED_AT: &str = "updated_at";
+const BY_STATUS: &str = "by_status";
+/// Inputs of actions.
+const AFTER_MS: &str = "after_ms";
+const IS_DELIVERED: &str = "delivered";
+
+const SPAN_MS_MAX: i64 = 366 * 24 * 3_600 * 1_000;
+const KEY_BYTES_MAX: usize = 128;
+const URL_BYTES_MAX: usize = 2_048;
+const BODY_BYTES_MAX: usize = 100_000;
+const HEADERS_BYTES_MAX: usize = 8_000;
+const ANSWER_BYTES_MAX: i64 = 64_000;
+const JSON: &str = "application/json";
+
+/// One declared kind of effect.
+#[derive(Debug)]
+pub(crate) struct Effect {
+    name: String,
+    /// The worker that sends: `charge.send`.
+    sender: String,
+    table: Arc<Table>,
+    shards: u32,
+    destination: Destination,
+    method: Method,
+    headers: Vec<(HeaderName, Template)>,
+    content_type: String,
+    connect_timeout: Duration,
+    timeout: Duration,
+    /// How long a sender has from the claim to the record.
+    lease: Duration,
+    rules: Rules,
+    targets: Arc<Targets>,
+    key_header: Option<HeaderName>,
+    /// What the target knows an effect by: `{tenant}`, `{name}` and `{key}` are filled in.
+    sent_key: String,
+    sign: Vec<Reference>,
+    /// Where a target is asked what became of an effect; `{key}` is filled in.
+    reconcile_url: Option<String>,
+    allow_private: bool,
+    answer_max: usize,
+    keep: Option<Duration>,
+}
+
+/// Where effects go.
+#[derive(Debug)]
+enum Destination {
+    /// All to one address; `{key}` is filled in.
+    Fixed(String),
+    /// Each to its own, at one of these hosts.
+    Hosts(Vec<Host>),
+}
+
+/// A host that effects may go to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Host {
+    name: Name,
+    /// `None` for the port of the scheme.
+    port: Option<u16>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Name {
+    Any,
+    /// This one.
+    Is(String),
+    /// Those below this one: `.example.com`.
+    Below(String),
+}
+
+impl Host {
+    /// Reads `api.example.com`, `api.example.com:8443`, `*.example.com` or `*`.
+    fn parse(text: &str) -> Option<Host> {
+        let lower = text.to_ascii_lowercase();
+        let (name, port) = match lower.rsplit_once(':') {
+            Some((name, port)) if !port.contains(']') => (name.to_owned(), Some(port.parse().ok()?)),
+            _ => (lower, None),
+        };
+        let name = match name.as_str() {
+            "*" => Name::Any,
+            name => match name.strip_prefix('*') {
+                Some(end) if end.starts_with('.') && end.len() > 1 && !end.contains('*') => {
+                    Name::Below(end.to_owned())
+                }
+                None if !name.is_empty() && !name.contains(['*', '/', '@', ' ']) => Name::Is(name.to_owned()),
+                _ => return None,
+            },
+        };
+        Some(Host { name, port })
+    }
+
+    fn admits(&self, host: &str, port: Option<u16>) -> bool {
+        let named = match &self.name {
+            Name::Any => true,
+            Name::Is(name) => name == host,
+            Name::Below(end) => host.ends_with(end.as_str()),
+        };
+        named && self.port == port
+    }
+}
+
+/// An address that an effect may have.
+#[derive(Debug)]
+struct Checked {
+    uri: Uri,
+    /// Host and port.
+    target: String,
+}
+
+/// Checks the form of an address: scheme, host, nothing hidden in it.
+fn check_url(text: &str, plain: bool) -> Result<Checked, String> {
+    if text.len() > URL_BYTES_MAX {
+        return Err(format!("a URL has at most {URL_BYTES_MAX} bytes"));
+    }
+    let uri: Uri = text.parse().map_err(|_| format!("`{text}` is not a URL"))?;
+    let default = match uri.scheme_str() {
+        Some("https") => 443,
+        Some("http") if plain => 80,
+        Some("http") => {
+            return Err(
+                "plain http is for one's own network only: write https, or `allow_private = true`".into()
+            );
+        }
+        _ => return Err(format!("`{text}` must begin with https://")),
+    };
+    let authority = uri.authority().map_or("", http::uri::Authority::as_str);
+    if authority.contains('@') {
+        return Err("a URL must not have a user or a password in it: use `headers` and a secret".into());
+    }
+    let host = uri.host().unwrap_or_default().to_ascii_lowercase();
+    if host.is_empty() {
+        return Err(format!("`{text}` names no host"));
+    }
+    let target = format!("{host}:{}", uri.port_u16().unwrap_or(default));
+    Ok(Checked { uri, target })
+}
+
+/// A text as a part of a URL.
+fn encoded(text: &str) -> String {
+    let mut out = String::new();
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(char::from(byte)),
+            other => out.push_str(&format!("%{other:02X}")),
+        }
+    }
+    out
+}
+
+/// Reads `[effect.NAME]`.
+pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
+    let effect = Arc::new(read_settings(thing, problems)?);
+    let sender: Arc<dyn Worker> = Arc::new(worker::Sender(effect.clone()));
+    Some(Resource {
+        name: thing.name.clone(),
+        archetype: thing.archetype,
+        key: vec![(KEY.to_owned(), Type::Text)],
+        tables: vec![effect.table.clone()],
+        actions: actions::actions(&effect),
+        workers: vec![sender],
+        consumers: Vec::new(),
+    })
+}
+
+/// Numbers and spans that a blueprint may say, with their bounds and what they are otherwise.
+struct Reader<'s, 'p> {
+    settings: &'s mut Settings,
+    problems: &'p mut Problems,
+}
+
+impl Reader<'_, '_> {
+    fn wrong(&mut self, name: &str, title: impl Into<String>) {
+        self.problems.add(Problem::at(self.settings.span_of(name), title));
+    }
+
+    fn number(&mut self, name: &'static str, least: i64, most: i64, otherwise: i64) -> i64 {
+        let given = self.settings.int(name, self.problems).unwrap_or(otherwise);
+        if !(least..=most).contains(&given) {
+            self.wrong(name, format!("`{name}` must be from {least} to {most}"));
+        }
+        given
+    }
+
+    fn span(&mut self, name: &'static str, otherwise: Duration) -> Duration {
+        let given = self.settings.duration(name, self.problems).unwrap_or(otherwise);
+        if given.is_zero() || given.as_millis() > SPAN_MS_MAX as u128 {
+            self.wrong(name, format!("`{name}` must be above zero, and at most a year"));
+        }
+        given
+    }
+}
+
+const METHODS: [&str; 5] = ["POST", "PUT", "PATCH", "DELETE", "GET"];
+
+fn read_settings(thing: &Thing, problems: &mut Problems) -> Option<Effect> {
+    let before = problems.len();
+    let mut settings = thing.settings.clone();
+    let table = settings.text("table", problems).unwrap_or_else(|| plural(&thing.name));
+    let url = settings.text("url", problems);
+    let hosts = settings.texts("hosts", problems);
+    let method = settings.choice("method", &METHODS, problems).unwrap_or("POST");
+    let content_type = settings.text("content_type", problems).unwrap_or_else(|| JSON.to_owned());
+    let given_headers = settings.texts_by_name("headers", problems).unwrap_or_default();
+    let idempotent =
+        settings.bool("idempotent", problems).unwrap_or(["PUT", "DELETE", "GET"].contains(&method));
+    let key_header = settings.text("key_header", problems).unwrap_or_else(|| "idempotency-key".to_owned());
+    let sent_key = settings.text("sent_key", problems).unwrap_or_else(|| "{tenant}:{name}:{key}".to_owned());
+    let sign = settings.texts("sign", problems).unwrap_or_default();
+    let allow_private = settings.bool("allow_private", problems).unwrap_or(false);
+    let keep = settings.duration("keep", problems);
+    let back_off = settings.table("back_off", problems);
+    let limits = settings.table("limits", problems);
+    let breaker = settings.table("breaker", problems);
+    let reconcile = settings.table("reconcile", problems);
+
+    let mut reader = Reader { settings: &mut settings, problems };
+    let connect_timeout = reader.span("connect_timeout", Duration::from_secs(5));
+    let timeout = reader.span("timeout", Duration::from_secs(15));
+    let least = connect_timeout.saturating_add(timeout);
+    let lease = reader.span("lease", least.saturating_add(Duration::from_secs(30)));
+    if lease <= least {
+        reader.wrong("lease", "`lease` must be longer than `connect_timeout` and `timeout` together");
+    }
+    let max_attempts = reader.number("max_attempts", 1, 1_000, 12);
+    let answer_max = reader.number("answer_max", 0, ANSWER_BYTES_MAX, 16_000);
+    let shards = reader.number("shards", 1, 1_024, if url.is_some() { 1 } else { 8 });
+
+    let (mut pause_min, mut pause_max) = (Duration::from_secs(1), Duration::from_secs(3_600));
+    if let Some(mut table) = back_off {
+        let mut reader = Reader { settings: &mut table, problems: &mut *problems };
+        (pause_min, pause_max) = (reader.span("min", pause_min), reader.span("max", pause_max));
+        if pause_max < pause_min {
+            reader.wrong("max", "`max` must be at least as long as `min`");
+        }
+        table.finish(problems);
+    }
+    let (mut concurrency, mut per_second) = (16, None);
+    if let Some(mut table) = limits {
+        let mut reader = Reader { settings: &mut table, problems: &mut *problems };
+        concurrency = reader.number("concurrency", 1, 1_000, concurrency);
+        let rate = reader.number("per_second", 1, 100_000, 1);
+        per_second = table.has("per_second").then(|| u32::try_from(rate).unwrap_or(1));
+        table.finish(problems);
+    }
+    let (mut failures, mut cool_down) = (5, Duration::from_secs(30));
+    if let Some(mut table) = breaker {
+        let mut reader = Reader { settings: &mut table, problems: &mut *problems };
+        failures = reader.number("failures", 1, 1_000, failures);
+        cool_down = reader.span("cool_down", cool_down);
+        table.finish(problems);
+    }
+    let (mut reconcile_url, mut asks) = (None, None);
+    if let Some(mut table) = reconcile {
+        reconcile_url = table.text("url", problems);
+        let mut reader = Reader { settings: &mut table, problems: &mut *problems };
+        let after = reader.span("after", timeout.saturating_mul(2));
+        let max_checks = reader.number("max_checks", 1, 1_000, 10);
+        asks = Some(Reconcile { after, max_checks });
+        match &reconcile_url {
+            None => reader.wrong("url", "`reconcile` needs a `url` with `{key}` in it"),
+            Some(url) if !url.contains("{key}") => {
+                reader.wrong("url", "the `url` of `reconcile` must have `{key}` in it");
+            }
+            Some(url) => {
+                if let Err(why) = check_url(&url.replace("{key}", "key"), allow_private) {
+                    reader.wrong("url", why);
+                }
+            }
+        }
+        table.finish(problems);
+    }
+    settings.finish(problems);
+
+    let destination = match (url, hosts) {
+        (Some(url), None) => {
+            if let Err(why) = check_url(&url.replace("{key}", "key"), allow_private) {
+                problems.add(Problem::at(settings.span_of("url"), why));
+            }
+            Some(Destination::Fixed(url))
+        }
+        (None, Some(hosts)) => {
+            let mut parsed = Vec::new();
+            for host in &hosts {
+                match Host::parse(host) {
+                    Some(host) => parsed.push(host),
+                    None => {
+                        let advice = "write \"api.example.com\", with a port if it is not the usual one, \
+                                      \"*.example.com\", or \"*\" for any";
+                        let title = format!("`{host}` is not a host");
+                        problems.add(Problem::at(settings.span_of("hosts"), title).advice(advice));
+                    }
+                }
+            }
+            Some(Destination::Hosts(parsed))
+        }
+        _ => {
+            let title = format!("`effect.{}` needs either `url` or `hosts`", thing.name);
+            let advice = "`url = \"https://…\"` if all go to one address, `hosts = [\"…\"]` if each effect brings its own";
+            problems.add(Problem::at(settings.span(), title).advice(advice));
+            None
+        }
+    };
+    let mut headers = Vec::new();
+    for (name, value) in &given_headers {
+        let header =
+            name.to_ascii_lowercase().parse::<HeaderName>().map_err(|_| format!("`{name}` is not a header"));
+        let header = header.and_then(|header| match is_reserved(&header) {
+            true => Err(format!("the house itself sets the header `{name}`")),
+            false => Ok(header),
+        });
+        match (header, Template::parse(value)) {
+            (Ok(header), Ok(value)) => headers.push((header, value)),
+            (Err(why), _) | (_, Err(why)) => problems.add(Problem::at(settings.span_of("headers"), why)),
+        }
+    }
+    let key_header = match key_header.as_str() {
+        "" => None,
+        name => match name.to_ascii_lowercase().parse::<HeaderName>() {
+            Ok(header) => Some(header),
+            Err(_) => {
+                let title = format!("`{name}` is not a header");
+                problems.add(Problem::at(settings.span_of("key_header"), title));
+                None
+            }
+        },
+    };
+    if !sent_key.contains("{key}") {
+        let title = "`sent_key` must have `{key}` in it, or all effects would be one";
+        problems.add(Problem::at(settings.span_of("sent_key"), title));
+    }
+    let mut references = Vec::new();
+    for secret in &sign {
+        match Reference::parse(secret) {
+            Ok(reference) => references.push(reference),
+            Err(why) => problems.add(Problem::at(settings.span_of("sign"), why)),
+        }
+    }
+    if sign.len() > 2 {
+        let title = "`sign` takes one secret, or two during a rotation";
+        problems.add(Problem::at(settings.span_of("sign"), title));
+    }
+    let builder = due::columns(
+        Table::named(&table)
+            .partition(KEY, Type::Text)
+            .required(STATUS, Type::Text)
+            .required(SENT_KEY, Type::Text)
+            .required(URL, Type::Text)
+            .required(TARGET, Type::Text)
+            .optional(HEADERS, Type::Json)
+            .optional(BODY, Type::Json)
+            .required(DIGEST, Type::Text)
+            .defaulted(ATTEMPT, Type::Int, 0)
+            .defaulted(TRIES, Type::Int, 0)
+            .defaulted(CHECKS, Type::Int, 0)
+            .defaulted(DOUBT, Type::Bool, false)
+            .optional(STUCK_AT, Type::Time)
+            .optional(EXPIRES_AT, Type::Time)
+            .optional(HTTP_STATUS, Type::Int)
+            .optional(ANSWER, Type::Text)
+            .optional(REASON, Type::Text)
+            .optional(DETAIL, Type::Text)
+            .required(CREATED_AT, Type::Time)
+            .optional(DELIVERED_AT, Type::Time)
+            .required(UPDATED_AT, Type::Time)
+            .index(BY_STATUS, &[STATUS], &[UPDATED_AT]),
+    );
+    let table = match builder.build() {
+        Ok(table) => table,
+        Err(error) => {
+            problems.add(Problem::at(settings.span(), format!("`effect.{}`: {}", thing.name, error.why)));
+            return None;
+        }
+    };
+    if problems.len() > before {
+        return None;
+    }
+    let limits = Limits {
+        concurrency: usize::try_from(concurrency).unwrap_or(1),
+        per_second,
+        failures: u32::try_from(failures).unwrap_or(1),
+        cool_down,
+    };
+    Some(Effect {
+        name: thing.name.clone(),
+        sender: format!("{}.send", thing.name),
+        table,
+        shards: u32::try_from(shards).unwrap_or(1),
+        destination: destination?,
+        method: method.parse().unwrap_or(Method::POST),
+        headers,
+        content_type,
+        connect_timeout,
+        timeout,
+        lease,
+        rules: Rules { max_attempts, pause_min, pause_max, idempotent, reconcile: asks },
+        targets: Arc::new(Targets::with(limits)),
+        key_header,
+        sent_key,
+        sign: references,
+        reconcile_url,
+        allow_private,
+        answer_max: usize::try_from(answer_max).unwrap_or(0),
+        keep,
+    })
+}
+
+/// Whether a header is HTTP's own, or one that the house sets.
+fn is_reserved(name: &HeaderName) -> bool {
+    const RESERVED: [&str; 14] = [
+        "host",
+        "content-length",
+        "content-type",
+        "transfer-encoding",
+        "connection",
+        "keep-alive",
+        "te",
+        "trailer",
+        "upgrade",
+        "expect",
+        "proxy-authorization",
+        signature::ID,
+        signature::TIMESTAMP,
+        signature::SIGNATURE,
+    ];
+    RESERVED.contains(&name.as_str())
+}
+
+impl Effect {
+    /// All secrets that sending needs.
+    fn references(&self) -> impl Iterator<Item = &Reference> {
+        self.headers.iter().flat_map(|(_, template)| template.references()).chain(&self.sign)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blueprint::Blueprint;
+
+    #[test]
+    fn hosts_admit_what_they_say() {
+        for (rule, host, port, admitted) in [
+            ("api.example.com", "api.example.com", None, true),
+            ("API.example.com", "api.example.com", None, true),
+            ("api.example.com", "api.example.com", Some(8443), false),
+            ("api.example.com:8443", "api.example.com", Some(8443), true),
+            ("api.example.com:8443", "api.example.com", None, false),
+            ("api.example.com", "evil-api.example.com", None, false),
+            ("*.example.com", "a.example.com", None, true),
+            ("*.example.com", "a.b.example.com", None, true),
+            ("*.example.com", "example.com", None, false),
+            ("*.example.com", "evilexample.com", None, false),
+            ("*", "anything.test", None, true),
+            ("*", "anything.test", Some(22), false),
+            ("*:8080", "anything.test", Some(8080), true),
+            ("[::1]:80", "[::1]", Some(80), true),
+        ] {
+            let parsed = Host::parse(rule).unwrap_or_else(|| panic!("{rule}"));
+            assert_eq!(parsed.admits(host, port), admitted, "{rule} {host} {port:?}");
+        }
+        for bad in ["", "*example.com", "*.", "a.*.com", "https://a.example", "a b", "a@b", "a:port"] {
+            assert_eq!(Host::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn urls_say_where_they_go_and_nothing_else() {
+        let target = |url| check_url(url, false).map(|checked| checked.target);
+        assert_eq!(target("https://API.example.com/v1?x=1"), Ok("api.example.com:443".into()));
+        assert_eq!(target("https://api.example.com:8443"), Ok("api.example.com:8443".into()));
+        for bad in [
+            "",
+            "api.example.com",
+            "/path",
+            "http://api.example.com/",
+            "ftp://a.example/",
+            "https://",
+            "https://user:pw@a.example/",
+            "https://trusted.example@evil.example/",
+            "https://a b/",
+            "file:///etc/passwd",
+            "https:///path",
+        ] {
+            assert!(target(bad).is_err(), "{bad}");
+        }
+        assert!(target(&format!("https://a.example/{}", "x".repeat(URL_BYTES_MAX))).is_err());
+        assert_eq!(check_url("http://127.0.0.1:81/", true).unwrap().target, "127.0.0.1:81");
+        assert_eq!(encoded("acme:charge:a/b c?é"), "acme%3Acharge%3Aa%2Fb%20c%3F%C3%A9");
+    }
+
+    fn problems(text: &str) -> String {
+        let text = format!("[effect.hook]\n{text}");
+        let blueprint = Blueprint::read("statehouse.toml", &text).unwrap();
+        crate::resource::declare(&blueprint).err().map(|problems| problems.render(false)).unwrap_or_default()
+    }
+
+    #[test]
+    fn settings_are_checked() {
+        const URL: &str = "url = \"https://a.example/\"\n";
+        for (text, expected) in [
+            ("", "needs either `url` or `hosts`"),
+            ("url = \"https://a.example/\"\nhosts = [\"a.example\"]", "needs either `url` or `hosts`"),
+            ("url = \"http://a.example/\"", "plain http"),
+            ("hosts = [\"a b\"]", "is not a host"),
+            (
+                &format!("{URL}headers = {{ authorization = \"Bearer ${{PSP}}\" }}"),
+                "does not say where a secret is",
+            ),
+            (&format!("{URL}headers = {{ content-length = \"3\" }}"), "the house itself sets"),
+            (&format!("{URL}sign = [\"whsec_abc\"]"), "does not say where a secret is"),
+            (&format!("{URL}sign = [\"env:A\", \"env:B\", \"env:C\"]"), "one secret, or two"),
+            (&format!("{URL}sent_key = \"x\""), "all effects would be one"),
+            (&format!("{URL}lease = \"5s\""), "must be longer"),
+            (&format!("{URL}max_attempts = 0"), "must be from 1 to 1000"),
+            (&format!("{URL}back_off = {{ min = \"10s\", max = \"1s\" }}"), "at least as long"),
+            (&format!("{URL}back_off = {{ mix = \"10s\" }}"), "did you mean `min`?"),
+            (&format!("{URL}reconcile = {{ url = \"https://a.example/\" }}"), "must have `{key}`"),
+            (&format!("{URL}reconcile = {{ after = \"1s\" }}"), "needs a `url`"),
+            (&format!("{URL}limits = {{ concurrency = 0 }}"), "must be from 1 to 1000"),
+            (&format!("{URL}breaker = 3"), "`breaker` of `effect.hook`: expected a table"),
+            (&format!("{URL}retries = 3"), "has no setting `retries`"),
+        ] {
+            let said = problems(text);
+            assert!(said.contains(expected), "{text}: {said}");
+        }
+        let whole = "url = \"https://a.example/x/{key}\"\nmethod = \"PUT\"\nheaders = { authorization = \"Bearer ${env:K}\" }\n\
+                     sign = [\"env:A\", \"house:b\"]\nback_off = { min = \"2s\", max = \"1h\" }\n\
+                     limits = { concurrency = 4, per_second = 10 }\nbreaker = { failures = 3, cool_down = \"10s\" }\n\
+                     reconcile = { url = \"https://a.example/by-key/{key}\", after = \"1m\", max_checks = 5 }\n\
+                     idempotent = true\nkey_header = \"x-key\"\nsent_key = \"{key}\"\nkeep = \"30d\"\nanswer_max = 100\n";
+        assert_eq!(problems(whole), "");
+    }
+}
