@@ -41,7 +41,7 @@ pub(super) const CASES: &[Case] = cases! {
         parking_that_changes_meanwhile_is_looked_at_again(9),
         a_group_goes_back_and_does_everything_again(9),
         going_back_is_not_lost_to_a_step_under_way(9),
-        processes_share_the_partitions_and_survive_each_other(9),
+        processes_share_the_partitions_and_survive_each_other(20),
         the_log_is_kept_until_it_was_read(9),
         what_was_trimmed_unread_is_counted(9),
         a_program_polls_and_commits(5),

@@ -46,9 +46,9 @@ pub(super) const CASES: &[Case] = cases! {
         readers_go_back_to_what_was_kept_up(9),
         another_definition_is_built_beside_the_live_one(9),
         what_does_not_fit_is_parked_alone(9),
-        a_reader_waits_for_its_own_write(9),
+        a_reader_waits_for_its_own_write(20),
         tenants_count_apart(9),
-        processes_share_a_projection_and_survive_each_other(9),
+        processes_share_a_projection_and_survive_each_other(20),
         views_that_cannot_be_are_refused(0),
     }
 };
