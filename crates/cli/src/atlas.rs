@@ -26,6 +26,7 @@ key = { id = "int" }
 [relation.edge]
 from = { source = "int" }
 to = { target = "int" }
+[schedule.job]
 [sequence.number]
 kind = "counter"
 key = { id = "int" }

@@ -111,3 +111,12 @@ fn every_action_of_a_sequence() {
     check_in_own("sequences.toml", "invoice_no", &["take", "read", "list"]);
     check_in_own("sequences.toml", "order_id", &["lease", "reserve", "release", "next", "read", "list"]);
 }
+
+#[test]
+fn every_action_of_a_schedule() {
+    check("jobs", "job", &["enqueue", "read", "list", "complete", "fail", "cancel", "replay"]);
+    let queue = ["claim", "heartbeat", "complete", "fail", "replay", "pause", "resume", "read"];
+    check("jobs", "job_queue", &queue);
+    let definition = ["create", "pause", "resume", "delete", "run", "read", "list", "history"];
+    check("jobs", "job_definition", &definition);
+}

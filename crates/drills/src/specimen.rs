@@ -55,9 +55,14 @@ pub fn of_property(property: &Property, variant: i64) -> Option<Json> {
             Some(Json::Array(of_property(&one, variant).into_iter().collect()))
         }
         Form::Object(properties) => {
-            // One field tells as much as all of them.
-            let first = properties.iter().find_map(|p| Some((p.name.clone(), of_property(p, variant)?)));
-            Some(Json::Object(first.into_iter().collect()))
+            // What must be given; or else one field, which tells as much as all of them.
+            let sampled = |p: &Property| Some((p.name.clone(), of_property(p, variant)?));
+            let mut fields: Map<String, Json> =
+                properties.iter().filter(|p| p.required).filter_map(sampled).collect();
+            if fields.is_empty() {
+                fields.extend(properties.iter().find_map(sampled));
+            }
+            Some(Json::Object(fields))
         }
     }
 }

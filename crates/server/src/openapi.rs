@@ -100,7 +100,7 @@ fn named(schemas: &mut Map<String, Json>, name: &str, form: &Form) -> Json {
 }
 
 fn operation(resource: &Resource, action: &Action, schemas: &mut Map<String, Json>) -> Json {
-    let writes = matches!(action.does, Does::Write(_));
+    let writes = action.is_write();
     let mut parameters = Vec::new();
     if action.route.place != Place::Collection {
         parameters.push(key_parameter(resource));

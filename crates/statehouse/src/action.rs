@@ -11,6 +11,7 @@
 //! 3. `answer` makes the answer from the event in the log record, and from nothing else, so that a retry gets the very
 //!    same answer. If the plan was refused, `refusal` says what that means: try again, or tell the caller.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 use statehouse_store::{
-    Clock, Draft as EventDraft, Event, Reason, Refused, Row, Step, Store, StoreError, Tenant, Value,
+    Clock, Draft as EventDraft, Event, Ids, Reason, Refused, Row, Step, Store, StoreError, Tenant, Value,
 };
 
 use crate::cache::Cache;
@@ -109,7 +110,7 @@ pub const WAIT: &str = "wait";
 impl Action {
     /// Whether it writes.
     pub fn is_write(&self) -> bool {
-        matches!(self.does, Does::Write(_))
+        !matches!(self.does, Does::Read(_))
     }
 }
 
@@ -126,6 +127,23 @@ pub enum Does {
     Write(Arc<dyn Write>),
     /// Reads.
     Read(Arc<dyn Read>),
+    /// Makes plans of its own, each decided by itself.
+    Several(Arc<dyn Several>),
+    /// Calls another action for each item of a list, each decided by itself.
+    Each(Each),
+}
+
+/// A list of calls of one action, all at once, of which one that is refused does not hold up the others.
+#[derive(Clone, Debug)]
+pub struct Each {
+    /// The action, by its full name. It names a row of one key column.
+    pub action: String,
+    /// The input with the list.
+    pub list: &'static str,
+    /// The field of an item that has the key; the others are the input.
+    pub key: &'static str,
+    /// Items at most.
+    pub most: usize,
 }
 
 /// A call of an action: who, which row, with what.
@@ -166,6 +184,8 @@ pub struct Desk<'a> {
     pub clock: &'a dyn Clock,
     /// Holds before the store, if the house has them.
     pub holds: Option<&'a dyn Holds>,
+    /// Where ids come from.
+    pub ids: &'a Ids,
     /// How often this call was drafted before, in vain. A first draft may leave it to the store to find out that it
     /// does not fit; later ones had better look.
     pub tries: u32,
@@ -191,6 +211,19 @@ pub trait Write: Send + Sync {
     /// What the write makes due, so that workers of this process do not sleep through it.
     fn wakes(&self, _call: &Call, _event: &Event) -> Vec<Wake> {
         Vec::new()
+    }
+}
+
+/// An action that makes several plans, each of one row or a few, which are decided each by itself. It cannot be part of a
+/// batch, and is broken off when its caller goes away: what its plans did is done, and the others were not begun.
+#[async_trait]
+pub trait Several: Send + Sync {
+    /// Does it, and answers. The house remembers the answer under the caller's operation id, if there is one.
+    async fn run(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal>;
+
+    /// Itself, for a part of the library that knows what it is.
+    fn as_any(&self) -> Option<&dyn Any> {
+        None
     }
 }
 

@@ -10,19 +10,24 @@
 //! H5. Locks that calls need ([`crate::lock`]) are taken before the draft, in one order, and given back by the plan itself;
 //!     or, if there is none, at once. Whoever meets a lock of somebody else waits, with growing pauses and an end.
 //! H6. Every event says what it is about ([`subject_of`]), also in a batch, whose record stands under its first subject.
+//! H7. An action of several plans, or of a call for each item of a list, is not one write: each is decided by itself. Its answer
+//!     is remembered under the caller's operation id; its calls have ids that are made from it.
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::{
-    Clock, Commit, Draft as EventDraft, Entry, Event, Fate, Ids, Migrate, Plan, PlanError, Random, Record,
-    Refused, Resolution, Schema, Store, StoreError, SystemClock, Tenant, Value,
+    Applied, Clock, Commit, Draft as EventDraft, Entry, Event, Fate, Ids, Migrate, Plan, PlanError, Random,
+    Record, Refused, Resolution, Schema, Store, StoreError, SystemClock, Tenant, Type, Value,
 };
 use tokio::task::JoinHandle;
 
-use crate::action::{Action, Answer, Call, Code, Desk, Does, Draft, Expected, Refusal, Verdict, Write};
+use crate::action::{
+    Action, Answer, Call, Code, Desk, Does, Draft, Each, Expected, Refusal, Several, Verdict, Write,
+};
 use crate::blueprint::Blueprint;
 use crate::cache::{self, Cache, Token};
 use crate::follow::{self, Tail};
@@ -389,7 +394,65 @@ impl House {
                 let answer = answers.into_iter().next();
                 answer.ok_or_else(|| Refusal::new(Code::Internal, "a write had no answer"))
             }
+            Does::Several(several) => self.several(resource, &**several, &call, operation).await,
+            Does::Each(each) => self.each(tenant, each, &call, &operation).await,
         }
+    }
+
+    /// Runs an action of several plans, once for each operation id that a caller gives (H7).
+    async fn several(
+        &self,
+        resource: &Resource,
+        several: &dyn Several,
+        call: &Call,
+        operation: Operation,
+    ) -> Result<Answer, Refusal> {
+        let Operation { id, fingerprint } = operation;
+        let Some(id) = id else { return several.run(call, &self.desk(0)).await };
+        if let Some(record) = self.store.recorded(&call.tenant, &id).await? {
+            return remembered(&record, &fingerprint);
+        }
+        let answer = several.run(call, &self.desk(0)).await?;
+        let event = EventDraft::named(UNCHANGED).with("answer", json!(answer));
+        let entry = Entry::about(&resource.name, resource::key_text(&call.key)).fingerprint(&fingerprint);
+        let plan = Plan::of(&call.tenant, &id).log(entry.event(event)).build()?;
+        let mut in_doubt = false;
+        match self.settle(&plan, &mut in_doubt).await? {
+            Commit::Applied(Applied { record: Some(record), .. }) => remembered(&record, &fingerprint),
+            Commit::Fenced => Err(fenced(&id)),
+            Commit::Applied(_) | Commit::Refused(_) => {
+                Err(Refusal::new(Code::Internal, "an answer could not be remembered"))
+            }
+        }
+    }
+
+    /// Calls an action for each item of a list, all at once (H7).
+    async fn each(
+        &self,
+        tenant: &Tenant,
+        each: &Each,
+        call: &Call,
+        operation: &Operation,
+    ) -> Result<Answer, Refusal> {
+        let items = call.input.get(each.list).and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
+        if items.len() > each.most {
+            let detail = format!("at most {} at a time; these are {}", each.most, items.len());
+            return Err(Refusal::misfits(vec![Misfit { pointer: format!("/{}", each.list), detail }]));
+        }
+        let calls = items.iter().enumerate().map(async |(number, item)| {
+            let mut input = item.as_object().cloned().unwrap_or_default();
+            let key = input.remove(each.key).unwrap_or_default();
+            let named = Value::from_json(key.clone(), Type::Text).unwrap_or(Value::Null);
+            let request = Request { action: each.action.clone(), key: vec![named], input, expected: None };
+            let id = operation.id.as_ref().map(|id| format!("{id}/{number}"));
+            let operation = Operation { id, fingerprint: operation.fingerprint.clone() };
+            let (code, message) = match Box::pin(self.call(tenant, request, operation)).await {
+                Ok(_) => (None, None),
+                Err(refusal) => (Some(refusal.code.name()), Some(refusal.message)),
+            };
+            json!({each.key: key, "done": code.is_none(), "code": code, "message": message})
+        });
+        Ok(Answer::row(Json::Array(join_all(calls).await)))
     }
 
     /// Runs one action that reads. The answer may be shared with others who have asked for it.
@@ -413,7 +476,7 @@ impl House {
             let at = |refusal| (number, refusal);
             let (resource, action) = self.action(&request.action).map_err(at)?;
             let Does::Write(write) = &action.does else {
-                let why = format!("{} reads; a batch is for writes", request.action);
+                let why = format!("{} is no single write; a batch is for those", request.action);
                 return Err(at(Refusal::new(Code::InvalidInput, why)));
             };
             let call = admit(resource, action, tenant, request).map_err(at)?;
@@ -427,7 +490,7 @@ impl House {
         let (resource, action) = self.action(&request.action)?;
         let call = admit(resource, action, tenant, request)?;
         let Does::Write(write) = &action.does else {
-            return Err(Refusal::new(Code::InvalidInput, "reads have no plan"));
+            return Err(Refusal::new(Code::InvalidInput, "only a single write has a plan"));
         };
         let ready = [Ready { resource, write: &**write, call }];
         let drafts = self.draft(&ready, 0).await.map_err(|(_, refusal)| refusal)?;
@@ -441,7 +504,8 @@ impl House {
 
     fn desk(&self, tries: u32) -> Desk<'_> {
         let holds = self.holds.as_deref();
-        Desk { store: &*self.store, cache: &self.cache, clock: &*self.clock, holds, tries }
+        let (cache, clock) = (&*self.cache, &*self.clock);
+        Desk { store: &*self.store, cache, clock, holds, ids: &self.ids, tries }
     }
 
     async fn draft(&self, ready: &[Ready<'_>], tries: u32) -> Result<Vec<Draft>, (usize, Refusal)> {
@@ -818,10 +882,7 @@ fn judge(ready: &[Ready<'_>], steps: &[usize], mut refused: Refused) -> (usize, 
 
 /// The answers of calls that were applied, now or before (H2).
 fn answers(ready: &[Ready<'_>], record: &Record, fingerprint: &str) -> Result<Vec<Answer>, Refusal> {
-    let reused = || {
-        let message = format!("operation {} was used for another request; use a new id", record.operation);
-        Refusal::new(Code::OperationReused, message)
-    };
+    let reused = || reused(record);
     if record.fate == Fate::Aborted {
         return Err(fenced(&record.operation));
     }
@@ -839,6 +900,24 @@ fn answers(ready: &[Ready<'_>], record: &Record, fingerprint: &str) -> Result<Ve
         Ok(Answer { token: Some(token.clone()), ..answer })
     };
     ready.iter().zip(&record.events).map(answer).collect()
+}
+
+/// The answer that a record keeps (H7).
+fn remembered(record: &Record, fingerprint: &str) -> Result<Answer, Refusal> {
+    if record.fate == Fate::Aborted {
+        return Err(fenced(&record.operation));
+    }
+    let kept = match record.events.as_slice() {
+        [event] if event.name == UNCHANGED && record.fingerprint == fingerprint => event.data.get("answer"),
+        _ => None,
+    };
+    let answer = kept.and_then(|answer| serde_json::from_value(answer.clone()).ok());
+    answer.ok_or_else(|| reused(record))
+}
+
+fn reused(record: &Record) -> Refusal {
+    let message = format!("operation {} was used for another request; use a new id", record.operation);
+    Refusal::new(Code::OperationReused, message)
 }
 
 fn fenced(operation: &str) -> Refusal {

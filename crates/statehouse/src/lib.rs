@@ -26,4 +26,5 @@ pub use blueprint::Blueprint;
 pub use blueprint::problem::Problems;
 pub use house::{House, Operation, Request};
 pub use product::entity::handle as entity;
+pub use product::schedule::hands as schedule;
 pub use resource::Resource;

@@ -135,6 +135,7 @@ const BUILT: [(&str, Declare); 9] = [
     ("lease", |thing, problems| infra::lease::declare(thing, problems).into_iter().collect()),
     ("log", infra::log::declare),
     ("relation", product::relation::declare),
+    ("schedule", product::schedule::declare),
     ("sequence", |thing, problems| infra::sequence::declare(thing, problems).into_iter().collect()),
     ("thread", product::thread::declare),
     ("timer", |thing, problems| infra::timer::declare(thing, problems).into_iter().collect()),

@@ -15,6 +15,7 @@ pub(crate) mod lease;
 mod log;
 mod projection;
 mod relation;
+mod schedule;
 mod sequence;
 mod thread;
 pub(crate) mod timer;
@@ -29,6 +30,7 @@ pub const CASES: &[&[Case]] = &[
     log::CASES,
     projection::CASES,
     relation::CASES,
+    schedule::CASES,
     sequence::CASES,
     thread::CASES,
     timer::CASES,

@@ -23,6 +23,8 @@ use statehouse_store::{
 
 #[path = "../../../../systems/catalog/scenario.rs"]
 mod catalog;
+#[path = "../../../../systems/jobs/scenario.rs"]
+mod jobs;
 #[path = "../../../../systems/profile/scenario.rs"]
 mod profile;
 #[path = "../../../../systems/tickets/scenario.rs"]
@@ -52,6 +54,13 @@ pub const SYSTEMS: &[System] = &[
         blueprint: include_str!("../../../../systems/catalog/statehouse.toml"),
         shortened: None,
         run: |stage| Box::pin(catalog::run(stage)),
+    },
+    System {
+        name: "jobs",
+        about: "Jobs that workers claim, do, give back and die with, each done once in the end.",
+        blueprint: include_str!("../../../../systems/jobs/statehouse.toml"),
+        shortened: Some(jobs::LEASE),
+        run: |stage| Box::pin(jobs::run(stage)),
     },
     System {
         name: "profile",

@@ -275,13 +275,14 @@ async fn write(shared: &Shared, incoming: Incoming) -> Result<Response, Problem>
         Operation { fingerprint: id.as_ref().map_or(String::new(), |_| digest(&parts, &body)), id };
     let request = Request { action: served.name.to_string(), key, input, expected };
     let house = shared.house.clone();
-    let write = shared.writes.run(async move {
+    let write = async move {
         let answer = house.call(&tenant, request, operation).await;
         // Only what has come to its end may be begun again.
         drop(flight);
         answer
-    });
-    let answer = write.await.map_err(|refusal| {
+    };
+    let answer = if served.ends_with_its_caller() { write.await } else { shared.writes.run(write).await };
+    let answer = answer.map_err(|refusal| {
         let exists = refusal.code == Code::AlreadyExists;
         let mut problem = Problem::from(refusal);
         if exists && insists_on_new {

@@ -26,7 +26,12 @@ pub struct Served {
 impl Served {
     /// Whether it writes.
     pub fn writes(&self) -> bool {
-        matches!(self.action.does, Does::Write(_))
+        self.action.is_write()
+    }
+
+    /// Whether a client that goes away breaks it off: it may wait long, and what it does then is for nobody.
+    pub fn ends_with_its_caller(&self) -> bool {
+        matches!(self.action.does, Does::Several(_))
     }
 }
 

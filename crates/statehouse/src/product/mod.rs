@@ -5,5 +5,6 @@ pub mod entity;
 mod fields;
 mod listing;
 pub mod relation;
+pub mod schedule;
 pub mod thread;
 pub mod view;

@@ -1,0 +1,332 @@
+//! Jobs done in this process: a handler in Rust, and the loop that claims for it.
+//!
+//! [`Hands`] claim jobs of one queue, of all tenants in turn, as many at a time as there is room for, and do them at once,
+//! each in a task of its own. A third of a lease before they would lose it they hold it for another one. What comes of a job is
+//! recorded when it ends; those that end together are in flight together, and an engine makes one of many.
+//!
+//! - W1. *Each tenant has its turn.* Of the room that there is each tenant that waits gets an equal part, and who came last
+//!   begins the next round. A tenant with a long queue does not hold up one with a short one.
+//! - W2. A job that was lost is dropped: *a heartbeat that is refused ends the handler.*
+//! - W3. A handler that panics is a worker that died: *the lease ends, and the job is tried again.*
+//! - W4. At the end no more jobs are claimed, and those under way are finished.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::{Map, Value as Json, json};
+use statehouse_store::{Query, Row, StoreError, Tenant, Value};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::claim::{Claimer, Want};
+use super::write::FINAL;
+use super::{ATTEMPT, BATCH_MAX, ERROR, JOB_ID, PAYLOAD, QUEUE, RESULT, RUNNABLE, Schedule};
+use crate::action::{Code, Does, Refusal};
+use crate::house::{House, Operation, Request};
+
+/// A job to do.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Whose it is.
+    pub tenant: Tenant,
+    /// Its id, under which what it does elsewhere had better be known.
+    pub job_id: String,
+    /// How often it was claimed, this time included.
+    pub attempt: i64,
+    /// Its queue.
+    pub queue: String,
+    /// What it is about.
+    pub payload: Json,
+}
+
+/// Why a job was not done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct Failure {
+    /// What went wrong.
+    pub error: String,
+    /// That trying again is of no use.
+    pub is_final: bool,
+}
+
+impl Failure {
+    /// Something that may go better next time.
+    pub fn passing(error: impl Into<String>) -> Failure {
+        Failure { error: error.into(), is_final: false }
+    }
+}
+
+/// What does jobs.
+#[async_trait]
+pub trait Handler: Send + Sync {
+    /// Does a job, and says what came of it. It may be called again for the same job, as another attempt.
+    async fn handle(&self, job: &Job) -> Result<Json, Failure>;
+}
+
+/// How jobs are done in this process.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How many at once.
+    pub at_once: usize,
+    /// Under which name they are claimed.
+    pub worker: String,
+    /// How long a claim lasts; as the blueprint says, if not given.
+    pub lease: Option<Duration>,
+    /// How long it takes at most to find what another process has enqueued.
+    pub idle_max: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { at_once: 98, worker: "house".into(), lease: None, idle_max: Duration::from_millis(500) }
+    }
+}
+
+/// A loop that claims jobs for a handler. Dropped, it stops at once, as a process that is killed does.
+#[derive(Debug)]
+pub struct Hands {
+    stop: watch::Sender<bool>,
+    task: Option<JoinHandle<()>>,
+}
+
+/// How long the list of tenants that wait is taken for true.
+const TENANTS_FOR: Duration = Duration::from_secs(1);
+/// Tenants of one shard that are looked at in one round.
+const TENANTS_MAX: usize = 1_000;
+/// How often a result is sent that was not taken.
+const TRIES_MAX: u32 = 8;
+
+impl Hands {
+    /// Starts doing jobs of one queue of a schedule, in the caller's tokio runtime.
+    pub fn start(
+        house: &Arc<House>,
+        schedule: &str,
+        queue: &str,
+        handler: Arc<dyn Handler>,
+        options: Options,
+    ) -> Result<Hands, Refusal> {
+        let (_, claim) = house.action(&format!("{schedule}_queue.claim"))?;
+        let found = match &claim.does {
+            Does::Several(several) => several.as_any().and_then(|any| any.downcast_ref::<Claimer>()),
+            _ => None,
+        };
+        let claimer =
+            found.ok_or_else(|| Refusal::new(Code::NotFound, format!("`{schedule}` is no schedule")))?;
+        let stop = watch::Sender::new(false);
+        let labour = Labour {
+            house: house.clone(),
+            schedule: claimer.0.clone(),
+            queue: queue.to_owned(),
+            handler,
+            options,
+            stop: stop.subscribe(),
+        };
+        Ok(Hands { stop, task: Some(tokio::spawn(Arc::new(labour).run())) })
+    }
+
+    /// Finishes the jobs under way, and returns (W4).
+    pub async fn stop(mut self) {
+        self.stop.send_replace(true);
+        if let Some(task) = self.task.take() {
+            // It ends by itself; if it was cut short there is nothing left to wait for.
+            let _ = task.await;
+        }
+    }
+}
+
+impl Drop for Hands {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+struct Labour {
+    house: Arc<House>,
+    schedule: Arc<Schedule>,
+    queue: String,
+    handler: Arc<dyn Handler>,
+    options: Options,
+    stop: watch::Receiver<bool>,
+}
+
+impl fmt::Debug for Labour {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Labour({} {})", self.schedule.name, self.queue)
+    }
+}
+
+/// The tenants that wait, and whose turn it is.
+#[derive(Default)]
+struct Round {
+    tenants: Vec<Tenant>,
+    first: usize,
+    until: Duration,
+}
+
+impl Labour {
+    async fn run(self: Arc<Self>) {
+        let clock = self.house.clock().clone();
+        let (mut stop, mut news) = (self.stop.clone(), self.schedule.news.subscribe());
+        let (mut tasks, mut round) = (JoinSet::new(), Round::default());
+        while !*stop.borrow() {
+            while tasks.try_join_next().is_some() {}
+            news.borrow_and_update();
+            let room = self.options.at_once.saturating_sub(tasks.len());
+            // A claim of many costs hardly more than one of few, so it waits until there is room for some.
+            let claimed = if room * 2 >= self.options.at_once.max(1) {
+                self.claim(room, &mut round).await.unwrap_or_default()
+            } else {
+                Vec::new()
+            };
+            let idle = claimed.is_empty();
+            for job in claimed {
+                tasks.spawn(self.clone().attend(job));
+            }
+            if idle {
+                tokio::select! {
+                    Some(_) = tasks.join_next() => {}
+                    _ = news.changed() => {}
+                    () = clock.sleep(self.options.idle_max) => {}
+                    _ = stop.changed() => {}
+                }
+            }
+        }
+        while tasks.join_next().await.is_some() {}
+    }
+
+    /// Claims for one tenant after the other, as long as there is room (W1).
+    async fn claim(&self, room: usize, round: &mut Round) -> Result<Vec<Row>, StoreError> {
+        let clock = self.house.clock();
+        if round.tenants.is_empty() || clock.uptime() >= round.until {
+            round.tenants = self.tenants().await?;
+            round.until = clock.uptime() + TENANTS_FOR;
+        }
+        let many = round.tenants.len();
+        if many == 0 {
+            return Ok(Vec::new());
+        }
+        let most = usize::try_from(BATCH_MAX).unwrap_or(1);
+        let part = room.div_ceil(many).clamp(1, most);
+        let mut jobs = Vec::new();
+        for turn in 0..many {
+            let left = room.saturating_sub(jobs.len());
+            let Some(tenant) = round.tenants.get((round.first + turn) % many) else { continue };
+            if left == 0 {
+                round.first = (round.first + turn) % many;
+                return Ok(jobs);
+            }
+            let want = Want {
+                tenant,
+                queue: &self.queue,
+                worker: &self.options.worker,
+                limit: part.min(left),
+                lease: self.lease(),
+            };
+            let found = self.schedule.claim(&**self.house.store(), &**clock, self.house.ids(), want).await;
+            match found {
+                Ok(found) => jobs.extend(found.jobs),
+                Err(error) if jobs.is_empty() => return Err(error),
+                Err(_) => break,
+            }
+        }
+        if jobs.is_empty() {
+            // Who is in the list has nothing that is due; others may.
+            round.until = Duration::ZERO;
+        }
+        Ok(jobs)
+    }
+
+    fn lease(&self) -> Duration {
+        self.options.lease.unwrap_or(self.schedule.lease)
+    }
+
+    /// The tenants with jobs in the queue, from one to the next of each shard.
+    async fn tenants(&self) -> Result<Vec<Tenant>, StoreError> {
+        let misuse = |error: statehouse_store::PlanError| {
+            StoreError::schema(self.schedule.name.as_str(), error.to_string())
+        };
+        let mut found: BTreeSet<String> = BTreeSet::new();
+        let mut tenants = Vec::new();
+        for shard in 0..i64::from(self.schedule.shards) {
+            let mut last: Option<String> = None;
+            for _ in 0..TENANTS_MAX {
+                let partition = [self.queue.as_str().into(), shard.into()];
+                let mut query = Query::across(&self.schedule.jobs, RUNNABLE, partition).map_err(misuse)?;
+                if let Some(last) = &last {
+                    query = query.above(last.as_str()).map_err(misuse)?;
+                }
+                let page = self.house.store().query(&query.limit(1).map_err(misuse)?).await?;
+                let Some(row) = page.rows.into_iter().next() else { break };
+                last = Some(row.tenant().as_str().to_owned());
+                if found.insert(row.tenant().as_str().to_owned()) {
+                    tenants.push(row.tenant().clone());
+                }
+            }
+        }
+        Ok(tenants)
+    }
+
+    /// Does one job, and records what came of it.
+    async fn attend(self: Arc<Self>, row: Row) {
+        let text = |name: &str| row.text(name).unwrap_or_default().to_owned();
+        let job = Job {
+            tenant: row.tenant().clone(),
+            job_id: text(JOB_ID),
+            attempt: row.int(ATTEMPT).unwrap_or(0),
+            queue: text(QUEUE),
+            payload: row.json(PAYLOAD).cloned().unwrap_or_default(),
+        };
+        let done = tokio::select! {
+            done = self.handler.handle(&job) => done,
+            () = self.lose(&job) => return,
+        };
+        let (action, input) = match done {
+            Ok(result) => ("complete", json!({ATTEMPT: job.attempt, RESULT: result})),
+            Err(Failure { error, is_final }) => {
+                ("fail", json!({ATTEMPT: job.attempt, ERROR: error, FINAL: is_final}))
+            }
+        };
+        self.record(&job, action, input).await;
+    }
+
+    /// Holds a job for one lease after the other. Returns when it is lost (W2).
+    async fn lose(&self, job: &Job) {
+        let (clock, lease) = (self.house.clock(), self.lease());
+        loop {
+            clock.sleep(lease / 3).await;
+            let (store, ids) = (&**self.house.store(), self.house.ids());
+            let held = self.schedule.hold_on(store, ids, &job.tenant, &job.job_id, job.attempt, lease).await;
+            let gone = |code| matches!(code, Code::NotHolder | Code::WrongState | Code::NotFound);
+            if held.is_err_and(|refusal| gone(refusal.code)) {
+                return;
+            }
+        }
+    }
+
+    /// Sends what came of a job until it is taken, or known to be of no use. If it never is, the lease ends.
+    async fn record(&self, job: &Job, action: &str, input: Json) {
+        let input = match input {
+            Json::Object(input) => input,
+            _ => Map::new(),
+        };
+        for tries in 0..TRIES_MAX {
+            let request = Request {
+                action: format!("{}.{action}", self.schedule.name),
+                key: vec![Value::from(job.job_id.as_str())],
+                input: input.clone(),
+                expected: None,
+            };
+            match self.house.call(&job.tenant, request, Operation::default()).await {
+                Err(Refusal { code: Code::OutcomeUnknown | Code::Unavailable | Code::Contended, .. }) => {
+                    self.house.clock().sleep(Duration::from_millis(10 << tries)).await;
+                }
+                Ok(_) | Err(_) => return,
+            }
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Lanes: at most `per_key` jobs of one order key are admitted at a time, and the others stand in line.
+//!
+//! A job that is admitted can be claimed; one in line cannot, because its `run_at` is null. The lane's row counts both,
+//! and is gone while there are none; the line has a row for each job that waits, in the order of numbers that the lane gave
+//! out. Whoever ends an admitted job admits the next one in the same plan.
+//!
+//! - L1. *Guard of admission at once:* `running < per_key and waiting = 0`. Nobody goes past a line.
+//! - L2. *Guard of standing in line:* the opposite. Nobody waits for nothing.
+//! - L3. *Guard of leaving without a successor:* `waiting = 0`, and the count that was seen. Nobody in line is forgotten.
+//! - L4. *The next one is admitted once:* its row in the line is deleted by the plan that admits it.
+//!
+//! A number is taken by a write of its own, before the job is stored. One that is not used leaves a gap, which is harmless.
+
+use statehouse_store::guard::{Operand, column, value};
+use statehouse_store::{
+    Address, Commit, Consistency, Expr, Ids, Plan, Query, Row, Step, Store, StoreError, Tenant,
+};
+
+use super::{
+    JOB_ID, LINE_SEQ, NOT_BEFORE, ORDER_KEY, RUN_AT, RUN_SHARD, RUNNING, Schedule, TAIL, UPDATED_AT, WAITING,
+};
+use crate::action::{Code, Refusal};
+
+/// How often a lane is looked at that changes while one looks.
+const LOOKS_MAX: usize = 8;
+/// How often a number is asked for whose answer got lost.
+const UNKNOWN_MAX: usize = 4;
+
+/// A place in a lane that a job may take.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub order_key: String,
+    pub seq: i64,
+    /// Whether it can be claimed at once, or stands in line.
+    pub admitted: bool,
+}
+
+impl Schedule {
+    /// Takes a number in a lane, and looks whether there is room.
+    pub(super) async fn number(
+        &self,
+        store: &dyn Store,
+        ids: &Ids,
+        tenant: &Tenant,
+        order_key: &str,
+    ) -> Result<Place, Refusal> {
+        let step = Step::upsert(&self.lanes, [order_key.into()])
+            .set(TAIL, Expr::Add(Operand::ColumnOr(TAIL.to_owned(), 0.into()), value(1)));
+        for _ in 0..UNKNOWN_MAX {
+            let plan = Plan::of(tenant, ids.next()).step(step.clone()).build()?;
+            match store.commit(&plan).await {
+                Ok(Commit::Applied(applied)) => {
+                    let row = applied.rows.into_iter().next().flatten();
+                    let int = |name: &str| row.as_ref().and_then(|row| row.int(name));
+                    let seq =
+                        int(TAIL).ok_or_else(|| Refusal::new(Code::Internal, "a lane gave out no number"))?;
+                    let room = int(RUNNING).is_none_or(|running| running < self.per_key);
+                    let admitted = room && int(WAITING).unwrap_or(0) == 0;
+                    return Ok(Place { order_key: order_key.to_owned(), seq, admitted });
+                }
+                // The number may be taken; the next one will do.
+                Err(StoreError::OutcomeUnknown { .. }) => {}
+                Ok(Commit::Refused(_) | Commit::Fenced) => {
+                    return Err(Refusal::new(Code::Internal, "a lane refused a number"));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Refusal::new(Code::Unavailable, "the order key's lane did not answer; nothing was done"))
+    }
+
+    /// What it takes to stand at a place (L1, L2).
+    pub(super) fn stand(&self, place: &Place, job_id: &str, when: &Expr) -> Vec<Step> {
+        let lane = Step::update(&self.lanes, [place.order_key.as_str().into()]);
+        if place.admitted {
+            let room = column(RUNNING).lt(self.per_key).and(column(WAITING).eq(0));
+            return vec![lane.guard(room).set(RUNNING, column(RUNNING).add(1))];
+        }
+        let full = column(RUNNING).ge(self.per_key).or(column(WAITING).gt(0));
+        let line = Step::insert(&self.lines, [place.order_key.as_str().into(), place.seq.into()]);
+        vec![
+            lane.guard(full).set(WAITING, column(WAITING).add(1)),
+            line.set(JOB_ID, job_id).set(NOT_BEFORE, when.clone()),
+        ]
+    }
+
+    /// What it takes to leave the line, for one that was never admitted.
+    pub(super) fn step_out(&self, row: &Row) -> Vec<Step> {
+        let (Some(order_key), Some(seq)) = (row.text(ORDER_KEY), row.int(LINE_SEQ)) else {
+            return Vec::new();
+        };
+        vec![
+            Step::update(&self.lanes, [order_key.into()]).set(WAITING, column(WAITING).subtract(1)),
+            Step::delete(&self.lines, [order_key.into(), seq.into()]),
+        ]
+    }
+
+    /// What it takes to leave the lane, for one that was admitted: the next in line takes its place (L3, L4).
+    pub(super) async fn leave(&self, store: &dyn Store, row: &Row) -> Result<Vec<Step>, Refusal> {
+        let Some(order_key) = row.text(ORDER_KEY) else { return Ok(Vec::new()) };
+        let tenant = row.tenant();
+        for _ in 0..LOOKS_MAX {
+            let line = Query::table(&self.lines, tenant, [order_key.into()])?.limit(1)?;
+            let head = store.query(&line).await?.rows.into_iter().next();
+            let address = Address::new(&self.lanes, tenant, [order_key.into()])?;
+            let lane = store.get(&[address], Consistency::Strong).await?.into_iter().next().flatten();
+            let count = |name: &str| lane.as_ref().and_then(|lane| lane.int(name)).unwrap_or(0);
+            let key = || [order_key.into()];
+            match (count(WAITING), head) {
+                (0, _) if count(RUNNING) > 1 => {
+                    let guard = column(RUNNING).gt(1).and(column(WAITING).eq(0));
+                    let step = Step::update(&self.lanes, key()).guard(guard);
+                    return Ok(vec![step.set(RUNNING, column(RUNNING).subtract(1))]);
+                }
+                (0, _) => {
+                    let guard = column(RUNNING).eq(1).and(column(WAITING).eq(0));
+                    return Ok(vec![Step::delete(&self.lanes, key()).guard(guard)]);
+                }
+                (_, Some(head)) => return Ok(self.admit(order_key, &head)),
+                // Somebody took the last one between the two reads.
+                (_, None) => {}
+            }
+        }
+        Err(Refusal::new(Code::Contended, "too many jobs of this order key end at once; try again"))
+    }
+
+    fn admit(&self, order_key: &str, head: &Row) -> Vec<Step> {
+        let job_id = head.text(JOB_ID).unwrap_or_default();
+        let seq = head.int(LINE_SEQ).unwrap_or(0);
+        let when = head.get(NOT_BEFORE).cloned().unwrap_or(statehouse_store::Value::Null);
+        vec![
+            Step::update(&self.lanes, [order_key.into()]).set(WAITING, column(WAITING).subtract(1)),
+            Step::delete(&self.lines, [order_key.into(), seq.into()]),
+            Step::update(&self.jobs, [job_id.into()])
+                .set(RUN_SHARD, self.shard_of(head.tenant(), job_id))
+                .set(RUN_AT, when)
+                .set(UPDATED_AT, statehouse_store::guard::now()),
+        ]
+    }
+}

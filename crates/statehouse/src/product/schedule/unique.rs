@@ -1,0 +1,55 @@
+//! Unique keys: of all jobs under one key at most one is not over.
+//!
+//! `job_uniques` says which job has a key. It keeps it when it is over; whoever wants the key then takes it away, in a plan
+//! that holds the old job to being over.
+//!
+//! - U1. *The key's row is inserted, or taken from exactly the job that was seen to have it* (`job_id = that one`).
+//! - U2. *That job is over, or gone:* a step on its row says so, and marks that it no longer has the key. A replay, which would
+//!   bring it to life again, is about the same row.
+
+use statehouse_store::guard::{column, is_in};
+use statehouse_store::{Address, Consistency, Row, Step, Store, Tenant};
+
+use super::{JOB_ID, LIVE, OVER, STATE, Schedule, UNIQUE_HELD};
+use crate::action::{Code, Refusal};
+
+impl Schedule {
+    /// What it takes for a job to have a key; `looks` if the key may have been given out before.
+    pub(super) async fn claim_key(
+        &self,
+        store: &dyn Store,
+        tenant: &Tenant,
+        unique_key: &str,
+        job_id: &str,
+        looks: bool,
+    ) -> Result<Vec<Step>, Refusal> {
+        let key = || [unique_key.into()];
+        let fresh = vec![Step::insert(&self.uniques, key()).set(JOB_ID, job_id)];
+        if !looks {
+            return Ok(fresh);
+        }
+        let get = async |address: Address| -> Result<Option<Row>, Refusal> {
+            Ok(store.get(&[address], Consistency::Strong).await?.into_iter().next().flatten())
+        };
+        let Some(has) = get(Address::new(&self.uniques, tenant, key())?).await? else { return Ok(fresh) };
+        let before = has.text(JOB_ID).unwrap_or_default().to_owned();
+        let taken =
+            Step::update(&self.uniques, key()).guard(column(JOB_ID).eq(before.as_str())).set(JOB_ID, job_id);
+        if before == job_id {
+            return Ok(vec![taken]);
+        }
+        match get(Address::new(&self.jobs, tenant, [before.as_str().into()])?).await? {
+            None => Ok(vec![taken, Step::assert_absent(&self.jobs, [before.into()])]),
+            Some(job) if job.text(STATE).is_some_and(|state| LIVE.contains(&state)) => {
+                let state = job.text(STATE).unwrap_or_default();
+                let message =
+                    format!("{} {before} has the unique key {unique_key}, and is {state}", self.name);
+                Err(Refusal::new(Code::AlreadyExists, message))
+            }
+            Some(_) => {
+                let over = Step::update(&self.jobs, [before.into()]).guard(is_in(STATE, OVER));
+                Ok(vec![taken, over.set(UNIQUE_HELD, false)])
+            }
+        }
+    }
+}

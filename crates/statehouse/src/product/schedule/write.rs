@@ -1,0 +1,358 @@
+//! The writes of one job.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::Value as Json;
+use statehouse_store::guard::{column, is_in, is_null, is_set, now, now_plus};
+use statehouse_store::{
+    Address, Consistency, Draft as EventDraft, Event, Expr, Guard, Plan, PlanError, Reason, Refused, Row,
+    Step, Store, Table, Tenant, Time, Type, Value,
+};
+
+use super::lanes::Place;
+use super::rules::{Wanted, check_size, rest};
+use super::{
+    ATTEMPT, ATTEMPTS_MAX, CANCELLED, CLAIM_ID, COMPLETED, DEFINITION_ID, ENQUEUED_AT, ERROR, EXECUTION_TIME,
+    FAILED, FINISHED_AT, IN_PROGRESS, JOB_ID, LINE_SEQ, LIVE, NOT_BEFORE, ORDER_KEY, OWNER, PAUSED, PAYLOAD,
+    PENDING, PRIORITY, QUEUE, RESULT, RETRYING, RUN_AT, RUN_SHARD, STATE, Schedule, UNIQUE_HELD, UNIQUE_KEY,
+    UPDATED_AT, WORKER,
+};
+use crate::action::{Answer, Call, Code, Desk, Draft, Pieces, Refusal, Verdict, Write, common_verdict};
+use crate::infra::due::{self, DUE_AT, Due};
+use crate::resource::key_text;
+use crate::worker::Wake;
+
+/// An input of `fail`: that it need not be tried again.
+pub(super) const FINAL: &str = "final";
+
+/// What is done with one job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    Enqueue,
+    Complete,
+    Fail,
+    Cancel,
+    Replay,
+}
+
+pub(super) struct Writer {
+    pub schedule: Arc<Schedule>,
+    pub verb: Verb,
+}
+
+impl Schedule {
+    pub(super) async fn job(&self, store: &dyn Store, tenant: &Tenant, job_id: &str) -> Result<Row, Refusal> {
+        let address = Address::new(&self.jobs, tenant, [job_id.into()])?;
+        let row = store.get(&[address], Consistency::Strong).await?.into_iter().next().flatten();
+        row.ok_or_else(|| Refusal::new(Code::NotFound, format!("{} {job_id} does not exist", self.name)))
+    }
+
+    /// The steps that store a job: its own row first.
+    pub(super) fn stored(
+        &self,
+        tenant: &Tenant,
+        job_id: &str,
+        wanted: &Wanted,
+        place: Option<&Place>,
+    ) -> Vec<Step> {
+        let optional = |text: &Option<String>| text.as_deref().map_or(Value::Null, Value::from);
+        let step = Step::insert(&self.jobs, [job_id.into()])
+            .set(QUEUE, wanted.queue.as_str())
+            .set(STATE, PENDING)
+            .set(OWNER, tenant.as_str())
+            .set(PRIORITY, wanted.priority)
+            .set(NOT_BEFORE, wanted.when.clone())
+            .set(ATTEMPTS_MAX, wanted.attempts_max.unwrap_or(self.attempts_max))
+            .set(PAYLOAD, document(&wanted.payload))
+            .set(UNIQUE_KEY, optional(&wanted.unique_key))
+            .set(UNIQUE_HELD, wanted.unique_key.as_ref().map_or(Value::Null, |_| true.into()))
+            .set(ORDER_KEY, optional(&wanted.order_key))
+            .set(ENQUEUED_AT, now())
+            .set(UPDATED_AT, now());
+        let step = match &wanted.made_by {
+            Some((definition_id, time)) => {
+                step.set(DEFINITION_ID, definition_id.as_str()).set(EXECUTION_TIME, *time)
+            }
+            None => step,
+        };
+        let mut steps = vec![self.placed(step, tenant, job_id, &wanted.when, place)];
+        steps.extend(place.into_iter().flat_map(|place| self.stand(place, job_id, &wanted.when)));
+        steps
+    }
+
+    /// A job that can be claimed from a time on, or stands in line.
+    fn placed(&self, step: Step, tenant: &Tenant, job_id: &str, when: &Expr, place: Option<&Place>) -> Step {
+        let step = step.set(LINE_SEQ, place.map_or(Value::Null, |place| place.seq.into()));
+        match place {
+            Some(Place { admitted: false, .. }) => step.set(RUN_SHARD, Value::Null).set(RUN_AT, Value::Null),
+            _ => step.set(RUN_SHARD, self.shard_of(tenant, job_id)).set(RUN_AT, when.clone()),
+        }
+    }
+
+    /// A job that is over: nobody can claim it any more, and one day it is forgotten.
+    pub(super) fn over(&self, step: Step, tenant: &Tenant, job_id: &str, state: &str) -> Step {
+        let keep = if state == FAILED { self.keep_failed } else { self.keep };
+        let step = step
+            .set(STATE, state)
+            .set(RUN_SHARD, Value::Null)
+            .set(RUN_AT, Value::Null)
+            .set(FINISHED_AT, now())
+            .set(UPDATED_AT, now());
+        due::set(step, self.shard_of(tenant, job_id), now_plus(keep))
+    }
+
+    /// The steps that cancel a job: its own row first.
+    pub(super) async fn cancelled(&self, store: &dyn Store, row: &Row) -> Result<Vec<Step>, Refusal> {
+        let job_id = row.text(JOB_ID).unwrap_or_default();
+        let step = Step::update(&self.jobs, [job_id.into()]).guard(is_in(STATE, LIVE));
+        let step = self.over(step, row.tenant(), job_id, CANCELLED);
+        // Whether it stands in line or was admitted decides who else is concerned.
+        let (step, others) = match (row.text(ORDER_KEY), row.time(RUN_AT)) {
+            (None, _) => (step, Vec::new()),
+            (Some(_), None) => (step.guard(is_null(RUN_AT)), self.step_out(row)),
+            (Some(_), Some(_)) => (step.guard(is_set(RUN_AT)), self.leave(store, row).await?),
+        };
+        Ok([step].into_iter().chain(others).collect())
+    }
+
+    /// That a job is in progress under an attempt (I2).
+    pub(super) fn held(attempt: i64) -> Guard {
+        column(STATE).eq(IN_PROGRESS).and(column(ATTEMPT).eq(attempt))
+    }
+
+    /// What a guard of [`Schedule::held`] that failed means to the worker.
+    pub(super) fn lost(&self, row: &Row, attempt: i64) -> Refusal {
+        let what = format!("{} {}", self.name, row.text(JOB_ID).unwrap_or_default());
+        let (state, current) = (row.text(STATE).unwrap_or_default(), row.int(ATTEMPT).unwrap_or(0));
+        if current == attempt {
+            Refusal::new(Code::WrongState, format!("{what} is {state}"))
+        } else {
+            let message =
+                format!("{what} is at attempt {current} and {state}; attempt {attempt} has lost it");
+            Refusal::new(Code::NotHolder, message)
+        }
+    }
+}
+
+/// A document as a column stores it: null is none.
+pub(super) fn document(json: &Json) -> Value {
+    if json.is_null() { Value::Null } else { Value::Json(json.clone()) }
+}
+
+/// That a job has no order key: then its end concerns nobody else.
+fn alone() -> Guard {
+    is_null(ORDER_KEY)
+}
+
+impl Writer {
+    fn attempt(call: &Call) -> i64 {
+        call.input.get(ATTEMPT).and_then(Json::as_i64).unwrap_or(0)
+    }
+
+    async fn enqueue(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal> {
+        let schedule = &self.schedule;
+        let wanted = Wanted::of(&call.input, schedule.priorities)?;
+        let given = call.input.get(JOB_ID).and_then(Json::as_str).map(str::to_owned);
+        let job_id = given.unwrap_or_else(|| desk.ids.next());
+        let place = match &wanted.order_key {
+            Some(key) => Some(schedule.number(desk.store, desk.ids, &call.tenant, key).await?),
+            None => None,
+        };
+        let mut steps = schedule.stored(&call.tenant, &job_id, &wanted, place.as_ref());
+        if let Some(key) = &wanted.unique_key {
+            let looks = desk.tries > 0;
+            steps.extend(schedule.claim_key(desk.store, &call.tenant, key, &job_id, looks).await?);
+        }
+        Ok(self.pieces(&job_id, steps, "enqueued"))
+    }
+
+    async fn complete(&self, call: &Call, desk: &Desk<'_>, job_id: &str) -> Result<Draft, Refusal> {
+        let schedule = &self.schedule;
+        let result = call.input.get(RESULT).cloned().unwrap_or_default();
+        check_size(RESULT, &result)?;
+        let step = Step::update(&schedule.jobs, [job_id.into()])
+            .guard(Schedule::held(Writer::attempt(call)))
+            .set(RESULT, document(&result))
+            .set(ERROR, Value::Null);
+        let step = schedule.over(step, &call.tenant, job_id, COMPLETED);
+        // Most jobs have no order key, and need not be looked at.
+        if desk.tries == 0 {
+            return Ok(self.pieces(job_id, vec![step.guard(alone())], "completed"));
+        }
+        let row = schedule.job(desk.store, &call.tenant, job_id).await?;
+        let mut steps = vec![step];
+        steps.extend(schedule.leave(desk.store, &row).await?);
+        Ok(self.pieces(job_id, steps, "completed"))
+    }
+
+    async fn fail(&self, call: &Call, desk: &Desk<'_>, job_id: &str) -> Result<Draft, Refusal> {
+        let schedule = &self.schedule;
+        let row = schedule.job(desk.store, &call.tenant, job_id).await?;
+        let attempt = Writer::attempt(call);
+        let error = call.input.get(ERROR).cloned().unwrap_or_default();
+        check_size(ERROR, &error)?;
+        let is_final = call.input.get(FINAL).and_then(Json::as_bool).unwrap_or(false);
+        let step = Step::update(&schedule.jobs, [job_id.into()])
+            .guard(Schedule::held(attempt))
+            .set(ERROR, error.as_str().map_or(Value::Null, Value::from));
+        if !is_final && row.int(ATTEMPTS_MAX).is_some_and(|most| attempt < most) {
+            let rest = rest(job_id, attempt, schedule.backoff, schedule.backoff_max);
+            let step = step.set(STATE, RETRYING).set(RUN_AT, now_plus(rest)).set(UPDATED_AT, now());
+            return Ok(self.pieces(job_id, vec![step], "retrying"));
+        }
+        let mut steps = vec![schedule.over(step, &call.tenant, job_id, FAILED)];
+        steps.extend(schedule.leave(desk.store, &row).await?);
+        Ok(self.pieces(job_id, steps, "failed"))
+    }
+
+    async fn cancel(&self, call: &Call, desk: &Desk<'_>, job_id: &str) -> Result<Draft, Refusal> {
+        let row = self.schedule.job(desk.store, &call.tenant, job_id).await?;
+        let steps = self.schedule.cancelled(desk.store, &row).await?;
+        Ok(self.pieces(job_id, steps, "cancelled"))
+    }
+
+    async fn replay(&self, call: &Call, desk: &Desk<'_>, job_id: &str) -> Result<Draft, Refusal> {
+        let schedule = &self.schedule;
+        let row = schedule.job(desk.store, &call.tenant, job_id).await?;
+        let failed = column(STATE).eq(FAILED);
+        if row.text(STATE) != Some(FAILED) {
+            return Err(self.wrong_state(&row));
+        }
+        let when: Expr = now().into();
+        let place = match row.text(ORDER_KEY) {
+            Some(key) => Some(schedule.number(desk.store, desk.ids, &call.tenant, key).await?),
+            None => None,
+        };
+        // The attempts go on counting, so that no worker of an earlier one can pass for one of these.
+        let step = Step::update(&schedule.jobs, [job_id.into()])
+            .guard(failed)
+            .set(STATE, PENDING)
+            .set(NOT_BEFORE, now())
+            .set(ATTEMPTS_MAX, column(ATTEMPT).add(schedule.attempts_max))
+            .set(WORKER, Value::Null)
+            .set(CLAIM_ID, Value::Null)
+            .set(FINISHED_AT, Value::Null)
+            .set(UPDATED_AT, now());
+        let step = due::clear(schedule.placed(step, &call.tenant, job_id, &when, place.as_ref()));
+        let key = row.text(UNIQUE_KEY);
+        let step = if key.is_some() { step.set(UNIQUE_HELD, true) } else { step };
+        let mut steps = vec![step];
+        steps.extend(place.iter().flat_map(|place| schedule.stand(place, job_id, &when)));
+        if let Some(key) = key {
+            steps.extend(schedule.claim_key(desk.store, &call.tenant, key, job_id, true).await?);
+        }
+        Ok(self.pieces(job_id, steps, "replayed"))
+    }
+
+    fn pieces(&self, job_id: &str, steps: Vec<Step>, what: &str) -> Draft {
+        let event = EventDraft::named(format!("{}.{what}", self.schedule.name)).with_row_of(0);
+        Draft::Write(Pieces { subject: key_text([&Value::from(job_id)]), steps, event })
+    }
+
+    fn wrong_state(&self, row: &Row) -> Refusal {
+        let (id, state) = (row.text(JOB_ID).unwrap_or_default(), row.text(STATE).unwrap_or_default());
+        Refusal::new(Code::WrongState, format!("{} {id} is {state}", self.schedule.name))
+            .at_version(Some(row))
+    }
+}
+
+#[async_trait]
+impl Write for Writer {
+    async fn draft(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal> {
+        let job_id = call.key.first().and_then(Value::as_text).unwrap_or_default();
+        match self.verb {
+            Verb::Enqueue => self.enqueue(call, desk).await,
+            Verb::Complete => self.complete(call, desk, job_id).await,
+            Verb::Fail => self.fail(call, desk, job_id).await,
+            Verb::Cancel => self.cancel(call, desk, job_id).await,
+            Verb::Replay => self.replay(call, desk, job_id).await,
+        }
+    }
+
+    fn refusal(&self, call: &Call, refused: &Refused) -> Verdict {
+        // The job itself is the first step; the others are of lanes and keys, which are looked at anew.
+        if refused.step > 0 {
+            return Verdict::TryAgain;
+        }
+        let (Reason::Guard { guard, .. }, Some(row)) = (&refused.reason, &refused.current) else {
+            return common_verdict(&format!("this {}", self.schedule.name), refused);
+        };
+        if [alone(), is_null(RUN_AT), is_set(RUN_AT)].contains(guard) {
+            return Verdict::TryAgain;
+        }
+        Verdict::Refuse(match self.verb {
+            Verb::Complete | Verb::Fail => {
+                self.schedule.lost(row, Writer::attempt(call)).at_version(Some(row))
+            }
+            _ => self.wrong_state(row),
+        })
+    }
+
+    fn answer(&self, _: &Call, event: &Event) -> Answer {
+        let row = event.data.get("row").cloned().unwrap_or_default();
+        let id = row.get(JOB_ID).and_then(Json::as_str).map(|id| key_text([&Value::from(id)]));
+        Answer { created: id.filter(|_| self.verb == Verb::Enqueue), ..Answer::row(row) }
+    }
+
+    fn wakes(&self, _: &Call, event: &Event) -> Vec<Wake> {
+        self.schedule.tell();
+        due::wake(&self.schedule.sweeper(), event).into_iter().collect()
+    }
+}
+
+/// What forgets jobs that have been over for long enough.
+#[derive(Debug)]
+pub(super) struct Forget(pub Arc<Schedule>);
+
+impl Due for Forget {
+    fn table(&self) -> &Arc<Table> {
+        &self.0.jobs
+    }
+
+    fn plan(&self, row: &Row, _: Time, operation: &str) -> Result<Plan, PlanError> {
+        let job = Step::delete(&self.0.jobs, row.key().iter().cloned()).guard(column(DUE_AT).le(now()));
+        let mut plan = Plan::of(row.tenant(), operation).step(job).without_rows();
+        if let (Some(key), Some(true)) = (row.text(UNIQUE_KEY), row.bool(UNIQUE_HELD)) {
+            let job_id = row.text(JOB_ID).unwrap_or_default();
+            plan = plan.step(Step::delete(&self.0.uniques, [key.into()]).guard(column(JOB_ID).eq(job_id)));
+        }
+        plan.build()
+    }
+}
+
+/// `pause` and `resume` of a queue.
+pub(super) struct Gate {
+    pub schedule: Arc<Schedule>,
+    pub paused: bool,
+}
+
+#[async_trait]
+impl Write for Gate {
+    async fn draft(&self, call: &Call, _: &Desk<'_>) -> Result<Draft, Refusal> {
+        let step = Step::upsert(&self.schedule.queues, call.key.iter().cloned())
+            .set(PAUSED, self.paused)
+            .set(UPDATED_AT, now());
+        let what = if self.paused { "paused" } else { "resumed" };
+        let event = EventDraft::named(format!("{}.{what}", self.schedule.queue_resource())).with_row_of(0);
+        Ok(Draft::Write(Pieces { subject: key_text(&call.key), steps: vec![step], event }))
+    }
+
+    fn refusal(&self, _: &Call, refused: &Refused) -> Verdict {
+        common_verdict("this queue", refused)
+    }
+
+    fn answer(&self, _: &Call, event: &Event) -> Answer {
+        Answer::row(event.data.get("row").cloned().unwrap_or_default())
+    }
+
+    fn wakes(&self, _: &Call, _: &Event) -> Vec<Wake> {
+        self.schedule.tell();
+        Vec::new()
+    }
+}
+
+/// The type of an input, by its column's.
+pub(super) fn kind_of(schedule: &Schedule, column: &str) -> Type {
+    schedule.jobs.type_of(column).unwrap_or(Type::Json)
+}
