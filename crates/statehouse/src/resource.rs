@@ -128,7 +128,7 @@ pub(crate) fn state_name(name: &str) -> String {
 type Declare = fn(&Thing, &mut Problems) -> Vec<Resource>;
 
 /// The archetypes that are built, by keyword. The one list.
-const BUILT: [(&str, Declare); 9] = [
+const BUILT: &[(&str, Declare)] = &[
     ("booking", product::booking::declare),
     ("effect", |thing, problems| infra::effect::declare(thing, problems).into_iter().collect()),
     ("entity", |thing, problems| product::entity::declare(thing, problems).into_iter().collect()),
