@@ -373,6 +373,11 @@ impl Code {
         }
     }
 
+    /// Whether the very same request may be done a moment later.
+    pub fn is_passing(self) -> bool {
+        matches!(self, Code::Contended | Code::Unavailable)
+    }
+
     /// Every code.
     pub const ALL: [Code; 19] = [
         Code::InvalidInput,

@@ -3,6 +3,7 @@
 //! H1. A write is one plan under one operation id. If its outcome is unknown it is committed again, under the same id,
 //!     until it is known or the tries are used up; then the caller is told that it is unknown. A refusal after a lost
 //!     answer is told only when the operation is fenced: what was lost may still be under way, and find its guard holding.
+//!     If it only says to try again, and the id is the caller's own, the outcome is called unknown instead.
 //! H2. An answer is made from the log record alone. A repetition under the same id gets the same answer.
 //! H3. A repetition is recognized before its draft is judged: a call that was applied is answered from its record even
 //!     if it would be refused today.
@@ -536,6 +537,11 @@ impl House {
         let mut patience = Patience::default();
         let written = self.persist(tenant, ready, &id, &fingerprint, &mut patience).await;
         match written {
+            // To fence it would take the caller's id away from a caller who is told to try again.
+            Err((number, refusal)) if patience.in_doubt && given && refusal.code.is_passing() => {
+                let why = format!("its answer was lost, and then: {}", refusal.message);
+                Err((number, StoreError::unknown(&id, why).into()))
+            }
             Err((number, refusal)) if patience.in_doubt && refusal.code != Code::OutcomeUnknown => {
                 match self.store.resolve(tenant, &id).await {
                     Ok(Resolution::Applied(record)) => {
