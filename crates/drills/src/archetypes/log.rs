@@ -73,7 +73,7 @@ pub(super) const DRILLS: &[Drill] = &[
         "log",
         "consumer lag",
         "Processes that share the partitions die, and the others catch up.",
-        9,
+        20,
         |lab| Box::pin(processes_share_the_partitions_and_survive_each_other(lab)),
     ),
     Drill::by_case(
