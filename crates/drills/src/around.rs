@@ -40,6 +40,12 @@ pub(crate) trait Hook: Send + Sync + fmt::Debug {
         inner.query(query).await
     }
 
+    /// Around a scan.
+    async fn scan(&self, inner: &Arc<dyn Store>, scan: &Scan) -> Result<Page, StoreError> {
+        self.read().await?;
+        inner.scan(scan).await
+    }
+
     /// Before any other read.
     async fn read(&self) -> Result<(), StoreError> {
         Ok(())
@@ -170,8 +176,7 @@ impl<H: Hook> Store for Around<H> {
     }
 
     async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {
-        self.hook.read().await?;
-        self.inner.scan(scan).await
+        self.hook.scan(&self.inner, scan).await
     }
 
     async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {

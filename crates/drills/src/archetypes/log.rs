@@ -56,32 +56,28 @@ pub(super) const CASES: &[Case] = cases! {
 /// The failures of the atlas, each provoked by a case.
 pub(super) const DRILLS: &[Drill] = &[
     Drill::by_case(
-        "log",
+        CASES,
         "duplicate consumption",
         "Answers to what a consumer writes get lost before and after the commit, and the step is done again.",
-        9,
-        |lab| Box::pin(lost_answers_do_nothing_twice(lab)),
+        "log::lost_answers_do_nothing_twice",
     ),
     Drill::by_case(
-        "log",
+        CASES,
         "offset advanced before effect committed",
         "One record cannot be done yet while others of its partition can, and the mark is compared with what is done.",
-        9,
-        |lab| Box::pin(the_mark_is_never_ahead_of_the_work(lab)),
+        "log::the_mark_is_never_ahead_of_the_work",
     ),
     Drill::by_case(
-        "log",
+        CASES,
         "consumer lag",
         "Processes that share the partitions die, and the others catch up.",
-        20,
-        |lab| Box::pin(processes_share_the_partitions_and_survive_each_other(lab)),
+        "log::processes_share_the_partitions_and_survive_each_other",
     ),
     Drill::by_case(
-        "log",
+        CASES,
         "out-of-order processing across partitions",
         "Records of many keys are consumed by several at once, and the order of each key is looked at.",
-        9,
-        |lab| Box::pin(each_record_has_its_effect_once_and_in_order(lab)),
+        "log::each_record_has_its_effect_once_and_in_order",
     ),
 ];
 

@@ -14,15 +14,13 @@ use statehouse::infra::projection::{Phase, Projection, State};
 use statehouse::worker::{Options, Shift};
 use statehouse::{Blueprint, Code, Expected, Operation, own, resource};
 use statehouse_store::faulty::{FaultyStore, Odds};
-use statehouse_store::{
-    Address, Asked, Change, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query, Random,
-    Record, Resolution, Row, Scan, Schema, Step, Store, StoreError, SystemClock, Tenant,
-};
+use statehouse_store::{Commit, Page, Plan, Random, Row, Scan, Step, Store, StoreError, SystemClock};
 
 use tokio::sync::Notify;
 
 use super::house::Visitor;
 use super::projection;
+use crate::around::{Around, Hook};
 use crate::client::{pause, same, scan};
 use crate::conformance::{Case, cases};
 use crate::engines::Lab;
@@ -555,10 +553,9 @@ async fn a_page_goes_on_in_its_generation(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-/// A store whose scans show some rows as they were before, and which holds a plan back.
-#[derive(Debug)]
+/// Shows some rows to scans as they were before, and holds a plan back.
+#[derive(Debug, Default)]
 struct Late {
-    inner: Arc<dyn Store>,
     rows: Mutex<Vec<Row>>,
     held_back: Mutex<Option<(&'static str, Arc<Gate>)>>,
 }
@@ -571,8 +568,10 @@ struct Gate {
 }
 
 impl Late {
-    fn over(inner: Arc<dyn Store>) -> Arc<Late> {
-        Arc::new(Late { inner, rows: Mutex::default(), held_back: Mutex::default() })
+    /// The store of a lab, one that is late over it, and what makes it so.
+    async fn over(lab: &dyn Lab) -> Result<(Arc<dyn Store>, Arc<dyn Store>, Arc<Late>)> {
+        let (store, late) = (lab.open().await?, Arc::new(Late::default()));
+        Ok((store.clone(), Arc::new(Around::new(store, late.clone())), late))
     }
 
     /// Holds back the next plan of no group that writes this table.
@@ -590,37 +589,17 @@ impl Late {
 }
 
 #[async_trait]
-impl Store for Late {
-    fn engine(&self) -> &'static str {
-        self.inner.engine()
-    }
-    fn partitions(&self) -> u32 {
-        self.inner.partitions()
-    }
-    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
-        self.inner.migrate(schema, how).await
-    }
-    async fn commit(&self, plan: &Plan) -> Result<Commit, StoreError> {
+impl Hook for Arc<Late> {
+    async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
         if let Some(gate) = self.gate_of(plan) {
             gate.arrived.notify_one();
             gate.go_on.notified().await;
         }
-        self.inner.commit(plan).await
+        inner.commit(plan).await
     }
-    async fn resolve(&self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError> {
-        self.inner.resolve(tenant, operation).await
-    }
-    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
-        self.inner.recorded(tenant, operation).await
-    }
-    async fn get(&self, addresses: &[Address], how: Consistency) -> Result<Vec<Option<Row>>, StoreError> {
-        self.inner.get(addresses, how).await
-    }
-    async fn query(&self, query: &Query) -> Result<Page, StoreError> {
-        self.inner.query(query).await
-    }
-    async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {
-        let mut page = self.inner.scan(scan).await?;
+
+    async fn scan(&self, inner: &Arc<dyn Store>, scan: &Scan) -> Result<Page, StoreError> {
+        let mut page = inner.scan(scan).await?;
         let mut late = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         for row in &mut page.rows {
             if let Some(place) = late.iter().position(|old| old.address() == row.address()) {
@@ -629,33 +608,18 @@ impl Store for Late {
         }
         Ok(page)
     }
-    async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
-        self.inner.read_log(partition, after, limit).await
-    }
-    async fn wait_log(&self, seen: &[u64], at_most: Duration) -> Result<Vec<u64>, StoreError> {
-        self.inner.wait_log(seen, at_most).await
-    }
-    async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError> {
-        self.inner.trim_log(partition, through).await
-    }
-    fn explain(&self, asked: Asked<'_>) -> Explanation {
-        self.inner.explain(asked)
-    }
-    async fn close(&self) {
-        self.inner.close().await;
-    }
 }
 
 async fn what_a_scan_has_read_before_does_not_come_back(lab: &dyn Lab) -> Result<()> {
-    let late = Late::over(lab.open().await?);
-    let scene = Scene::over(late.clone(), TEAMS).await?;
+    let (store, slow, late) = Late::over(lab).await?;
+    let scene = Scene::over(slow, TEAMS).await?;
     for id in 0..6 {
         scene.put(id, "red", id + 1).await?;
     }
     scene.drain().await?;
     let projection = scene.projection()?;
     let table = scene.visitor.table("profiles")?.clone();
-    let before = scan(late.inner.as_ref(), Scan::all(&table)).await?;
+    let before = scan(store.as_ref(), Scan::all(&table)).await?;
     ensure!(projection.rebuild().await?, "no build could be begun");
     // Some go, some change, and the log has told the new generation so before the scan comes with what it had read.
     for id in 0..3 {
@@ -689,23 +653,23 @@ async fn what_a_scan_has_read_before_does_not_come_back(lab: &dyn Lab) -> Result
 }
 
 async fn a_scan_that_was_overtaken_counts_nothing(lab: &dyn Lab) -> Result<()> {
-    let late = Late::over(lab.open().await?);
-    let sleeper = Arc::new(Scene::over(late.clone(), TEAMS).await?);
-    let other = Scene::over(late.inner.clone(), TEAMS).await?;
+    let (store, slow, late) = Late::over(lab).await?;
+    let sleeper = Arc::new(Scene::over(slow, TEAMS).await?);
+    let other = Scene::over(store.clone(), TEAMS).await?;
     for id in 1..=2 {
         other.put(id, "red", id).await?;
     }
     other.drain().await?;
     let table = other.visitor.table("profiles")?.clone();
     let order: Vec<i64> =
-        scan(late.inner.as_ref(), Scan::all(&table)).await?.iter().filter_map(|row| row.int("id")).collect();
+        scan(store.as_ref(), Scan::all(&table)).await?.iter().filter_map(|row| row.int("id")).collect();
     // Of the first row the new generation has no entry yet; of the second one the log has brought an older version.
     for (known, id) in [(false, order[0]), (true, order[1])] {
         ensure!(other.projection()?.rebuild().await?, "no build could be begun");
         if known {
             other.put(id, "red", 20).await?;
             other.step("teams", 0, 1).await?;
-            for shard in 1..late.inner.partitions() {
+            for shard in 1..store.partitions() {
                 other.step("teams", shard, 1).await?;
             }
             other.put(id, "red", 30).await?;
@@ -727,9 +691,9 @@ async fn a_scan_that_was_overtaken_counts_nothing(lab: &dyn Lab) -> Result<()> {
 }
 
 async fn a_step_that_was_overtaken_takes_no_switch_back(lab: &dyn Lab) -> Result<()> {
-    let late = Late::over(lab.open().await?);
-    let sleeper = Arc::new(Scene::over(late.clone(), TEAMS).await?);
-    let other = Scene::over(late.inner.clone(), TEAMS).await?;
+    let (store, slow, late) = Late::over(lab).await?;
+    let sleeper = Arc::new(Scene::over(slow, TEAMS).await?);
+    let other = Scene::over(store.clone(), TEAMS).await?;
     other.put(1, "red", 1).await?;
     // Once while the first generation is begun, and once in the middle of a scan.
     for generation in [1, 2] {

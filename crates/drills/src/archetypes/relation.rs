@@ -39,28 +39,28 @@ pub(super) const CASES: &[Case] = cases! {
 /// The failures of the atlas, each provoked by a case.
 pub(super) const DRILLS: &[Drill] = &[
     Drill::by_case(
-        "relation",
+        CASES,
         "duplicate edge creation on retry",
         "An edge is added again under the same operation id, and under another.",
-        7,
-        |lab| Box::pin(a_retry_makes_no_second_edge(lab)),
+        "relation::a_retry_makes_no_second_edge",
     ),
-    Drill::by_case("relation", "add/remove race", "Callers add and remove one edge at once.", 7, |lab| {
-        Box::pin(adding_and_removing_contend_on_one_row(lab))
-    }),
     Drill::by_case(
-        "relation",
+        CASES,
+        "add/remove race",
+        "Callers add and remove one edge at once.",
+        "relation::adding_and_removing_contend_on_one_row",
+    ),
+    Drill::by_case(
+        CASES,
         "count projection lag",
         "Many callers add and remove at once, and the counts are compared with the edges.",
-        7,
-        |lab| Box::pin(counts_are_the_edges_after_a_storm(lab)),
+        "relation::counts_are_the_edges_after_a_storm",
     ),
     Drill::by_case(
-        "relation",
+        CASES,
         "stale relation list cache",
         "Pages of a list are read while others add and remove.",
-        7,
-        |lab| Box::pin(pages_hold_while_others_come_and_go(lab)),
+        "relation::pages_hold_while_others_come_and_go",
     ),
 ];
 

@@ -48,32 +48,28 @@ pub(super) const CASES: &[Case] = cases! {
 /// The failures of the atlas, each provoked by a case.
 pub(super) const DRILLS: &[Drill] = &[
     Drill::by_case(
-        "sequence",
+        CASES,
         "duplicate IDs",
         "Answers to takers get lost, and all numbers that anybody has are compared.",
-        4,
-        |lab| Box::pin(lost_answers_give_no_number_twice(lab)),
+        "sequence::lost_answers_give_no_number_twice",
     ),
     Drill::by_case(
-        "sequence",
+        CASES,
         "non-monotonic IDs",
         "Many take numbers and lease ranges at once, and all that was given out is put together.",
-        4,
-        |lab| Box::pin(numbers_are_given_out_once_however_many_ask(lab)),
+        "sequence::numbers_are_given_out_once_however_many_ask",
     ),
     Drill::by_case(
-        "sequence",
+        CASES,
         "worker-id exhaustion",
         "More processes want a worker id than there are.",
-        3,
-        |lab| Box::pin(worker_ids_run_out_with_a_word(lab)),
+        "sequence::worker_ids_run_out_with_a_word",
     ),
     Drill::by_case(
-        "sequence",
+        CASES,
         "clock rollback / stale epoch",
         "Clocks are set back while ids are minted.",
-        3,
-        |lab| Box::pin(a_clock_that_is_set_back_repeats_no_id(lab)),
+        "sequence::a_clock_that_is_set_back_repeats_no_id",
     ),
 ];
 

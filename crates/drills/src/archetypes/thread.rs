@@ -42,39 +42,34 @@ pub(super) const CASES: &[Case] = cases! {
 /// The failures of the atlas, each provoked by a case.
 pub(super) const DRILLS: &[Drill] = &[
     Drill::by_case(
-        "thread",
+        CASES,
         "duplicate child creation on retry",
         "Answers to appends get lost before and after the commit, and callers repeat them.",
-        5,
-        |lab| Box::pin(lost_answers_append_nothing_twice(lab)),
+        "thread::lost_answers_append_nothing_twice",
     ),
     Drill::by_case(
-        "thread",
+        CASES,
         "projection/search lag after append",
         "Many append, edit and remove at once, and list and count are compared with the children.",
-        5,
-        |lab| Box::pin(the_thread_is_right_after_a_storm(lab)),
+        "thread::the_thread_is_right_after_a_storm",
     ),
     Drill::by_case(
-        "thread",
+        CASES,
         "delete/edit race",
         "One caller edits a child while another removes it.",
-        5,
-        |lab| Box::pin(edit_and_remove_contend_on_one_row(lab)),
+        "thread::edit_and_remove_contend_on_one_row",
     ),
     Drill::by_case(
-        "thread",
+        CASES,
         "moderation/removal lag",
         "A child is hidden, and its author edits it under every version and appends it again.",
-        5,
-        |lab| Box::pin(moderation_wins_over_the_author(lab)),
+        "thread::moderation_wins_over_the_author",
     ),
     Drill::by_case(
-        "thread",
+        CASES,
         "concurrent edit/delete race",
         "One caller edits a child while a moderator hides it.",
-        5,
-        |lab| Box::pin(edit_and_hide_contend_on_one_row(lab)),
+        "thread::edit_and_hide_contend_on_one_row",
     ),
 ];
 

@@ -63,15 +63,30 @@ enum Kind {
 type OnGround = for<'a> fn(&'a Ground) -> Verdict<'a>;
 
 impl Drill {
-    /// A case of the suite that provokes a failure of its archetype.
+    /// A case of the suite that provokes a failure of its archetype, by its full name. Found when this is compiled, so a
+    /// name that no case has does not compile, and nothing that the case says is said again.
+    #[expect(
+        clippy::indexing_slicing,
+        clippy::panic,
+        reason = "it runs when this is compiled, or not at all"
+    )]
     pub const fn by_case(
-        archetype: &'static str,
+        cases: &'static [Case],
         failure: &'static str,
         provokes: &'static str,
-        largest_plan: usize,
-        run: for<'a> fn(&'a dyn Lab) -> Verdict<'a>,
+        name: &'static str,
     ) -> Drill {
-        Drill { archetype, failure, provokes, largest_plan, kind: Kind::Case(run) }
+        let mut place = 0;
+        while place < cases.len() {
+            let case = cases[place];
+            if same(case.name.as_bytes(), name.as_bytes()) {
+                let kind = Kind::Case(case.run);
+                let archetype = theme(case.name);
+                return Drill { archetype, failure, provokes, largest_plan: case.largest_plan, kind };
+            }
+            place += 1;
+        }
+        panic!("there is no such case")
     }
 
     /// Its name: `booking::duplicate_hold`.
@@ -157,6 +172,26 @@ impl Drill {
         }
         reds
     }
+}
+
+/// Whether two texts are the same.
+#[expect(clippy::indexing_slicing, reason = "it runs when this is compiled, or not at all")]
+const fn same(one: &[u8], other: &[u8]) -> bool {
+    let mut place = 0;
+    while place < one.len() && place < other.len() && one[place] == other[place] {
+        place += 1;
+    }
+    place == one.len() && place == other.len()
+}
+
+/// The part of a case's name before the colons.
+#[expect(clippy::indexing_slicing, reason = "it runs when this is compiled, or not at all")]
+const fn theme(name: &'static str) -> &'static str {
+    let mut end = 0;
+    while end < name.len() && name.as_bytes()[end] != b':' {
+        end += 1;
+    }
+    name.split_at(end).0
 }
 
 impl fmt::Debug for Drill {
