@@ -26,6 +26,11 @@ pub fn ratio(name: &str, ratio: f64, wanted: f64) {
     println!("  {name:<58} {ratio:>9.2} ×   wanted {wanted} ×: {verdict}");
 }
 
+/// Prints a ratio that nothing is asked of.
+pub fn compared(name: &str, ratio: f64) {
+    println!("  {name:<58} {ratio:>9.2} ×");
+}
+
 /// Prints a figure under an upper limit.
 pub fn bounded(name: &str, figure: f64, unit: &str, limit: f64) {
     let verdict = if figure <= limit { "reached" } else { "NOT REACHED" };

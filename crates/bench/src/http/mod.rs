@@ -1,10 +1,12 @@
-//! HTTP: the server on SQLite, against a bare axum server that reads JSON and sends it back.
+//! HTTP: the server on SQLite, against a bare axum server that reads JSON and sends it back, and against one that is
+//! made by hand for one table.
 //!
 //! The load comes from a second process on the same machine, which is this benchmark started again: a client that costs
-//! little, the same for both servers, with the same connections kept alive from round to round. Both servers live in
+//! little, the same for all servers, with the same connections kept alive from round to round. All servers live in
 //! this process, one at a time under load, and the machine's cores are shared with the client, as they are where such
 //! figures are usually taken.
 
+mod by_hand;
 mod echo;
 mod generator;
 mod start;
@@ -46,16 +48,16 @@ pub async fn run() -> Result<()> {
     // What the server says at its default level is written, as it would be for a user who keeps it.
     let _logs = logs::start(logs::Options::default(), std::fs::File::create(folder.path().join("log"))?)?;
     let bare = echo::start().await?;
+    let by_hand = by_hand::start(folder.path()).await?;
     let ours = serve(folder.path()).await?;
     let mut generator = Generator::start()?;
-    let mut measured: [Vec<Round>; 3] = Default::default();
-    let mut cost: [Vec<f64>; 3] = Default::default();
-    let loads = [Load::Echo, Load::Update, Load::CachedRead];
+    let mut measured: [Vec<Round>; 4] = Default::default();
+    let mut cost: [Vec<f64>; 4] = Default::default();
+    let loads = [(Load::Echo, bare), (Load::Update, ours), (Load::CachedRead, ours), (Load::Update, by_hand)];
     let mut synchronized = Vec::new();
     for round in 0..=ROUNDS {
         synchronized.push(synchronize(folder.path())?);
-        for (number, load) in loads.into_iter().enumerate() {
-            let port = if load == Load::Echo { bare } else { ours };
+        for (number, (load, port)) in loads.into_iter().enumerate() {
             let before = load::processor_seconds();
             let figures = generator.round(load, port, SPAN).await?;
             let spent = load::processor_seconds().zip(before).map(|(after, before)| after - before);
@@ -68,18 +70,21 @@ pub async fn run() -> Result<()> {
             }
         }
     }
-    let [echoed, updated, read] = &measured;
+    let [echoed, updated, read, hand_made] = &measured;
     report::heading(&format!("HTTP: {CONNECTIONS} connections from another process, SQLite"));
     for (name, rounds, cost) in [
         ("bare axum, JSON echo", echoed, &cost[0]),
         ("update under version", updated, &cost[1]),
         ("cached read", read, &cost[2]),
+        ("update under version, a server by hand for this one table", hand_made, &cost[3]),
     ] {
         report::measured(name, median(rounds)?);
         report::figure(&format!("{name}: processor time of the server, each"), load::middle(cost)?, "µs");
     }
     report::ratio("update under version / echo", ratio(updated, echoed)?, 0.4);
     report::ratio("cached read / echo", ratio(read, echoed)?, 0.7);
+    report::compared("the server by hand / echo", ratio(hand_made, echoed)?);
+    report::compared("update under version / the server by hand", ratio(updated, hand_made)?);
     report::figure(
         "one synchronization of this disk, in the midst of it",
         load::middle(&synchronized)? * 1e6,
