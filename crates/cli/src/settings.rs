@@ -26,6 +26,8 @@ use crate::output::Failure;
 const FILE_DEFAULT: &str = "server.toml";
 /// What every variable begins with.
 const ENVIRONMENT: &str = "STATEHOUSE";
+/// Variables of ours that are no settings of a server.
+const OTHERS: [&str; 2] = ["config", "tenant"];
 /// Settings that may hold a secret.
 const SECRETS: [&str; 4] = ["store", "redis", "secret", "auth.jwt.secret"];
 
@@ -116,6 +118,10 @@ impl Flags {
 impl Settings {
     /// Reads flags, environment and file.
     pub(crate) fn read(flags: &Flags) -> Result<Settings, Failure> {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        if let Some(message) = misspelled(names) {
+            return Err(Failure::Usage(message));
+        }
         Settings::layered(flags, |name| std::env::var(name).ok())
     }
 
@@ -291,6 +297,23 @@ fn variable(name: &str) -> String {
     format!("{ENVIRONMENT}_{}", name.replace('.', "_").to_ascii_uppercase())
 }
 
+/// What is wrong with a variable that is almost a setting's. Others that begin alike may be somebody else's.
+fn misspelled(names: impl Iterator<Item = String>) -> Option<String> {
+    let known: Vec<String> = known().into_keys().map(|name| name.replace('.', "_")).collect();
+    let is_secret_file = |name: &str| {
+        name.strip_suffix("_file")
+            .is_some_and(|name| SECRETS.iter().any(|secret| secret.replace('.', "_") == name))
+    };
+    names.into_iter().find_map(|given| {
+        let name = given.strip_prefix(ENVIRONMENT)?.strip_prefix('_')?.to_ascii_lowercase();
+        if known.contains(&name) || is_secret_file(&name) || OTHERS.contains(&name.as_str()) {
+            return None;
+        }
+        let near = statehouse::blueprint::nearest(&name, known.iter().map(String::as_str))?;
+        Some(format!("{given} is no setting; did you mean {}?", variable(near)))
+    })
+}
+
 /// A value of the type that the example has, or what would have been right.
 fn typed(text: &str, example: &Json) -> Result<Json, &'static str> {
     let wrong = || kind(example);
@@ -342,6 +365,28 @@ fn split(tree: Json) -> (Json, Json) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_variable_that_is_almost_a_setting_is_not_ignored() {
+        let said = |name: &str| misspelled(std::iter::once(name.to_owned()));
+        let advice = "STATEHOUSE_LISTN is no setting; did you mean STATEHOUSE_LISTEN?";
+        assert_eq!(said("STATEHOUSE_LISTN").as_deref(), Some(advice));
+        assert!(said("STATEHOUSE_LIMITS_BODY_BYTE").unwrap().ends_with("STATEHOUSE_LIMITS_BODY_BYTES?"));
+        for fine in [
+            "STATEHOUSE_LISTEN",
+            "STATEHOUSE_STORE_FILE",
+            "STATEHOUSE_AUTH_JWT_SECRET_FILE",
+            "STATEHOUSE_CONFIG",
+            "STATEHOUSE_TENANT",
+            "STATEHOUSE_TEST_POSTGRES",
+            "STATEHOUSE_TEST_REDIS",
+            "STATEHOUSE_TOOLS",
+            "STATEHOUSE_BLESS",
+            "LISTN",
+        ] {
+            assert_eq!(said(fine), None, "{fine}");
+        }
+    }
 
     fn read(file: &str, environment: &[(&str, &str)], flags: &[(&str, &str)]) -> Result<Settings, String> {
         let folder = tempfile::tempdir().unwrap();
