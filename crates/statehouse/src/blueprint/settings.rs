@@ -300,7 +300,9 @@ fn field(entry: Entry, problems: &mut Problems) -> Option<Field> {
     let Some(kind) = Type::ALL.into_iter().find(|kind| kind.name() == bare) else {
         let mut problem = Problem::at(span, format!("`{word}` is not a type"));
         problem = match nearest(bare, Type::ALL.map(Type::name)) {
-            Some(near) => problem.advice(format!("did you mean \"{near}\"?")),
+            Some(near) => {
+                problem.advice(format!("did you mean \"{near}{}\"?", if optional { "?" } else { "" }))
+            }
             None => problem.advice(TYPES),
         };
         problems.add(problem);
@@ -392,6 +394,7 @@ mod tests {
     #[test]
     fn wrong_types_are_pointed_at() {
         check_field("a = \"txt\"", "did you mean \"text\"?");
+        check_field("a = \"txt?\"", "did you mean \"text?\"?");
         check_field("a = 3", "must be text, not an integer");
         check_field("a = { optional = true }", "`a` has no type");
         check_field("a = { type = \"int\", default = \"x\" }", "the default of `a` is not int");
