@@ -1,4 +1,5 @@
-//! `cargo bench`: every engine against hand-written code, in one run. `cargo bench -- sqlite` runs one of them.
+//! `cargo bench`: every engine against hand-written code, in one run. `cargo bench -- sqlite` runs one of them; so do
+//! `postgres`, `http`, `jobs`, `bookings` and `scans`.
 
 /// The allocator that the shipped binary has.
 #[global_allocator]
@@ -30,6 +31,15 @@ fn main() -> anyhow::Result<()> {
         }
         if wanted("http") {
             statehouse_bench::http::run().await?;
+        }
+        if wanted("jobs") {
+            statehouse_bench::jobs::run().await?;
+        }
+        if wanted("bookings") {
+            statehouse_bench::bookings::run().await?;
+        }
+        if wanted("scans") {
+            statehouse_bench::scans::run().await?;
         }
         Ok(())
     })

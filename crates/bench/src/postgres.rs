@@ -1,9 +1,5 @@
 //! PostgreSQL: a guarded update and its log record, against one statement and one connection for each caller.
-//!
-//! The server is the one that `STATEHOUSE_TEST_POSTGRES` names, or one that `scripts/postgres` starts for the run.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +10,7 @@ use tokio_postgres::{Client, NoTls, Statement};
 
 use crate::load::{Round, drive, median, ratio};
 use crate::report;
+use crate::servers::Server;
 use crate::waist::{ROWS, Waist, name, pick};
 
 const CALLERS: u64 = 64;
@@ -22,7 +19,7 @@ const SPAN: Duration = Duration::from_millis(1000);
 
 /// Measures and prints.
 pub async fn run() -> Result<()> {
-    let server = Server::start()?;
+    let server = Server::postgres()?;
     let house = waist(&server.url, "bench_house", false).await?;
     let guarded = waist(&server.url, "bench_guarded", true).await?;
     let by_hand = Arc::new(ByHand::open(&server.url).await?);
@@ -68,39 +65,6 @@ async fn waist(url: &str, schema: &str, row_level_security: bool) -> Result<Arc<
 
 /// Who writes when tenants are kept apart by the server.
 const ROLE: &str = "statehouse_bench";
-
-/// A server for this run.
-struct Server {
-    url: String,
-    /// The folder of a server that this run started.
-    own: Option<tempfile::TempDir>,
-}
-
-fn script() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/postgres")
-}
-
-impl Server {
-    fn start() -> Result<Server> {
-        if let Ok(url) = std::env::var("STATEHOUSE_TEST_POSTGRES") {
-            return Ok(Server { url, own: None });
-        }
-        let folder = tempfile::tempdir()?;
-        let started = Command::new(script()).arg("start").arg(folder.path()).output()?;
-        ensure!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
-        let url = String::from_utf8(started.stdout)?.lines().last().context("no URL was printed")?.to_owned();
-        Ok(Server { url, own: Some(folder) })
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        if let Some(folder) = &self.own {
-            // The run is over; a server that does not stop is seen by whoever looks for it.
-            let _ = Command::new(script()).arg("stop").arg(folder.path()).output();
-        }
-    }
-}
 
 /// What a careful engineer would write: a connection for each caller, one prepared statement that does it all.
 struct ByHand {

@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use serde_json::{Value as Json, json};
@@ -16,9 +17,13 @@ use crate::output::{Failure, Output};
 use crate::settings::{LogFormat, Own, Settings, Workers};
 use crate::{blueprint, hint};
 
+/// The shortest lease of a process on its part of the work.
+const WORKER_LEASE_MS_MIN: u64 = 500;
+
 pub(crate) async fn run(serve: &Serve, output: &Output) -> Result<(), Failure> {
     let settings = Settings::read(&serve.flags()?)?;
     let _logs = start_log(&settings.own)?;
+    let lease = worker_lease(&settings.own)?;
     // Before anything is opened or migrated, so that a server that may not listen leaves nothing behind.
     let listener = match settings.own.workers {
         Workers::Only => None,
@@ -31,7 +36,7 @@ pub(crate) async fn run(serve: &Serve, output: &Output) -> Result<(), Failure> {
     }
     let house = Arc::new(house);
     if settings.own.workers != Workers::Off {
-        house.start_workers(statehouse::worker::Options::default());
+        house.start_workers(statehouse::worker::Options { lease, ..Default::default() });
     }
     let served = match listener {
         None => work(&house, output).await,
@@ -40,6 +45,18 @@ pub(crate) async fn run(serve: &Serve, output: &Output) -> Result<(), Failure> {
     house.stop_workers().await;
     house.store().close().await;
     served
+}
+
+/// How long this process holds its part of the work without a sign of life.
+fn worker_lease(own: &Own) -> Result<Duration, Failure> {
+    if own.worker_lease_ms < WORKER_LEASE_MS_MIN {
+        let given = own.worker_lease_ms;
+        return Err(Failure::Usage(format!(
+            "worker_lease_ms is {given}; below {WORKER_LEASE_MS_MIN} processes would lose their work to each other \
+             whenever one of them is busy"
+        )));
+    }
+    Ok(Duration::from_millis(own.worker_lease_ms))
 }
 
 /// Nothing but the house's own work, until the process is told to end.

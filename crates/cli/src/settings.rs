@@ -41,6 +41,8 @@ pub(crate) struct Own {
     pub redis: String,
     pub listen: String,
     pub workers: Workers,
+    /// How long the work of a process that was killed stands still.
+    pub worker_lease_ms: u64,
     pub log: Level,
     pub log_format: LogFormat,
 }
@@ -77,6 +79,7 @@ impl Default for Own {
             redis: String::new(),
             listen: "127.0.0.1:8080".into(),
             workers: Workers::On,
+            worker_lease_ms: 10_000,
             log: Level::default(),
             log_format: LogFormat::Auto,
         }

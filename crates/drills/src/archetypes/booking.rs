@@ -10,7 +10,7 @@ use statehouse::holds::{Hold, Holds};
 use statehouse::{Answer, Blueprint, Code, House, Refusal};
 use statehouse_store::clock::SkewedClock;
 use statehouse_store::{
-    Commit, Fate, Ids, ManualClock, Migrate, Plan, Random, Scan, SystemClock, Tenant, Time, Value,
+    Clock as _, Commit, Fate, Ids, ManualClock, Migrate, Plan, Random, Scan, SystemClock, Tenant, Time, Value,
 };
 use tokio::task::JoinHandle;
 
@@ -30,6 +30,7 @@ pub(super) const CASES: &[Case] = cases! {
         a_hold_that_is_over_reads_as_free(5),
         a_hold_that_is_over_can_be_taken(8),
         no_confirmation_after_the_end(5),
+        a_clock_that_steps_sells_nothing_twice(5),
         extensions_are_bounded(5),
         cancelling_frees_the_units(5),
         the_sweeper_frees_what_is_over(5),
@@ -225,6 +226,33 @@ async fn no_confirmation_after_the_end(lab: &dyn Lab) -> Result<()> {
     visitor.refused("seat_booking.extend", &id("b2"), json!({}), None, Code::Expired).await?;
     visitor.done("seat_booking.expire", &id("b2"), json!({}), None).await?;
     visitor.shows("seat_booking", &id("b2"), &json!({"state": "EXPIRED"})).await?;
+    check_rows(&visitor).await
+}
+
+async fn a_clock_that_steps_sells_nothing_twice(lab: &dyn Lab) -> Result<()> {
+    let (visitor, clock) = gala(lab, 2).await?;
+    let start = clock.now();
+    // Ten minutes back: the hold lasts longer, and is its holder's.
+    hold(&visitor, "b1", &[1]).await?;
+    clock.set(start.minus(MINUTE * 10));
+    visitor.refused("seat_booking.hold", &[], wanted("b2", &[1]), None, Code::Held).await?;
+    same("nothing is swept", &visitor.drain_workers().await?, &0)?;
+    visitor.done("seat_booking.confirm", &id("b1"), json!({}), None).await?;
+    // Ten minutes ahead: it is over, and whoever takes the seat then has it, also when the clock is right again.
+    clock.set(start);
+    hold(&visitor, "b3", &[2]).await?;
+    clock.set(start.plus(MINUTE * 10));
+    visitor.refused("seat_booking.confirm", &id("b3"), json!({}), None, Code::Expired).await?;
+    hold(&visitor, "b4", &[2]).await?;
+    clock.set(start);
+    visitor.refused("seat_booking.confirm", &id("b3"), json!({}), None, Code::Expired).await?;
+    visitor.refused("seat_booking.hold", &[], wanted("b5", &[2]), None, Code::Held).await?;
+    visitor.done("seat_booking.confirm", &id("b4"), json!({}), None).await?;
+    clock.set(start.plus(MINUTE * 60));
+    same("nothing is left to sweep", &visitor.drain_workers().await?, &0)?;
+    for (booking, state) in [("b1", "CONFIRMED"), ("b3", "EXPIRED"), ("b4", "CONFIRMED")] {
+        visitor.shows("seat_booking", &id(booking), &json!({"state": state})).await?;
+    }
     check_rows(&visitor).await
 }
 

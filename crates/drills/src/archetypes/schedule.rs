@@ -38,6 +38,7 @@ pub(super) const CASES: &[Case] = cases! {
         jobs_of_one_key_run_in_their_order(8),
         of_one_key_so_many_run_at_once(8),
         a_job_in_line_can_be_cancelled(8),
+        a_refused_job_leaves_no_lane_behind(8),
         a_unique_key_has_one_job(8),
         a_unique_key_has_one_job_in_a_race(8),
         a_job_is_enqueued_together_with_other_writes(8),
@@ -59,6 +60,7 @@ pub(super) const CASES: &[Case] = cases! {
         a_definition_is_defined_anew_and_deleted(9),
         what_overlaps_is_skipped_or_stands_in_line(9),
         a_maker_whose_clock_is_ahead_makes_nothing_early(9),
+        steps_are_counted_by_the_engines_clock(9),
         a_maker_that_loses_answers_makes_nothing_twice(9),
         a_paused_definition_and_its_maker_contend_on_one_row(9),
         definitions_are_made_by_the_workers_of_any_process(9),
@@ -622,6 +624,26 @@ async fn a_job_in_line_can_be_cancelled(lab: &dyn Lab) -> Result<()> {
         same("the next", &claim(&visitor, 9, 1).await?, &vec![(job.to_owned(), 1)])?;
         complete(&visitor, job, 1).await?;
     }
+    nobody_is_left_in_line(&visitor, "job").await
+}
+
+async fn a_refused_job_leaves_no_lane_behind(lab: &dyn Lab) -> Result<()> {
+    let (visitor, _) = desk(lab).await?;
+    enqueue(&visitor, "a", json!({})).await?;
+    let again = json!({"job_id": "a", "order_key": "k"});
+    visitor.refused("job.enqueue", &[], again, None, Code::AlreadyExists).await?;
+    same("lanes after a refusal", &all_rows(&visitor, "job_lanes").await?.len(), &0)?;
+    // In a lane that is there it leaves a gap, and nobody waits for it.
+    enqueue(&visitor, "b", json!({"order_key": "k"})).await?;
+    let again = json!({"job_id": "a", "order_key": "k"});
+    visitor.refused("job.enqueue", &[], again, None, Code::AlreadyExists).await?;
+    enqueue(&visitor, "c", json!({"order_key": "k"})).await?;
+    let claimed = claim(&visitor, 9, 2).await?;
+    let names: BTreeSet<&str> = claimed.iter().map(|(job, _)| job.as_str()).collect();
+    same("those that are admitted", &names, &BTreeSet::from(["a", "b"]))?;
+    complete(&visitor, "b", 1).await?;
+    same("the next in line", &claim(&visitor, 9, 1).await?, &vec![("c".to_owned(), 1)])?;
+    complete(&visitor, "c", 1).await?;
     nobody_is_left_in_line(&visitor, "job").await
 }
 
@@ -1361,6 +1383,23 @@ async fn a_maker_whose_clock_is_ahead_makes_nothing_early(lab: &dyn Lab) -> Resu
     same("ten minutes behind", &visitor.drain_workers().await?, &0)?;
     skewed.skew(0);
     same("right", &visitor.drain_workers().await?, &1)
+}
+
+async fn steps_are_counted_by_the_engines_clock(lab: &dyn Lab) -> Result<()> {
+    let engine = standing();
+    let skewed = SkewedClock::over(Arc::new(engine.clone()));
+    let store = lab.open_at(Arc::new(engine.clone())).await?;
+    let visitor = Visitor::over(store, BLUEPRINT, Arc::new(skewed.clone())).await?;
+    let first = engine.now().plus(SECOND * 60).to_string();
+    for (definition, skew) in [("ahead", 600_000_000), ("behind", -600_000_000)] {
+        skewed.skew(skew);
+        let defined = define(&visitor, definition, json!({"when": {"every_ms": 60_000}})).await?;
+        shows(&defined, &json!({"next_time": first}))?;
+        visitor.done("job_definition.pause", &id(definition), json!({}), None).await?;
+        let resumed = visitor.done("job_definition.resume", &id(definition), json!({}), None).await?;
+        shows(&resumed, &json!({"next_time": first}))?;
+    }
+    Ok(())
 }
 
 async fn a_maker_that_loses_answers_makes_nothing_twice(lab: &dyn Lab) -> Result<()> {

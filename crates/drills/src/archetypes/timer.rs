@@ -28,6 +28,7 @@ pub(super) const CASES: &[Case] = cases! {
         each_due_time_is_released_once_however_many_scan(3),
         cancelling_and_firing_contend_on_one_row(3),
         a_scanner_whose_clock_is_ahead_fires_nothing_early(3),
+        a_clock_that_steps_releases_nothing_twice(3),
         lost_answers_release_nothing_twice(3),
         what_cannot_be_released_does_not_hold_up_the_rest(3),
         a_write_wakes_the_scanner_of_its_process(3),
@@ -299,6 +300,27 @@ async fn a_scanner_whose_clock_is_ahead_fires_nothing_early(lab: &dyn Lab) -> Re
     same("ten minutes behind", &scene.visitor.drain_workers().await?, &0)?;
     skewed.skew(0);
     same("right", &scene.visitor.drain_workers().await?, &2)
+}
+
+async fn a_clock_that_steps_releases_nothing_twice(lab: &dyn Lab) -> Result<()> {
+    let (clock, minute) = (standing(), Duration::from_secs(60));
+    let scene = Scene::open(lab, &clock).await?;
+    let start = clock.now();
+    scene.set("reminder", 1, json!({"after_ms": 60_000})).await?;
+    scene.set("tick", 1, json!({"every_ms": 60_000})).await?;
+    // Ten minutes ahead: what would have been due by then is released.
+    clock.set(start.plus(minute * 10));
+    same("ten minutes ahead", &scene.visitor.drain_workers().await?, &11)?;
+    // Right again, and ten minutes back: nothing is released a second time.
+    for at in [start, start.minus(minute * 10), start.plus(minute * 10)] {
+        clock.set(at);
+        same("a time that was before", &scene.visitor.drain_workers().await?, &0)?;
+    }
+    clock.set(start.plus(minute * 11));
+    same("the next one", &scene.visitor.drain_workers().await?, &1)?;
+    let expected: Vec<String> = (1..=11).map(|step| start.plus(minute * step).to_string()).collect();
+    same("each due time once", &scene.released("tick").await?["acme/1"], &expected)?;
+    same("the one that is due once", &scene.released("reminder").await?["acme/1"], &expected[..1].to_vec())
 }
 
 async fn lost_answers_release_nothing_twice(lab: &dyn Lab) -> Result<()> {

@@ -26,7 +26,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::join_all;
 use serde_json::{Map, Value as Json};
-use statehouse_store::guard::{Operand, column, is_in, now, value};
+use statehouse_store::guard::{Operand, column, is_in, now, now_plus, value};
 use statehouse_store::table::{Builder, VERSION};
 use statehouse_store::{
     Address, Commit, Consistency, Draft as EventDraft, Entry, Event, Expr, Guard, Plan, PlanError, Query,
@@ -160,11 +160,35 @@ impl Schedule {
         let Some(time) = time else {
             return due::clear(step.set(NEXT_TIME, Value::Null));
         };
-        let look_ahead = if overlap == "skip" { Duration::ZERO } else { self.look_ahead };
-        let ahead = time.minus(look_ahead);
+        let ahead = time.minus(self.look_ahead(overlap));
         let at = before.map_or(ahead, |before| before.max(ahead));
         let shard = due::shard_of(tenant, &self.definition_resource(), definition_id, self.shards);
         due::set(step.set(NEXT_TIME, time), shard, at)
+    }
+
+    /// Makes a definition due for its first job. What comes in steps counts them by the engine's clock, whatever this process
+    /// takes for the time; a pattern has no meaning to an engine, and is read by this one.
+    fn begun(
+        &self,
+        step: Step,
+        tenant: &Tenant,
+        definition_id: &str,
+        when: &When,
+        at: Time,
+        overlap: &str,
+    ) -> Option<Step> {
+        if let When::Every(every) = when {
+            let shard = due::shard_of(tenant, &self.definition_resource(), definition_id, self.shards);
+            let ahead = every.saturating_sub(self.look_ahead(overlap));
+            return Some(due::set(step.set(NEXT_TIME, now_plus(*every)), shard, now_plus(ahead)));
+        }
+        let time = Some(when.first(at)?);
+        Some(self.ahead(step, tenant, definition_id, &Coming { time, before: None, overlap }))
+    }
+
+    /// How long before their times the jobs of a definition are made.
+    fn look_ahead(&self, overlap: &str) -> Duration {
+        if overlap == "skip" { Duration::ZERO } else { self.look_ahead }
     }
 
     /// The plan that makes the job of a definition that is due (D1 to D4).
@@ -318,10 +342,16 @@ impl Maker {
         let plan = self.schedule.make(shift, row).await?;
         match settled(&**shift.store, &plan).await {
             Ok(Commit::Applied(_)) => Ok(true),
-            Ok(Commit::Refused(Refused { step, reason: Reason::Present, .. })) => Err(format!(
-                "{row}: {} exists already",
-                plan.addresses().nth(step).map_or_else(String::new, |a| a.to_string())
-            )),
+            Ok(Commit::Refused(Refused { step, reason: Reason::Present, .. })) => {
+                match plan.addresses().nth(step) {
+                    // Somebody else made the lane of its order key; the next look finds it.
+                    Some(lane) if lane.table().name() == self.schedule.lanes.name() => Ok(false),
+                    taken => Err(format!(
+                        "{row}: {} exists already",
+                        taken.map_or_else(String::new, |address| address.to_string())
+                    )),
+                }
+            }
             Ok(Commit::Refused(_) | Commit::Fenced) => Ok(false),
             Err(error) => Err(error.to_string()),
         }
@@ -419,11 +449,11 @@ impl Writer {
             .set(OVERLAP, overlap)
             .set(REVISION, Expr::Add(Operand::ColumnOr(REVISION.to_owned(), 0.into()), value(1)))
             .set(UPDATED_AT, now());
-        let first = Coming { time: when.first(desk.clock.now()), before: None, overlap };
-        if first.time.is_none() {
+        let at = desk.clock.now();
+        let Some(step) = schedule.begun(step, &call.tenant, definition_id, &when, at, overlap) else {
             return Err(misfit(&format!("{WHEN}/{CRON}"), "it is never due"));
-        }
-        let mut steps = vec![schedule.ahead(step, &call.tenant, definition_id, &first)];
+        };
+        let mut steps = vec![step];
         if let Some(row) = &before {
             steps.extend(schedule.withdraw(desk, row).await?);
         }
@@ -469,12 +499,13 @@ impl Writer {
                 (due::clear(step.set(STATUS, PAUSED).set(NEXT_TIME, Value::Null)), "paused")
             }
             (Verb::Resume, PAUSED) => {
-                let at = desk.clock.now();
+                let (at, overlap) = (desk.clock.now(), row.text(OVERLAP).unwrap_or_default());
                 // One that was for a time that has passed is due at once; what recurs goes on from now.
-                let time = when_of(&row).and_then(|when| when.first(at));
-                let overlap = row.text(OVERLAP).unwrap_or_default();
-                let next = Coming { time, before: None, overlap };
-                (schedule.ahead(step.set(STATUS, ACTIVE), &call.tenant, definition_id, &next), "resumed")
+                let step = step.set(STATUS, ACTIVE);
+                let begun = when_of(&row).and_then(|when| {
+                    schedule.begun(step.clone(), &call.tenant, definition_id, &when, at, overlap)
+                });
+                (begun.unwrap_or_else(|| due::clear(step.set(NEXT_TIME, Value::Null))), "resumed")
             }
             (Verb::Delete, _) => {
                 (due::clear(step.set(STATUS, DELETED).set(NEXT_TIME, Value::Null)), "deleted")

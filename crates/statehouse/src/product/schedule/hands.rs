@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::{Map, Value as Json, json};
-use statehouse_store::{Query, Row, StoreError, Tenant, Value};
+use statehouse_store::{Query, Row, StoreError, Tenant, Time, Value};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -168,6 +168,13 @@ struct Round {
     until: Duration,
 }
 
+/// Jobs to do, and when there may be more.
+#[derive(Default)]
+struct Claimed {
+    jobs: Vec<Row>,
+    next_at: Option<Time>,
+}
+
 impl Labour {
     async fn run(self: Arc<Self>) {
         let clock = self.house.clock().clone();
@@ -181,17 +188,20 @@ impl Labour {
             let claimed = if room * 2 >= self.options.at_once.max(1) {
                 self.claim(room, &mut round).await.unwrap_or_default()
             } else {
-                Vec::new()
+                Claimed::default()
             };
-            let idle = claimed.is_empty();
-            for job in claimed {
+            let idle = claimed.jobs.is_empty();
+            for job in claimed.jobs {
                 tasks.spawn(self.clone().attend(job));
             }
             if idle {
+                // What waits for its time, or is another's until its lease is over, is looked at then.
+                let due_in = claimed.next_at.map_or(self.options.idle_max, |at| at.since(clock.now()));
+                let pause = self.options.idle_max.min(due_in.max(Duration::from_millis(1)));
                 tokio::select! {
                     Some(_) = tasks.join_next() => {}
                     _ = news.changed() => {}
-                    () = clock.sleep(self.options.idle_max) => {}
+                    () = clock.sleep(pause) => {}
                     _ = stop.changed() => {}
                 }
             }
@@ -200,25 +210,25 @@ impl Labour {
     }
 
     /// Claims for one tenant after the other, as long as there is room (W1).
-    async fn claim(&self, room: usize, round: &mut Round) -> Result<Vec<Row>, StoreError> {
+    async fn claim(&self, room: usize, round: &mut Round) -> Result<Claimed, StoreError> {
         let clock = self.house.clock();
         if round.tenants.is_empty() || clock.uptime() >= round.until {
             round.tenants = self.tenants().await?;
             round.until = clock.uptime() + TENANTS_FOR;
         }
         let many = round.tenants.len();
+        let mut claimed = Claimed::default();
         if many == 0 {
-            return Ok(Vec::new());
+            return Ok(claimed);
         }
         let most = usize::try_from(BATCH_MAX).unwrap_or(1);
         let part = room.div_ceil(many).clamp(1, most);
-        let mut jobs = Vec::new();
         for turn in 0..many {
-            let left = room.saturating_sub(jobs.len());
+            let left = room.saturating_sub(claimed.jobs.len());
             let Some(tenant) = round.tenants.get((round.first + turn) % many) else { continue };
             if left == 0 {
                 round.first = (round.first + turn) % many;
-                return Ok(jobs);
+                return Ok(claimed);
             }
             let want = Want {
                 tenant,
@@ -229,16 +239,19 @@ impl Labour {
             };
             let found = self.schedule.claim(&**self.house.store(), &**clock, self.house.ids(), want).await;
             match found {
-                Ok(found) => jobs.extend(found.jobs),
-                Err(error) if jobs.is_empty() => return Err(error),
+                Ok(found) => {
+                    claimed.jobs.extend(found.jobs);
+                    claimed.next_at = [claimed.next_at, found.next_at].into_iter().flatten().min();
+                }
+                Err(error) if claimed.jobs.is_empty() => return Err(error),
                 Err(_) => break,
             }
         }
-        if jobs.is_empty() {
+        if claimed.jobs.is_empty() {
             // Who is in the list has nothing that is due; others may.
             round.until = Duration::ZERO;
         }
-        Ok(jobs)
+        Ok(claimed)
     }
 
     fn lease(&self) -> Duration {

@@ -4,16 +4,19 @@
 //! and is gone while there are none; the line has a row for each job that waits, in the order of numbers that the lane gave
 //! out. Whoever ends an admitted job admits the next one in the same plan.
 //!
-//! - L1. *Guard of admission at once:* `running < per_key and waiting = 0`. Nobody goes past a line.
+//! - L1. *Guard of admission at once:* `running < per_key and waiting = 0`, or that there is no lane. Nobody goes past a line.
 //! - L2. *Guard of standing in line:* the opposite. Nobody waits for nothing.
 //! - L3. *Guard of leaving without a successor:* `waiting = 0`, and the count that was seen. Nobody in line is forgotten.
 //! - L4. *The next one is admitted once:* its row in the line is deleted by the plan that admits it.
 //!
-//! A number is taken by a write of its own, before the job is stored. One that is not used leaves a gap, which is harmless.
+//! A number in a lane that is there is taken by a write of its own, before the job is stored. One that is not used leaves a gap,
+//! which is harmless. A lane that is not there is made by the plan that stores its first job, so that a job which is refused
+//! leaves none behind.
 
-use statehouse_store::guard::{Operand, column, value};
+use statehouse_store::guard::column;
 use statehouse_store::{
-    Address, Commit, Consistency, Expr, Ids, Plan, Query, Row, Step, Store, StoreError, Tenant,
+    Address, Commit, Consistency, Expr, Ids, Plan, Query, Reason, Refused, Row, Step, Store, StoreError,
+    Tenant,
 };
 
 use super::{
@@ -33,6 +36,8 @@ pub(super) struct Place {
     pub seq: i64,
     /// Whether it can be claimed at once, or stands in line.
     pub admitted: bool,
+    /// Whether the lane is not there yet.
+    pub first: bool,
 }
 
 impl Schedule {
@@ -44,8 +49,8 @@ impl Schedule {
         tenant: &Tenant,
         order_key: &str,
     ) -> Result<Place, Refusal> {
-        let step = Step::upsert(&self.lanes, [order_key.into()])
-            .set(TAIL, Expr::Add(Operand::ColumnOr(TAIL.to_owned(), 0.into()), value(1)));
+        let step = Step::update(&self.lanes, [order_key.into()]).set(TAIL, column(TAIL).add(1));
+        let order_key = order_key.to_owned();
         for _ in 0..UNKNOWN_MAX {
             let plan = Plan::of(tenant, ids.next()).step(step.clone()).build()?;
             match store.commit(&plan).await {
@@ -56,10 +61,13 @@ impl Schedule {
                         int(TAIL).ok_or_else(|| Refusal::new(Code::Internal, "a lane gave out no number"))?;
                     let room = int(RUNNING).is_none_or(|running| running < self.per_key);
                     let admitted = room && int(WAITING).unwrap_or(0) == 0;
-                    return Ok(Place { order_key: order_key.to_owned(), seq, admitted });
+                    return Ok(Place { order_key, seq, admitted, first: false });
                 }
                 // The number may be taken; the next one will do.
                 Err(StoreError::OutcomeUnknown { .. }) => {}
+                Ok(Commit::Refused(Refused { reason: Reason::Absent, .. })) => {
+                    return Ok(Place { order_key, seq: 1, admitted: true, first: true });
+                }
                 Ok(Commit::Refused(_) | Commit::Fenced) => {
                     return Err(Refusal::new(Code::Internal, "a lane refused a number"));
                 }
@@ -71,6 +79,10 @@ impl Schedule {
 
     /// What it takes to stand at a place (L1, L2).
     pub(super) fn stand(&self, place: &Place, job_id: &str, when: &Expr) -> Vec<Step> {
+        if place.first {
+            let lane = Step::insert(&self.lanes, [place.order_key.as_str().into()]);
+            return vec![lane.set(RUNNING, 1).set(TAIL, place.seq)];
+        }
         let lane = Step::update(&self.lanes, [place.order_key.as_str().into()]);
         if place.admitted {
             let room = column(RUNNING).lt(self.per_key).and(column(WAITING).eq(0));

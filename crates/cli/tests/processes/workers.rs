@@ -1,84 +1,36 @@
 //! Workers in other languages, over HTTP, as they stand in `systems/jobs`: they share the jobs of a served house, and one that
 //! is killed with a job in its hands loses nothing.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::disallowed_methods,
-    reason = "helpers of tests fail by panicking, as tests do, and wait for processes that have a clock of their own"
-)]
-
-use std::io::{BufRead as _, Read as _, Write as _};
-use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
-fn system() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../systems/jobs")
-}
-
-/// A process that does not outlive its test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use crate::served::{Running, Server, pause, system};
 
 struct House {
-    _server: Running,
-    address: String,
+    server: Server,
     _folder: tempfile::TempDir,
+}
+
+fn folder() -> PathBuf {
+    system("jobs").parent().unwrap().to_owned()
 }
 
 impl House {
     fn serve() -> House {
         let folder = tempfile::tempdir().unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_statehouse"))
-            .args(["serve", "--json", "--listen", "127.0.0.1:0", "--log", "warn", "--blueprint"])
-            .arg(system().join("statehouse.toml"))
-            .args(["--store", "sqlite:jobs.db"])
-            .current_dir(folder.path())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let greeting: Json = serde_json::from_str(&line).unwrap();
-        let address = greeting["url"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned();
-        House { _server: Running(child), address, _folder: folder }
-    }
-
-    /// One request, and the body of its answer.
-    fn send(&self, method: &str, path: &str, body: &Json) -> Json {
-        let body = if body.is_null() { String::new() } else { body.to_string() };
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
-             Connection: close\r\n\r\n{body}",
-            self.address,
-            body.len()
-        );
-        stream.write_all(head.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        assert!(head.starts_with("HTTP/1.1 2"), "{method} {path}: {answer}");
-        serde_json::from_str(body).unwrap()
+        let server = Server::start(&system("jobs"), "sqlite:jobs.db", folder.path(), &[]);
+        House { server, _folder: folder }
     }
 
     fn enqueue(&self, job: &str, payload: &Json) {
-        self.send("POST", "/v1/job", &json!({"job_id": job, "payload": payload}));
+        self.server.send("POST", "/v1/job", &json!({"job_id": job, "payload": payload}));
     }
 
     fn job(&self, job: &str) -> Json {
-        self.send("GET", &format!("/v1/job/{job}"), &Json::Null)
+        self.server.send("GET", &format!("/v1/job/{job}"), &Json::Null)
     }
 
     /// Waits until a job is in a state.
@@ -88,15 +40,22 @@ impl House {
             if row["state"] == state {
                 return row;
             }
-            std::thread::sleep(Duration::from_millis(20));
+            pause(Duration::from_millis(20));
         }
         panic!("{job} never was {state}: {}", self.job(job))
     }
 
     fn worker(&self, program: &str, script: &str, name: &str, more: &[&str]) -> Running {
         let child = Command::new(program)
-            .arg(system().join(script))
-            .args([&format!("http://{}", self.address), "default", "--name", name, "--lease-ms", "2000"])
+            .arg(folder().join(script))
+            .args([
+                &format!("http://{}", self.server.address),
+                "default",
+                "--name",
+                name,
+                "--lease-ms",
+                "2000",
+            ])
             .args(more)
             .spawn();
         Running(child.unwrap_or_else(|error| panic!("{program} is needed for {script}: {error}")))
@@ -137,9 +96,9 @@ fn killed(first: (&str, &str), second: (&str, &str)) {
     let row = house.wait_for("hangs", "IN_PROGRESS");
     assert_eq!(row["worker"], "doomed");
     // For longer than a lease its heart beats.
-    std::thread::sleep(Duration::from_millis(3_000));
+    pause(Duration::from_millis(3_000));
     let _heir = house.worker(second.0, second.1, "heir", &[]);
-    std::thread::sleep(Duration::from_millis(500));
+    pause(Duration::from_millis(500));
     assert_eq!(house.job("hangs")["attempt"], 1);
     drop(doomed);
     let row = house.wait_for("hangs", "COMPLETED");

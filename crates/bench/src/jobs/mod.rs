@@ -1,0 +1,247 @@
+//! Jobs on PostgreSQL, against queues that others have made, on the same server in the same run.
+//!
+//! Both sides are libraries in a process beside the server: ours in Rust, theirs in Node. Ours keeps a record of every job in
+//! the log and the job's row for a week; graphile-worker deletes a job that is done, and pg-boss marks it.
+
+mod rivals;
+
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use async_trait::async_trait;
+use serde_json::{Value as Json, json};
+use statehouse::schedule::{Failure, Handler, Hands, Job, Options};
+use statehouse_store::clock::Stopwatch;
+use statehouse_store::{Clock as _, SystemClock};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+
+use self::rivals::{Rival, Rivals};
+use crate::load::{self, Round, drive, median, middle, ratio};
+use crate::report;
+use crate::servers::Server;
+use crate::site::{Site, Tenancy, request};
+
+const BLUEPRINT: &str = "
+[house]
+name = \"bench\"
+
+[schedule.job]
+";
+
+/// Callers that enqueue.
+const CALLERS: u64 = 16;
+const SPAN: Duration = Duration::from_millis(1_500);
+const ENQUEUE_ROUNDS: usize = 5;
+/// Jobs of one drain.
+const JOBS: usize = 20_000;
+const DRAIN_ROUNDS: usize = 3;
+/// Jobs of one plan while the queue is filled.
+const FILLED: usize = 40;
+/// Jobs in one claim, and those who claim at once.
+const CLAIMED: usize = 98;
+const CLAIMERS: usize = 4;
+/// Jobs that a worker has at once.
+const AT_ONCE: usize = 392;
+/// The lease of the worker that is killed, and how many jobs it has.
+const LEASE: Duration = Duration::from_secs(2);
+const LOST: usize = 98;
+
+/// Measures and prints.
+pub async fn run() -> Result<()> {
+    let server = Server::postgres()?;
+    let site = Site::at(&server.url).await?;
+    let house = site.house(BLUEPRINT).await?;
+    let mut rivals = Rivals::start(&server.url).await?;
+    enqueues(&house, &mut rivals).await?;
+    drains(&house, &mut rivals).await?;
+    rivals.stop().await?;
+    recovery(&house).await?;
+    if let Some(load) = load::machine() {
+        report::note("load of the machine (1, 5, 15 minutes)", &load);
+    }
+    site.close().await;
+    Ok(())
+}
+
+async fn enqueues(house: &Tenancy, rivals: &mut Rivals) -> Result<()> {
+    let (mut ours, mut graphile, mut boss) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ENQUEUE_ROUNDS {
+        ours.push(enqueue(house).await?);
+        graphile.push(rivals.enqueue(Rival::GraphileWorker, CALLERS, SPAN).await?);
+        boss.push(rivals.enqueue(Rival::PgBoss, CALLERS, SPAN).await?);
+    }
+    report::heading(&format!("PostgreSQL: enqueue one job per call, {CALLERS} callers"));
+    report::measured("Statehouse", median(&ours)?);
+    for (rival, rounds) in [(Rival::GraphileWorker, &graphile), (Rival::PgBoss, &boss)] {
+        report::measured(rival.name(), median(rounds)?);
+        report::ratio(&format!("Statehouse / {}", rival.name()), ratio(&ours, rounds)?, 5.0);
+    }
+    Ok(())
+}
+
+async fn enqueue(house: &Tenancy) -> Result<Round> {
+    let house = house.clone();
+    drive(CALLERS, SPAN, move |caller, _| {
+        let house = house.clone();
+        async move {
+            // Nobody claims from this queue.
+            house
+                .call("job.enqueue", vec![], json!({"queue": "enqueued", "payload": {"number": caller}}))
+                .await?;
+            Ok(())
+        }
+    })
+    .await
+}
+
+async fn drains(house: &Tenancy, rivals: &mut Rivals) -> Result<()> {
+    let (mut handled, mut claimed, mut graphile, mut boss) = (vec![], vec![], vec![], vec![]);
+    for _ in 0..DRAIN_ROUNDS {
+        handled.push(JOBS as f64 / by_handler(house).await?);
+        graphile.push(JOBS as f64 / rivals.drain(Rival::GraphileWorker, JOBS).await?);
+        claimed.push(JOBS as f64 / by_claims(house).await?);
+        boss.push(JOBS as f64 / rivals.drain(Rival::PgBoss, JOBS).await?);
+    }
+    report::heading(&format!(
+        "PostgreSQL: drain of {JOBS} jobs with nothing to do, every completion durable"
+    ));
+    report::figure("Statehouse, a handler in Rust", middle(&handled)?, "jobs/s");
+    report::figure(
+        &format!("Statehouse, {CLAIMERS} that claim and complete {CLAIMED} at a time"),
+        middle(&claimed)?,
+        "jobs/s",
+    );
+    let ratio = |theirs: &[f64]| {
+        let best = handled.iter().zip(&claimed).map(|(a, b)| a.max(*b));
+        middle(&best.zip(theirs).map(|(ours, theirs)| ours / theirs).collect::<Vec<f64>>())
+    };
+    for (rival, rates, wanted) in [(Rival::GraphileWorker, &graphile, 1.0), (Rival::PgBoss, &boss, 3.0)] {
+        report::figure(rival.name(), middle(rates)?, "jobs/s");
+        report::ratio(&format!("Statehouse, the faster way / {}", rival.name()), ratio(rates)?, wanted);
+    }
+    Ok(())
+}
+
+async fn fill(house: &Tenancy, jobs: usize) -> Result<()> {
+    let batches = (0..jobs).step_by(FILLED).map(|first| {
+        let numbers = first..jobs.min(first + FILLED);
+        numbers.map(|number| request("job.enqueue", vec![], json!({"payload": {"number": number}}))).collect()
+    });
+    house.fill(batches).await
+}
+
+/// That no job was left, or is still somebody's.
+async fn all_are_done(house: &Tenancy) -> Result<()> {
+    for state in ["PENDING", "IN_PROGRESS", "RETRYING"] {
+        let left = house.list("job.list", vec![], json!({"state": state, "limit": 1})).await?;
+        ensure!(left.is_empty(), "{left:?}");
+    }
+    Ok(())
+}
+
+/// Counts jobs, and does nothing else.
+struct Counting {
+    left: AtomicUsize,
+    none_left: Notify,
+}
+
+#[async_trait]
+impl Handler for Counting {
+    async fn handle(&self, _: &Job) -> Result<Json, Failure> {
+        if self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.none_left.notify_one();
+        }
+        Ok(Json::Null)
+    }
+}
+
+/// Never gets done.
+struct Stuck(AtomicUsize);
+
+#[async_trait]
+impl Handler for Stuck {
+    async fn handle(&self, _: &Job) -> Result<Json, Failure> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        pending().await
+    }
+}
+
+/// How long a handler in Rust takes for all jobs, until the last completion is durable.
+async fn by_handler(house: &Tenancy) -> Result<f64> {
+    fill(house, JOBS).await?;
+    let counting = Arc::new(Counting { left: AtomicUsize::new(JOBS), none_left: Notify::new() });
+    let options = Options { at_once: AT_ONCE, ..Options::default() };
+    let watch = Stopwatch::start();
+    let hands = Hands::start(&house.house, "job", "default", counting.clone(), options)?;
+    counting.none_left.notified().await;
+    hands.stop().await;
+    let seconds = watch.elapsed().as_secs_f64();
+    all_are_done(house).await?;
+    Ok(seconds)
+}
+
+/// How long it takes by claims and completions, as a worker in any language would make them.
+async fn by_claims(house: &Tenancy) -> Result<f64> {
+    fill(house, JOBS).await?;
+    let watch = Stopwatch::start();
+    let mut claimers: JoinSet<Result<()>> = (0..CLAIMERS).map(|_| claimer(house.clone())).collect();
+    while let Some(ended) = claimers.join_next().await {
+        ended??;
+    }
+    let seconds = watch.elapsed().as_secs_f64();
+    all_are_done(house).await?;
+    Ok(seconds)
+}
+
+async fn claimer(house: Tenancy) -> Result<()> {
+    loop {
+        let claim = json!({"worker": "bench", "limit": CLAIMED});
+        let jobs = house.list("job_queue.claim", vec!["default".into()], claim).await?;
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let done: Vec<Json> = jobs
+            .iter()
+            .map(|job| json!({"job_id": job.get("job_id"), "attempt": job.get("attempt"), "result": null}))
+            .collect();
+        let outcomes =
+            house.list("job_queue.complete", vec!["default".into()], json!({"jobs": done})).await?;
+        let refused = outcomes.iter().find(|outcome| outcome.get("done") != Some(&json!(true)));
+        ensure!(refused.is_none(), "not completed: {refused:?}");
+    }
+}
+
+/// A worker is killed with jobs in its hands: how long until another one has done them all.
+async fn recovery(house: &Tenancy) -> Result<()> {
+    fill(house, LOST).await?;
+    let stuck = Arc::new(Stuck(AtomicUsize::new(0)));
+    let options = Options { at_once: LOST, lease: Some(LEASE), ..Options::default() };
+    let doomed = Hands::start(&house.house, "job", "default", stuck.clone(), options.clone())?;
+    for _ in 0..1_000 {
+        if stuck.0.load(Ordering::Relaxed) == LOST {
+            break;
+        }
+        SystemClock.sleep(Duration::from_millis(10)).await;
+    }
+    ensure!(stuck.0.load(Ordering::Relaxed) == LOST, "the jobs were not claimed");
+    let counting = Arc::new(Counting { left: AtomicUsize::new(LOST), none_left: Notify::new() });
+    let heir = Hands::start(&house.house, "job", "default", counting.clone(), options)?;
+    // For more than a lease its heart beats, and nobody else gets them.
+    SystemClock.sleep(LEASE + LEASE / 4).await;
+    ensure!(counting.left.load(Ordering::Relaxed) == LOST, "a job was taken from a worker that lives");
+    let watch = Stopwatch::start();
+    drop(doomed);
+    counting.none_left.notified().await;
+    heir.stop().await;
+    let seconds = watch.elapsed().as_secs_f64();
+    all_are_done(house).await.context("after a worker was killed")?;
+    report::heading(&format!(
+        "PostgreSQL: a worker is killed with {LOST} jobs in its hands, lease {LEASE:?}"
+    ));
+    report::bounded("until another one has done them all", seconds / LEASE.as_secs_f64(), "leases", 1.0);
+    Ok(())
+}

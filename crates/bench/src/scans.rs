@@ -1,0 +1,174 @@
+//! What the house does by itself when times have come: bookings that expire and timers that fire, many at once, on SQLite and
+//! on PostgreSQL.
+//!
+//! Ten times as many rows should take ten times as long. While a hundred thousand bookings are swept, others go on holding
+//! and cancelling seats; their rate is compared with that on the same store before the sweep began.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use serde_json::{Value as Json, json};
+use statehouse::worker::Options;
+use statehouse_store::clock::Stopwatch;
+use statehouse_store::{Clock as _, SystemClock};
+
+use crate::load::{self, Round, drive};
+use crate::report;
+use crate::servers::Server;
+use crate::site::{Site, Tenancy, request};
+
+/// How many rows are due, in turn.
+const FEW: u64 = 10_000;
+const MANY: u64 = 100_000;
+/// Rows of one plan while tables are filled. A booking has two.
+const FILLED: u64 = 40;
+/// Those who hold seats meanwhile.
+const BUYERS: u64 = 16;
+const SPAN: Duration = Duration::from_millis(1_500);
+/// The event at which they do.
+const FOREGROUND: u64 = u32::MAX as u64;
+/// How often a scan's progress is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Bookings that are soon over; the same tables with bookings that are not.
+fn blueprint(hold_for: &str) -> String {
+    format!(
+        "[house]\nname = \"bench\"\n\n[booking.seat]\nkey = {{ event_id = \"int\", seat_no = \"int\" }}\n\
+         hold_for = \"{hold_for}\"\nhold_max = \"1h\"\n\n[timer.alarm]\nkey = {{ id = \"int\" }}\nshards = 16\n"
+    )
+}
+
+/// Measures and prints.
+pub async fn run() -> Result<()> {
+    for (engine, server) in [("SQLite", Server::sqlite()?), ("PostgreSQL", Server::postgres()?)] {
+        let few = measure(&server.url, FEW).await?;
+        let many = measure(&server.url, MANY).await?;
+        report::heading(&format!("{engine}: what is due, done by the house's workers"));
+        for (what, few, many) in
+            [("expired bookings", few.swept, many.swept), ("due timers", few.fired, many.fired)]
+        {
+            report::figure(&format!("{FEW} {what}"), few, "rows/s");
+            report::figure(&format!("{MANY} {what}"), many, "rows/s");
+            report::figure(&format!("{what}: rate with ten times as many / with few"), many / few, "×");
+        }
+        report::measured(&format!("hold + cancel, {BUYERS} buyers, nothing due"), many.alone);
+        report::measured(&format!("hold + cancel, {BUYERS} buyers, during the sweep"), many.beside);
+        report::bounded(
+            "foreground holds: how much slower during the sweep",
+            many.alone.rate / many.beside.rate,
+            "×",
+            2.0,
+        );
+    }
+    if let Some(load) = load::machine() {
+        report::note("load of the machine (1, 5, 15 minutes)", &load);
+    }
+    Ok(())
+}
+
+/// Rates in rows a second, and what buyers got done alone and beside the sweep.
+struct Figures {
+    swept: f64,
+    fired: f64,
+    alone: Round,
+    beside: Round,
+}
+
+async fn measure(url: &str, rows: u64) -> Result<Figures> {
+    let site = Site::at(url).await?;
+    let house = site.house(&blueprint("1h")).await?;
+    offer(&house, FOREGROUND, BUYERS).await?;
+    let fleeting = site.house(&blueprint("1ms")).await?;
+    offer(&fleeting, 0, rows).await?;
+    hold(&fleeting, rows).await?;
+    let alone = holds(&house).await?;
+    // A sweep of its own, so that its rate is that of a store on which nobody else works.
+    let swept = done(&house, "seat_booking.expire", rows).await?;
+    house.house.stop_workers().await;
+    let beside = beside_a_sweep(&site, &house, rows).await?;
+    set(&house, rows).await?;
+    let fired = done(&house, "alarm.fire", rows).await?;
+    house.house.stop_workers().await;
+    site.close().await;
+    Ok(Figures { swept, fired, alone, beside })
+}
+
+/// Puts seats on sale.
+async fn offer(house: &Tenancy, event: u64, seats: u64) -> Result<()> {
+    let seat = |seat: u64| request("seat.create", vec![], json!({"event_id": event, "seat_no": seat}));
+    let batches = (0..seats).step_by(FILLED as usize);
+    house.fill(batches.map(|first| (first..seats.min(first + FILLED)).map(seat).collect())).await
+}
+
+/// Holds each seat of the first event, one for each booking.
+async fn hold(house: &Tenancy, rows: u64) -> Result<()> {
+    let hold = |seat: u64| {
+        let booking = format!("{}-{seat}", house.house.ids().next());
+        let input = json!({"booking_id": booking, "event_id": 0, "seat_no": [seat], "holder": "somebody"});
+        request("seat_booking.hold", vec![], input)
+    };
+    let batches = (0..rows).step_by(FILLED as usize);
+    house.fill(batches.map(|first| (first..rows.min(first + FILLED)).map(hold).collect())).await
+}
+
+/// Sets timers that are due at once.
+async fn set(house: &Tenancy, rows: u64) -> Result<()> {
+    let set = |id: u64| {
+        let key = vec![i64::try_from(id).unwrap_or_default().into()];
+        request("alarm.set", key, json!({"due_at": "2020-01-01T00:00:00Z"}))
+    };
+    let batches = (0..rows).step_by(FILLED as usize);
+    house.fill(batches.map(|first| (first..rows.min(first + FILLED)).map(set).collect())).await
+}
+
+/// How many rows a worker of this process has done.
+fn done_by(house: &Tenancy, worker: &str) -> u64 {
+    let figures = house.house.worker_figures();
+    figures.iter().filter(|figures| figures.worker == worker).map(|figures| figures.rows).sum()
+}
+
+/// Starts the workers, and says how many rows a second one of them does.
+async fn done(house: &Tenancy, worker: &str, rows: u64) -> Result<f64> {
+    let watch = Stopwatch::start();
+    house.house.start_workers(Options::default());
+    while done_by(house, worker) < rows {
+        ensure!(watch.elapsed() < Duration::from_secs(600), "{worker} does not get done");
+        SystemClock.sleep(LOOK_EVERY).await;
+    }
+    Ok(rows as f64 / watch.elapsed().as_secs_f64())
+}
+
+/// Buyers who hold a seat of their own and cancel it, again and again.
+async fn holds(house: &Tenancy) -> Result<Round> {
+    let house = house.clone();
+    drive(BUYERS, SPAN, move |caller, _| {
+        let house = house.clone();
+        async move {
+            let booking = house.house.ids().next();
+            let input = json!({
+                "booking_id": booking, "event_id": FOREGROUND, "seat_no": [caller], "holder": "somebody",
+            });
+            house.call("seat_booking.hold", vec![], input).await?;
+            house.call("seat_booking.cancel", vec![booking.as_str().into()], Json::Null).await?;
+            Ok(())
+        }
+    })
+    .await
+}
+
+/// The same while as many bookings are swept again.
+async fn beside_a_sweep(site: &Site, house: &Tenancy, rows: u64) -> Result<Round> {
+    let fleeting = site.house(&blueprint("1ms")).await?;
+    hold(&fleeting, rows).await?;
+    house.house.start_workers(Options::default());
+    let round = holds(house).await?;
+    let watch = Stopwatch::start();
+    let swept = done_by(house, "seat_booking.expire");
+    while done_by(house, "seat_booking.expire") < rows {
+        ensure!(watch.elapsed() < Duration::from_secs(600), "the sweep does not get done");
+        SystemClock.sleep(LOOK_EVERY).await;
+    }
+    ensure!(swept > 0, "nothing was swept while buyers held seats");
+    house.house.stop_workers().await;
+    Ok(round)
+}

@@ -1,0 +1,97 @@
+//! A house in a namespace of its own, and what benchmarks of archetypes do with it: call actions, many at once.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use serde_json::{Map, Value as Json};
+use statehouse::{Answer, Blueprint, Expected, House, Operation, Refusal, Request};
+use statehouse_drills::engines::{self, Lab};
+use statehouse_store::{Migrate, Store, Tenant, Value};
+use tokio::task::JoinSet;
+
+/// Calls in flight while tables are filled.
+const FILLING: usize = 256;
+
+/// A store in an empty namespace of an engine. What is in it goes away with it.
+pub struct Site {
+    store: Arc<dyn Store>,
+    tenant: Tenant,
+    /// Takes the namespace away when it is dropped.
+    _lab: Arc<dyn Lab>,
+}
+
+/// A house on a site.
+#[derive(Clone)]
+pub struct Tenancy {
+    /// The house.
+    pub house: Arc<House>,
+    tenant: Tenant,
+}
+
+impl Site {
+    /// A namespace at a store's URL, beside what is there.
+    pub async fn at(url: &str) -> Result<Site> {
+        let lab = engines::at(url)?.lab("bench")?;
+        Ok(Site { store: lab.open().await?, tenant: Tenant::new("acme")?, _lab: lab })
+    }
+
+    /// A house with this blueprint. Several may stand on one site.
+    pub async fn house(&self, blueprint: &str) -> Result<Tenancy> {
+        let blueprint = Blueprint::read("statehouse.toml", blueprint)?;
+        let house = House::over(self.store.clone(), &blueprint)?;
+        house.migrate(Migrate::Apply).await?;
+        Ok(Tenancy { house: Arc::new(house), tenant: self.tenant.clone() })
+    }
+
+    /// Closes the store, so that its namespace can go away.
+    pub async fn close(self) {
+        self.store.close().await;
+    }
+}
+
+/// A request for an action.
+pub fn request(action: &str, key: Vec<Value>, input: Json) -> Request {
+    let input = match input {
+        Json::Object(input) => input,
+        _ => Map::new(),
+    };
+    Request { action: action.to_owned(), key, input, expected: None }
+}
+
+impl Tenancy {
+    /// Calls an action.
+    pub async fn call(&self, action: &str, key: Vec<Value>, input: Json) -> Result<Answer, Refusal> {
+        self.house.call(&self.tenant, request(action, key, input), Operation::default()).await
+    }
+
+    /// Calls an action that wants to know which version was seen; any will do.
+    pub async fn overwrite(&self, action: &str, key: Vec<Value>, input: Json) -> Result<Answer, Refusal> {
+        let request = Request { expected: Some(Expected::Any), ..request(action, key, input) };
+        self.house.call(&self.tenant, request, Operation::default()).await
+    }
+
+    /// Calls an action that gives a list.
+    pub async fn list(&self, action: &str, key: Vec<Value>, input: Json) -> Result<Vec<Json>> {
+        let answer = self.call(action, key, input).await?;
+        answer.body.as_array().cloned().context("the answer is no list")
+    }
+
+    /// Calls, many at once, each of one request or of several as one plan, until all are done.
+    pub async fn fill(&self, batches: impl IntoIterator<Item = Vec<Request>>) -> Result<()> {
+        let mut filling = JoinSet::new();
+        for batch in batches {
+            let site = self.clone();
+            filling.spawn(async move {
+                let filled = site.house.batch(&site.tenant, batch, Operation::default()).await;
+                filled.map_err(|(number, refusal)| anyhow::anyhow!("call {number}: {refusal}"))
+            });
+            if filling.len() >= FILLING {
+                filling.join_next().await.context("nothing is being filled")???;
+            }
+        }
+        while let Some(filled) = filling.join_next().await {
+            filled??;
+        }
+        Ok(())
+    }
+}
