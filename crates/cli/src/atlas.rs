@@ -19,7 +19,12 @@ url = "https://target.example/"
 reconcile = { url = "https://target.example/{key}" }
 [entity.thing]
 key = { id = "int" }
-fields = { n = "int?", list = "json?" }
+fields = { n = "int?", list = "json?", by = "int?", at = "time?" }
+[feed.home]
+posts = "thing"
+author = "by"
+created = "at"
+follows = "edge"
 [lease.claim]
 key = { id = "int" }
 [log.readers]
@@ -40,6 +45,9 @@ parent = { about = "int" }
 fields = { body = "text" }
 [timer.alarm]
 key = { id = "int" }
+[view.things]
+of = "thing"
+group_by = ["n"]
 "#;
 
 pub(crate) fn run(arguments: &Atlas, output: &Output) -> Result<(), Failure> {

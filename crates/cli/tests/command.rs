@@ -166,7 +166,7 @@ fn every_template_is_a_good_blueprint() {
     assert!(
         Shell::new()
             .expect(2, &["init", "--template", "x"])
-            .contains("[possible values: catalog, jobs, profile, tickets]")
+            .contains("[possible values: catalog, feed, jobs, profile, tickets]")
     );
 }
 
@@ -294,7 +294,7 @@ fn settings_say_where_they_come_from() {
 #[test]
 fn demos_end_with_what_holds() {
     let shell = Shell::new();
-    for system in ["profile", "catalog", "jobs", "tickets"] {
+    for system in ["profile", "catalog", "feed", "jobs", "tickets"] {
         let report =
             shell.json(0, &["demo", system, "--callers", "4", "--actions", "25", "--store", "memory:"]);
         assert!(report["invariants"].as_array().unwrap().len() >= 4, "{report}");

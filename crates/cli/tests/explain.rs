@@ -120,3 +120,9 @@ fn every_action_of_a_schedule() {
     let definition = ["create", "pause", "resume", "delete", "run", "read", "list", "history"];
     check("jobs", "job_definition", &definition);
 }
+
+#[test]
+fn every_action_of_a_feed_and_a_view() {
+    check("feed", "home", &["list", "read", "seen"]);
+    check("feed", "posts_by_author", &["list", "read"]);
+}

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Each page, and what its example prints, in this order, whatever stands between.
-const PAGES: [(&str, &[&str]); 11] = [
+const PAGES: [(&str, &[&str]); 12] = [
     (
         "booking",
         &["\"AVAILABLE\"", "\"IN_PROGRESS\"", "refused (held)", "\"CONFIRMED\"", "\"state\": \"SOLD\""],
@@ -24,6 +24,17 @@ const PAGES: [(&str, &[&str]); 11] = [
             "exit 4",
             "\"stock\": 12",
             "\"views\": 1",
+        ],
+    ),
+    (
+        "feed",
+        &[
+            "\"has\":true",
+            "\"post_preview\":\"hello\"",
+            "\"DELETED\"",
+            "\"post_preview\":\"unheard\"",
+            "\"last_seen_post_id\":2",
+            "generation 2",
         ],
     ),
     ("lease", &["\"epoch\": 1", "exit 4", "\"FREE\"", "\"epoch\": 2", "abstract: state transition"]),

@@ -40,10 +40,15 @@ pub(crate) fn first(rows: i64) -> Map<String, Json> {
     Map::from_iter([(LIMIT.to_owned(), rows.into())])
 }
 
+/// How many rows a call asks for.
+pub(crate) fn rows(call: &Call) -> usize {
+    let rows = call.input.get(LIMIT).and_then(Json::as_i64).unwrap_or(ROWS_DEFAULT);
+    usize::try_from(rows).unwrap_or(1)
+}
+
 /// The page of a range that a call asks for.
 pub(crate) fn page_of(query: Query, call: &Call) -> Result<Query, Refusal> {
-    let rows = call.input.get(LIMIT).and_then(Json::as_i64).unwrap_or(ROWS_DEFAULT);
-    let query = query.limit(usize::try_from(rows).unwrap_or(1))?;
+    let query = query.limit(rows(call))?;
     match call.input.get(CURSOR).and_then(Json::as_str) {
         Some(cursor) => Ok(query.after(Cursor::parse(cursor)?)?),
         None => Ok(query),

@@ -142,14 +142,20 @@ const BUILT: &[(&str, Declare)] = &[
 ];
 
 /// How a declaration becomes resources that stand on others of the blueprint.
-type DeclareOver = fn(&Thing, &[Resource], &mut Problems) -> Vec<Resource>;
+type DeclareOver = fn(&Thing, &Blueprint, &[Resource], &mut Problems) -> Vec<Resource>;
 
 /// What stands on other resources, by keyword; declared after [`BUILT`], in any order of the file.
-const STANDING_ON: [(&str, DeclareOver); 1] = [("view", product::view::declare)];
+const STANDING_ON: [(&str, DeclareOver); 2] =
+    [("feed", product::feed::declare), ("view", product::view::declare)];
+
+/// What is built and has nothing to declare: others stand on it.
+const BENEATH: [&str; 1] = ["projection"];
 
 /// Whether an archetype is built.
 pub fn is_built(archetype: &Archetype) -> bool {
-    BUILT.iter().any(|(keyword, _)| *keyword == archetype.keyword())
+    let declared = BUILT.iter().map(|(keyword, _)| *keyword);
+    let over = STANDING_ON.iter().map(|(keyword, _)| *keyword);
+    declared.chain(over).chain(BENEATH).any(|keyword| keyword == archetype.keyword())
 }
 
 /// The resources of a blueprint, or everything that is wrong with their settings.
@@ -164,9 +170,12 @@ pub fn declare(blueprint: &Blueprint) -> Result<Vec<Resource>, Problems> {
         let over = STANDING_ON.iter().find(|(built, _)| *built == keyword).map(|(_, declare)| declare);
         let declared = match (declare, over) {
             (Some(declare), _) => declare(thing, &mut problems),
-            (None, Some(declare)) => declare(thing, &resources, &mut problems),
+            (None, Some(declare)) => declare(thing, blueprint, &resources, &mut problems),
             (None, None) => {
-                let title = format!("`{keyword}` ({}) is not built yet", thing.archetype.name);
+                let title = match is_built(thing.archetype) {
+                    true => format!("`{keyword}` ({}) is not declared by itself", thing.archetype.name),
+                    false => format!("`{keyword}` ({}) is not built yet", thing.archetype.name),
+                };
                 let built = BUILT.iter().map(|(keyword, _)| *keyword);
                 let built: Vec<&str> = built.chain(STANDING_ON.iter().map(|(keyword, _)| *keyword)).collect();
                 let advice = format!("this version has {}", built.join(", "));

@@ -431,6 +431,12 @@ impl Cursor {
         serde_json::from_slice(&bytes).map_err(|_| bad())
     }
 
+    /// The same place in another read whose rows have the same order, like a second list that is merged with the first.
+    #[must_use]
+    pub fn in_read(&self, query: &Query) -> Cursor {
+        Cursor { source: query.source(), values: self.values.clone() }
+    }
+
     fn check(&self, source: &str, kinds: &[Type]) -> Result<(), PlanError> {
         if self.source != source {
             let why = format!("it was made by a read of {}, this one is of {source}", self.source);

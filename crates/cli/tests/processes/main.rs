@@ -11,6 +11,7 @@
     reason = "helpers of tests fail by panicking, as tests do, and wait for processes that have a clock of their own"
 )]
 
+mod feeds;
 mod races;
 mod served;
 mod sharing;

@@ -10,6 +10,7 @@ mod blueprint;
 pub(crate) mod booking;
 mod effect;
 pub(crate) mod entity;
+mod feed;
 pub(crate) mod house;
 pub(crate) mod lease;
 mod log;
@@ -26,6 +27,7 @@ pub const CASES: &[&[Case]] = &[
     booking::CASES,
     effect::CASES,
     entity::CASES,
+    feed::CASES,
     lease::CASES,
     log::CASES,
     projection::CASES,
@@ -41,8 +43,10 @@ pub const CASES: &[&[Case]] = &[
 pub const DRILLS: &[&[Drill]] = &[
     drill::booking::DRILLS,
     drill::entity::DRILLS,
+    feed::DRILLS,
     drill::lease::DRILLS,
     log::DRILLS,
+    projection::DRILLS,
     relation::DRILLS,
     sequence::DRILLS,
     thread::DRILLS,

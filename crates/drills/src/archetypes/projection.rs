@@ -23,6 +23,7 @@ use super::projection;
 use crate::around::{Around, Hook};
 use crate::client::{pause, same, scan};
 use crate::conformance::{Case, cases};
+use crate::drill::Drill;
 use crate::engines::Lab;
 
 pub(super) const CASES: &[Case] = cases! {
@@ -51,6 +52,33 @@ pub(super) const CASES: &[Case] = cases! {
     }
 };
 
+pub(super) const DRILLS: &[Drill] = &[
+    Drill::by_case(
+        CASES,
+        "stale index",
+        "A reader asks with the token of its own write, before and while the projector works.",
+        "projection::a_reader_waits_for_its_own_write",
+    ),
+    Drill::by_case(
+        CASES,
+        "missing entry",
+        "The source is written while it is scanned, before and behind the scan.",
+        "projection::a_rebuild_while_writing_gives_the_truth",
+    ),
+    Drill::by_case(
+        CASES,
+        "duplicate entry",
+        "Answers to what the projector writes get lost before and after the commit, and a rebuild is begun meanwhile.",
+        "projection::lost_answers_count_nothing_twice",
+    ),
+    Drill::by_case(
+        CASES,
+        "tombstone not propagated",
+        "Rows go while a scan has them in its hands that it has read before.",
+        "projection::what_a_scan_has_read_before_does_not_come_back",
+    ),
+];
+
 const SOURCE: &str = r#"
 [house]
 name = "drill"
@@ -75,8 +103,8 @@ fn blueprint(views: &str) -> String {
 }
 
 /// A visitor, and a lease on the shards of its projections.
-struct Scene {
-    visitor: Visitor,
+pub(super) struct Scene {
+    pub visitor: Visitor,
     held: Held,
 }
 
@@ -86,7 +114,10 @@ impl Scene {
     }
 
     async fn over(store: Arc<dyn Store>, views: &str) -> Result<Scene> {
-        let visitor = Visitor::over(store, &blueprint(views), Arc::new(SystemClock)).await?;
+        Scene::of(Visitor::over(store, &blueprint(views), Arc::new(SystemClock)).await?).await
+    }
+
+    pub async fn of(visitor: Visitor) -> Result<Scene> {
         let (tenant, table) = (own::tenant().context("the house has no name")?, own::leases()?);
         let house = &visitor.house;
         let leases = Leases::of(house.store().clone(), house.clock().clone(), table, tenant);
@@ -104,23 +135,27 @@ impl Scene {
         self.visitor.house.projections()
     }
 
-    fn projection(&self) -> Result<Projection> {
+    pub fn projection(&self) -> Result<Projection> {
         self.projections().into_iter().next().context("the house has no projection")
     }
 
-    async fn state(&self) -> Result<State> {
+    pub async fn state(&self) -> Result<State> {
         Ok(self.projection()?.state().await?)
     }
 
-    async fn live(&self) -> Result<i64> {
+    pub async fn live(&self) -> Result<i64> {
         Ok(self.state().await?.live.context("nothing is live")?.number)
     }
 
     /// One step of one shard of one projection.
-    async fn step(&self, projection: &str, shard: u32, limit: usize) -> Result<(), StoreError> {
+    pub async fn step(&self, projection: &str, shard: u32, limit: usize) -> Result<(), StoreError> {
+        self.step_of(&format!("{projection}.project"), shard, limit).await
+    }
+
+    /// One step of one shard of a worker.
+    pub async fn step_of(&self, name: &str, shard: u32, limit: usize) -> Result<(), StoreError> {
         let house = &self.visitor.house;
-        let name = format!("{projection}.project");
-        let missing = || StoreError::schema(name.as_str(), "there is no such worker");
+        let missing = || StoreError::schema(name, "there is no such worker");
         let worker = house.workers().iter().find(|worker| worker.name() == name).ok_or_else(missing)?;
         let (store, clock, ids) = (house.store(), &**house.clock(), house.ids());
         let shift = Shift { store, clock, ids, outside: house.outside(), shard, held: &self.held };
@@ -128,7 +163,7 @@ impl Scene {
     }
 
     /// Steps of all projections, once: the first shard, and those that have something ahead.
-    async fn work(&self, limit: usize) -> Result<bool, StoreError> {
+    pub async fn work(&self, limit: usize) -> Result<bool, StoreError> {
         let mut busy = false;
         for projection in self.projections() {
             self.step(projection.name(), 0, limit).await?;
@@ -151,7 +186,7 @@ impl Scene {
     }
 
     /// Works until nothing is ahead and nothing is being built.
-    async fn drain(&self) -> Result<()> {
+    pub async fn drain(&self) -> Result<()> {
         for _ in 0..5_000 {
             if !self.work(1).await? {
                 return Ok(());
@@ -169,7 +204,7 @@ impl Scene {
         self.any_version("profile.delete", id, json!({})).await
     }
 
-    async fn any_version(&self, action: &str, id: i64, input: Json) -> Result<()> {
+    pub async fn any_version(&self, action: &str, id: i64, input: Json) -> Result<()> {
         let request = Visitor::request(action, &[id.into()], &input, Some(Expected::Any));
         self.visitor.house.call(&self.visitor.tenant, request, Operation::default()).await?;
         Ok(())

@@ -28,6 +28,7 @@ pub(super) const CASES: &[Case] = cases! {
         who_was_paused_comes_too_late(7),
         lists_that_do_not_agree_are_not_made_worse(7),
         lists_are_in_order_and_paged_over_buckets(7),
+        a_list_of_one_bucket_goes_on(7),
         pages_hold_while_others_come_and_go(7),
         counts_are_the_edges_after_a_storm(7),
         lost_answers_count_nothing_twice(7),
@@ -414,6 +415,22 @@ async fn lists_are_in_order_and_paged_over_buckets(lab: &dyn Lab) -> Result<()> 
     }
     same("how many", &count(&visitor, "in", 100).await?, &Some(24))?;
     check_rows(&visitor).await.map(drop)
+}
+
+async fn a_list_of_one_bucket_goes_on(lab: &dyn Lab) -> Result<()> {
+    let blueprint =
+        "[relation.follow]\nfrom = { follower = \"int\" }\nto = { followee = \"int\" }\nbuckets = 1\n";
+    let visitor = Visitor::open(lab, blueprint).await?;
+    for other in 1..=5 {
+        add(&visitor, 9, other).await?;
+        add(&visitor, other, 9).await?;
+    }
+    for limit in [1, 2, 5] {
+        for end in ["out", "in"] {
+            same(&format!("{end}, by {limit}"), &list(&visitor, end, 9, limit).await?, &vec![5, 4, 3, 2, 1])?;
+        }
+    }
+    Ok(())
 }
 
 async fn pages_hold_while_others_come_and_go(lab: &dyn Lab) -> Result<()> {

@@ -23,6 +23,8 @@ use statehouse_store::{
 
 #[path = "../../../../systems/catalog/scenario.rs"]
 mod catalog;
+#[path = "../../../../systems/feed/scenario.rs"]
+mod feed;
 #[path = "../../../../systems/jobs/scenario.rs"]
 mod jobs;
 #[path = "../../../../systems/profile/scenario.rs"]
@@ -54,6 +56,13 @@ pub const SYSTEMS: &[System] = &[
         blueprint: include_str!("../../../../systems/catalog/statehouse.toml"),
         shortened: None,
         run: |stage| Box::pin(catalog::run(stage)),
+    },
+    System {
+        name: "feed",
+        about: "Home feeds of people who post, follow and unfollow, while the projector is killed again and again.",
+        blueprint: include_str!("../../../../systems/feed/statehouse.toml"),
+        shortened: Some(feed::LINE),
+        run: |stage| Box::pin(feed::run(stage)),
     },
     System {
         name: "jobs",

@@ -26,8 +26,8 @@ use std::task::Poll;
 use statehouse_store::log::partition_of;
 use statehouse_store::table::Builder;
 use statehouse_store::{
-    Address, Consistency, Cursor, Expr, Operand, Page, Query, Row, Step, Store, Table, Tenant, Time, Type,
-    Value,
+    Address, Consistency, Cursor, Expr, Guard, Operand, Page, Query, Row, Step, Store, Table, Tenant, Time,
+    Type, Value,
 };
 
 use crate::action::{Call, Refusal};
@@ -125,13 +125,18 @@ impl Listing {
 
     /// How many items the list has.
     pub async fn count(&self, store: &dyn Store, tenant: &Tenant, owner: &[Value]) -> Result<i64, Refusal> {
+        Ok(self.tally(store, tenant, owner).await?.sum())
+    }
+
+    /// The parts of the count, as they are.
+    pub async fn tally(&self, store: &dyn Store, tenant: &Tenant, owner: &[Value]) -> Result<Tally, Refusal> {
         let address = |shard: u32| {
             let shard = Value::from(i64::from(shard));
             Address::new(&self.counts, tenant, owner.iter().cloned().chain([shard]))
         };
         let addresses = (0..self.shards).map(address).collect::<Result<Vec<_>, _>>()?;
         let rows = store.get(&addresses, Consistency::Strong).await?;
-        Ok(rows.iter().flatten().filter_map(|row| row.int(COUNT)).sum())
+        Ok(Tally(addresses.into_iter().zip(rows).collect()))
     }
 
     /// A page of the list, as a call asks for it, and where the next one begins (L2).
@@ -147,7 +152,36 @@ impl Listing {
             let query = Query::table(&self.table, &call.tenant, owner.iter().cloned().chain([bucket]))?;
             paging::page_of(if newest_first { query.backward() } else { query }, call)
         };
-        let queries = (0..self.buckets).map(bucket).collect::<Result<Vec<_>, _>>()?;
+        self.read(store, (0..self.buckets).map(bucket).collect::<Result<Vec<_>, _>>()?, newest_first).await
+    }
+
+    /// The next so many items of the list, the oldest first, and where to go on (L2).
+    pub async fn next(
+        &self,
+        store: &dyn Store,
+        tenant: &Tenant,
+        owner: &[Value],
+        limit: usize,
+        cursor: Option<&str>,
+    ) -> Result<(Vec<Item>, Option<Cursor>), Refusal> {
+        let bucket = |bucket: u32| -> Result<Query, Refusal> {
+            let bucket = Value::from(i64::from(bucket));
+            let query = Query::table(&self.table, tenant, owner.iter().cloned().chain([bucket]))?;
+            let query = query.limit(limit)?;
+            Ok(match cursor {
+                Some(cursor) => query.after(Cursor::parse(cursor)?)?,
+                None => query,
+            })
+        };
+        self.read(store, (0..self.buckets).map(bucket).collect::<Result<Vec<_>, _>>()?, false).await
+    }
+
+    async fn read(
+        &self,
+        store: &dyn Store,
+        queries: Vec<Query>,
+        newest_first: bool,
+    ) -> Result<(Vec<Item>, Option<Cursor>), Refusal> {
         let Some(first) = queries.first().cloned() else { return Ok((Vec::new(), None)) };
         let limit = first.page_limit();
         let reads: Vec<Pin<Box<dyn Future<Output = _> + Send + '_>>> =
@@ -179,10 +213,37 @@ impl Listing {
     }
 }
 
+/// The parts of a count. Whatever comes into a list or leaves it changes one of them.
+#[derive(Debug)]
+pub(super) struct Tally(Vec<(Address, Option<Row>)>);
+
+impl Tally {
+    /// The count.
+    pub fn sum(&self) -> i64 {
+        self.0.iter().filter_map(|(_, row)| row.as_ref()?.int(COUNT)).sum()
+    }
+
+    /// Demands that nothing has come or gone since the parts were read.
+    pub fn unchanged(&self) -> impl Iterator<Item = Step> {
+        self.0.iter().map(|(address, row)| match row {
+            Some(row) => {
+                Step::assert(address.table(), address.key().to_vec()).guard(Guard::version(row.version()))
+            }
+            None => Step::assert_absent(address.table(), address.key().to_vec()),
+        })
+    }
+
+    /// How many parts there are.
+    pub fn parts(&self) -> usize {
+        self.0.len()
+    }
+}
+
 /// The first page of a range that has rows, or the last.
-async fn filled(store: &dyn Store, query: Query) -> Result<Page, Refusal> {
+pub(super) async fn filled(store: &dyn Store, query: Query) -> Result<Page, Refusal> {
     let mut page = store.query(&query).await?;
-    while let (true, Some(next)) = (page.rows.is_empty(), page.next.take()) {
+    while page.rows.is_empty() {
+        let Some(next) = page.next.take() else { break };
         page = store.query(&query.clone().after(next)?).await?;
     }
     Ok(page)
@@ -190,15 +251,19 @@ async fn filled(store: &dyn Store, query: Query) -> Result<Page, Refusal> {
 
 /// What was read of a bucket.
 #[derive(Clone, Debug)]
-struct Part<T> {
-    rows: Vec<T>,
+pub(super) struct Part<T> {
+    pub rows: Vec<T>,
     /// Whether there is nothing behind these rows.
-    is_whole: bool,
+    pub is_whole: bool,
 }
 
 /// The first so many rows of all parts, in their common order, and whether there are more. A part that is not whole has at
 /// least one row.
-fn merge<T>(parts: Vec<Part<T>>, limit: usize, order: impl Fn(&T, &T) -> Ordering) -> (Vec<T>, bool) {
+pub(super) fn merge<T>(
+    parts: Vec<Part<T>>,
+    limit: usize,
+    order: impl Fn(&T, &T) -> Ordering,
+) -> (Vec<T>, bool) {
     let whole = parts.iter().all(|part| part.is_whole);
     let mut rows = Vec::new();
     // Of each part, the number of its last row, if it is not whole: what comes behind that is not known.
@@ -219,7 +284,7 @@ fn merge<T>(parts: Vec<Part<T>>, limit: usize, order: impl Fn(&T, &T) -> Orderin
 }
 
 /// Waits for all of these at once.
-async fn together<T>(mut waiting: Vec<Pin<Box<dyn Future<Output = T> + Send + '_>>>) -> Vec<T> {
+pub(super) async fn together<T>(mut waiting: Vec<Pin<Box<dyn Future<Output = T> + Send + '_>>>) -> Vec<T> {
     let mut done: Vec<Option<T>> = waiting.iter().map(|_| None).collect();
     poll_fn(|context| {
         let mut all = Poll::Ready(());

@@ -2,6 +2,7 @@
 
 pub mod booking;
 pub mod entity;
+pub mod feed;
 mod fields;
 mod listing;
 pub mod relation;

@@ -28,20 +28,18 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::{Address, Consistency, Query, Record, Row, Table, Tenant, Type, Value};
 
 use crate::action::{Action, Answer, Call, Code, Desk, Does, Method, Place, Read, Refusal, Route};
-use crate::blueprint::Thing;
 use crate::blueprint::problem::{Problem, Problems};
 use crate::blueprint::settings::Settings;
-use crate::cache::Token;
-use crate::form::{Form, Misfit, Property};
+use crate::blueprint::{Blueprint, Thing};
+use crate::form::{Form, Property};
 use crate::infra::projection::{
-    Change, Consult, Content, Delta, GENERATION, Projector, SOURCE, entries_table,
+    Change, Consult, Content, Delta, GENERATION, Projector, SOURCE, entries_table, fresh,
 };
 use crate::paging;
 use crate::resource::{Consuming, Resource, key_text, state_name};
@@ -53,10 +51,6 @@ const RANK: &str = "rank";
 const VALUE: &str = "value";
 const STATUS: &str = "status";
 const ACTIVE: &str = "ACTIVE";
-const AFTER: &str = "after";
-const WAIT_MS: &str = "wait_ms";
-const WAIT_MS_DEFAULT: u64 = 5_000;
-const WAIT_MS_MAX: i64 = 30_000;
 /// Bytes of a group's values, and of a source's key, that fit into the keys of the view's rows.
 const KEY_BYTES_MAX: usize = 300;
 /// The archetypes of which every write of a row is an event with that row.
@@ -82,7 +76,12 @@ struct View {
 }
 
 /// Reads `[view.NAME]`, over a resource that is declared elsewhere in the blueprint.
-pub fn declare(thing: &Thing, resources: &[Resource], problems: &mut Problems) -> Vec<Resource> {
+pub fn declare(
+    thing: &Thing,
+    _: &Blueprint,
+    resources: &[Resource],
+    problems: &mut Problems,
+) -> Vec<Resource> {
     declare_view(thing, resources, problems).into_iter().collect()
 }
 
@@ -416,20 +415,6 @@ impl Projector for View {
 fn actions(view: &Arc<View>) -> Vec<Action> {
     let name = &view.name;
     let target = format!("{}View", state_name(name).trim_end_matches("State"));
-    let fresh = || {
-        [
-            Property::optional(
-                AFTER,
-                Form::Value(Type::Text),
-                "tokens of writes that the view must have seen",
-            ),
-            Property::optional(
-                WAIT_MS,
-                Form::Range(0, WAIT_MS_MAX),
-                "how long to wait for them; 5000 if not given",
-            ),
-        ]
-    };
     let read = |list: bool| Does::Read(Arc::new(Reader { view: view.clone(), list }));
     let create = format!("{}.create", view.of);
     let mut actions = vec![Action {
@@ -558,34 +543,8 @@ impl fmt::Debug for Reader {
 impl Read for Reader {
     async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
         let view = &*self.view;
-        let misfit = |name: &str, detail: &str| {
-            Refusal::misfits(vec![Misfit { pointer: format!("/{name}"), detail: detail.into() }])
-        };
-        let text = |name: &str| call.input.get(name).and_then(Json::as_str);
-        let tokens = match text(AFTER).map(Token::parse_list) {
-            None => Vec::new(),
-            Some(Some(tokens)) => tokens,
-            Some(None) => return Err(misfit(AFTER, "expected what writes returned as their token")),
-        };
-        // A page goes on in the generation that it began in (I4 of the pipeline).
-        let cursor = text("cursor").map(|cursor| {
-            let (generation, cursor) = cursor.split_once('.')?;
-            Some((generation.parse::<i64>().ok()?, cursor.to_owned()))
-        });
-        let cursor = match cursor {
-            None => None,
-            Some(Some(cursor)) => Some(cursor),
-            Some(None) => return Err(misfit("cursor", "this is not a cursor of this list")),
-        };
         let consult = Consult { name: &view.name, desk };
-        let generation = match &cursor {
-            None => consult.live().await?,
-            Some((generation, _)) => consult.kept(*generation).await?,
-        };
-        let wait = call.input.get(WAIT_MS).and_then(Json::as_u64).unwrap_or(WAIT_MS_DEFAULT);
-        if !tokens.is_empty() {
-            consult.passed(generation, &call.tenant, &tokens, Duration::from_millis(wait)).await?;
-        }
+        let (generation, cursor) = consult.open(call).await?;
         if !self.list {
             let group = group_key(&call.key).map_err(|why| Refusal::new(Code::InvalidInput, why))?;
             let address = Address::new(&view.totals, &call.tenant, [generation.into(), group.into()])?;
@@ -595,7 +554,7 @@ impl Read for Reader {
         }
         let mut asked = call.clone();
         asked.input.remove("cursor");
-        if let Some((_, cursor)) = cursor {
+        if let Some(cursor) = cursor {
             asked.input.insert("cursor".into(), cursor.into());
         }
         let query = Query::table(&view.totals, &call.tenant, [generation.into()])?;
@@ -607,7 +566,7 @@ impl Read for Reader {
             rows.push(view.shown(&groups, Some(row), generation, &call.tenant, desk).await?);
         }
         let mut answer = paging::answer(rows, page.next);
-        answer.next = answer.next.map(|next| format!("{generation}.{next}"));
+        answer.next = answer.next.map(|next| Consult::cursor(generation, &next));
         Ok(Arc::new(answer))
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use statehouse_store::{
     Address, Commit, Consistency, Ids, Plan, Position, Query, Record, Refused, Row, Step, Store, StoreError,
-    Tenant,
+    Tenant, Time,
 };
 use tokio::task::JoinSet;
 
@@ -26,6 +26,8 @@ const RUN_MAX: usize = 48;
 const TRIES_MAX: u32 = 8;
 /// How often a row of progress may be found changed, in one course.
 const OVERTAKEN_MAX: u32 = 8;
+/// Parts of records that one course writes, before it lets others of the process have their turn.
+const PARTS_MAX: usize = 64;
 /// Parked records that one step tries again.
 const READY_MAX: usize = 16;
 
@@ -80,6 +82,7 @@ pub async fn feed(
         partition,
         epoch: shift.held.epoch(),
         era: low.era,
+        now: shift.clock.now(),
     };
     for (tenant, subject) in ready(shift, group).await? {
         course(&tenant).retry(&subject, &mut progress).await?;
@@ -109,7 +112,7 @@ pub async fn feed(
     for ((tenant, records), row) in by_tenant.into_iter().zip(rows) {
         courses.spawn(course(&tenant).run(Mark::of(row.as_ref()), records));
     }
-    let (mut reached, mut error) = (last, None);
+    let (mut reached, mut error, mut goes_on) = (last, None, false);
     while let Some(finished) = courses.join_next().await {
         let finished = finished.map_err(|panic| StoreError::unavailable(format!("{group}: {panic}")))?;
         progress.rows += finished.rows;
@@ -117,6 +120,10 @@ pub async fn feed(
         if let Some((offset, why)) = finished.stopped {
             reached = reached.min(offset.saturating_sub(1));
             error = Some(why);
+        }
+        if let Some(offset) = finished.goes_on {
+            reached = reached.min(offset.saturating_sub(1));
+            goes_on = true;
         }
     }
     if reached > low.reached || missed > 0 {
@@ -134,7 +141,7 @@ pub async fn feed(
     match error {
         Some(error) if progress.rows == 0 => return Err(error),
         Some(error) => progress.failures.push(error.to_string()),
-        None if last < page.head => progress.next = Next::Now,
+        None if goes_on || last < page.head => progress.next = Next::Now,
         None => progress.next = Next::Log(Position { partition, offset: page.head }),
     }
     // Passing over what does not concern the group is work, too.
@@ -169,6 +176,7 @@ struct Course {
     partition: u32,
     epoch: i64,
     era: i64,
+    now: Time,
 }
 
 /// What came of it.
@@ -179,6 +187,8 @@ struct Finished {
     parked: Vec<String>,
     /// The first record that is not done, and what stopped it.
     stopped: Option<(u64, StoreError)>,
+    /// The first record that is not done, because it goes on in the next step.
+    goes_on: Option<u64>,
 }
 
 /// What is to be committed for the first records of a rest.
@@ -231,7 +241,7 @@ impl Course {
         let (mut parked, mut known) = (Lot::default(), false);
         // How many of the next records are tried one by one, because a plan of several could not be written.
         let mut singly = 0;
-        let (mut tries, mut overtaken) = (0, 0);
+        let (mut tries, mut overtaken, mut parts) = (0, 0, 0);
         let mut why = None;
         loop {
             while records.get(*at).is_some_and(|record| offset_of(record) <= mark.done_in(self.era)) {
@@ -265,13 +275,13 @@ impl Course {
                     Err(Unable::Never(why)) => self.poison(first, why),
                 },
             };
-            let taken = drafted.effect.taken;
-            let after = self.after(&mark, records, *at + taken - 1, &drafted);
+            let taken = if drafted.effect.goes_on { 0 } else { drafted.effect.taken };
+            let after = self.after(&mark, records.get(*at..*at + taken).unwrap_or_default(), &drafted);
             match self.commit(&mark, &after, &drafted).await? {
                 Judged::Done => {
                     (tries, overtaken) = (0, 0);
                     *at += taken;
-                    finished.rows += taken;
+                    finished.rows += taken.max(1);
                     singly = singly.saturating_sub(taken);
                     mark = after;
                     if let Some(reason) = drafted.parked {
@@ -280,6 +290,11 @@ impl Course {
                         parked.add(subject.clone(), offset);
                         let place = Position { partition: self.partition, offset };
                         finished.parked.push(format!("{place} of {subject} is parked: {reason}"));
+                    }
+                    parts += usize::from(taken == 0);
+                    if parts == PARTS_MAX {
+                        finished.goes_on = records.get(*at).map(offset_of);
+                        return Ok(());
                     }
                 }
                 Judged::Overtaken => {
@@ -292,6 +307,9 @@ impl Course {
                     (mark, known) = (seen, false);
                 }
                 Judged::Unfit(_) if tries < TRIES_MAX => tries += 1,
+                Judged::Unfit(reason) if drafted.effect.contends => {
+                    return Err(StoreError::unavailable(reason));
+                }
                 Judged::Unfit(_) | Judged::Never(_) if count > 1 => (singly, tries) = (count, 0),
                 Judged::Unfit(reason) | Judged::Never(reason) => (why, tries) = (Some(reason), 0),
             }
@@ -299,7 +317,7 @@ impl Course {
     }
 
     fn reading(&self) -> Reading<'_> {
-        Reading { store: &*self.store, tenant: &self.tenant }
+        Reading { store: &*self.store, tenant: &self.tenant, now: self.now }
     }
 
     /// A record that cannot be done is parked (I5).
@@ -321,11 +339,11 @@ impl Course {
         parking::park(self.group(), self.partition, &subject, offset, reason, tries, self.books)
     }
 
-    /// The row of progress behind the records up to this one.
-    fn after(&self, mark: &Mark, records: &[Record], through: usize, drafted: &Drafted) -> Mark {
+    /// The row of progress behind these records; where it was, if there are none.
+    fn after(&self, mark: &Mark, records: &[Record], drafted: &Drafted) -> Mark {
         Mark {
             present: true,
-            reached: records.get(through).map_or(mark.reached, offset_of),
+            reached: records.last().map_or(mark.done_in(self.era), offset_of),
             era: self.era,
             epoch: self.epoch,
             parked: mark.parked + i64::from(drafted.parked.is_some()),
@@ -375,8 +393,11 @@ impl Course {
                 Some(reason) => Err(reason),
                 None => self.again(head).await?,
             };
-            let done = effect.is_ok();
+            let goes_on = effect.as_ref().is_ok_and(|effect| effect.goes_on);
+            let contends = effect.as_ref().is_ok_and(|effect| effect.contends);
+            let done = effect.is_ok() && !goes_on;
             let effect = match effect {
+                Ok(effect) if goes_on => effect,
                 Ok(mut effect) => {
                     effect.steps.push(parking::remove(head, group, self.books));
                     effect.steps.extend(rows.get(1).map(|next| parking::ready(next, group, self.books)));
@@ -389,10 +410,13 @@ impl Course {
             let step = mark.step_to(&after, group, partition, self.books);
             match self.write(step, effect).await? {
                 Judged::Done => {
-                    progress.rows += usize::from(done);
-                    return Ok(());
+                    progress.rows += usize::from(done || goes_on);
+                    if !goes_on {
+                        return Ok(());
+                    }
                 }
                 Judged::Overtaken => {}
+                Judged::Unfit(_) if contends => {}
                 Judged::Unfit(why) | Judged::Never(why) => reason = Some(why),
             }
         }

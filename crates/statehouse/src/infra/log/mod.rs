@@ -58,7 +58,7 @@ mod retention;
 use std::fmt;
 
 use async_trait::async_trait;
-use statehouse_store::{Entry, Fate, Record, Step, Store, StoreError, Tenant};
+use statehouse_store::{Entry, Fate, Record, Step, Store, StoreError, Tenant, Time};
 
 pub use consumer::{Consumer, feed};
 pub use group::declare;
@@ -96,6 +96,8 @@ pub struct Reading<'a> {
     pub store: &'a dyn Store,
     /// Whose records they are. What is written belongs to the same tenant.
     pub tenant: &'a Tenant,
+    /// What time it is for this process.
+    pub now: Time,
 }
 
 /// What is written for records, in one plan with the progress past them.
@@ -107,12 +109,17 @@ pub struct Effect {
     pub steps: Vec<Step>,
     /// What it leaves in the log, if anything.
     pub entry: Option<Entry>,
+    /// Whether this is only a part of what the first record makes: it is not passed, and the handler is asked again, which
+    /// has to see from what is stored how far it has come.
+    pub goes_on: bool,
+    /// Whether a refused plan means that others write the same rows. It is then tried again for ever, and never parked.
+    pub contends: bool,
 }
 
 impl Effect {
     /// Steps for so many records.
     pub fn of(taken: usize, steps: Vec<Step>) -> Effect {
-        Effect { taken, steps, entry: None }
+        Effect { taken, steps, ..Effect::default() }
     }
 }
 

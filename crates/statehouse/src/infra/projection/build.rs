@@ -10,17 +10,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use statehouse_store::{
     Address, Clock, Commit, Consistency, Cursor, Ids, Plan, PlanError, Position, Row, Scan, Step, Store,
-    StoreError, Table, Tenant, Value,
+    StoreError, Table, Tenant, Time, Value,
 };
 use tokio::task::JoinSet;
 
 use super::pipeline::{Digest, Feed, Sheet, as_store_error, group_of};
 use super::state::{Phase, State, projections_table};
-use super::{Change, Entry, GENERATION, Projector, SOURCE};
-use crate::action::{Code, Desk, Refusal};
+use super::{Change, Entry, GENERATION, Matter, Projector, SOURCE};
 use crate::cache::Token;
-use crate::form::Misfit;
-use crate::infra::log::{Group, Handler, Standing, feed, has_passed};
+use crate::infra::log::{Group, Handler, Reading, Standing, feed, has_passed};
 use crate::own;
 use crate::worker::{Next, Progress, Shift, Worker};
 
@@ -168,7 +166,7 @@ impl Projection {
     }
 }
 
-async fn wait_for(
+pub(super) async fn wait_for(
     store: &dyn Store,
     clock: &dyn Clock,
     group: &str,
@@ -196,53 +194,6 @@ async fn wait_for(
             return Ok(false);
         }
         clock.sleep(LOOK_AGAIN.min(left)).await;
-    }
-}
-
-/// A projection as an action reads it (I4).
-pub(crate) struct Consult<'a, 'd> {
-    /// The projection.
-    pub(crate) name: &'a str,
-    /// What the house lends.
-    pub(crate) desk: &'a Desk<'d>,
-}
-
-impl Consult<'_, '_> {
-    /// The generation that readers read.
-    pub(crate) async fn live(&self) -> Result<i64, Refusal> {
-        let state = read_state(self.desk.store, self.name).await?;
-        let live = state.live.map(|live| live.number);
-        live.ok_or_else(|| {
-            let message = format!("{} is being built for the first time; try again", self.name);
-            Refusal::new(Code::Unavailable, message)
-        })
-    }
-
-    /// A generation that a reader has begun with, if it is still there.
-    pub(crate) async fn kept(&self, generation: i64) -> Result<i64, Refusal> {
-        let state = read_state(self.desk.store, self.name).await?;
-        let kept = [state.live, state.previous].into_iter().flatten().any(|one| one.number == generation);
-        if kept {
-            return Ok(generation);
-        }
-        let detail = format!("{} was rebuilt since this page; begin anew, without a cursor", self.name);
-        Err(Refusal::misfits(vec![Misfit { pointer: "/cursor".into(), detail }]))
-    }
-
-    /// Waits until a generation has passed a caller's own writes.
-    pub(crate) async fn passed(
-        &self,
-        generation: i64,
-        tenant: &Tenant,
-        tokens: &[Token],
-        at_most: Duration,
-    ) -> Result<(), Refusal> {
-        let group = group_of(self.name, generation);
-        if wait_for(self.desk.store, self.desk.clock, &group, tenant, tokens, at_most).await? {
-            return Ok(());
-        }
-        let message = format!("{} has not got to that write yet; try again", self.name);
-        Err(Refusal::new(Code::Unavailable, message))
     }
 }
 
@@ -337,11 +288,18 @@ impl Projecting {
         }
         let page = shift.store.scan(&scan).await?;
         let count = page.rows.len();
-        let mut by_tenant: BTreeMap<Tenant, Vec<Change>> = BTreeMap::new();
-        for row in &page.rows {
-            by_tenant.entry(row.tenant().clone()).or_default().push(self.projector.change_of(row));
-        }
         let mut plans: JoinSet<Result<(), StoreError>> = JoinSet::new();
+        let mut by_tenant: BTreeMap<Tenant, Vec<Change>> = BTreeMap::new();
+        for row in page.rows {
+            if self.projector.reach().is_none() {
+                by_tenant.entry(row.tenant().clone()).or_default().push(self.projector.change_of(&row));
+                continue;
+            }
+            let (store, ids, now) = (shift.store.clone(), shift.ids.clone(), shift.clock.now());
+            let projector = self.projector.clone();
+            plans
+                .spawn(async move { put_in_pieces(&*store, &ids, &*projector, generation, &row, now).await });
+        }
         for (tenant, changes) in by_tenant {
             for chunk in changes.chunks(CHUNK_MAX) {
                 let (store, ids) = (shift.store.clone(), shift.ids.clone());
@@ -480,6 +438,40 @@ async fn put(
             // Whatever became of it, the entries tell.
             Ok(_) | Err(StoreError::OutcomeUnknown { .. }) => {}
             Err(error) => return Err(error),
+        }
+    }
+    Err(StoreError::unavailable("source rows change all the time; the scan tries again"))
+}
+
+/// Writes what a source row means piece by piece, unless the log has brought something newer (I2).
+async fn put_in_pieces(
+    store: &dyn Store,
+    ids: &Ids,
+    projector: &dyn Projector,
+    generation: i64,
+    row: &Row,
+    now: Time,
+) -> Result<(), StoreError> {
+    let Some(reach) = projector.reach() else { return Ok(()) };
+    let reading = Reading { store, tenant: row.tenant(), now };
+    let mut races = 0;
+    while races < RACES_MAX {
+        let piece = reach.piece(generation, Matter::Row(row), &reading).await;
+        let piece = piece.map_err(|unable| as_store_error(unable, projector.name()))?;
+        if !piece.steps.is_empty() {
+            let plan = Plan::of(row.tenant(), ids.next()).steps(piece.steps).without_rows().build();
+            match store.commit(&plan.map_err(|error| misuse(&error))?).await {
+                Ok(Commit::Applied(_)) => races = 0,
+                // Whatever became of it, what is stored tells.
+                Ok(_) | Err(StoreError::OutcomeUnknown { .. }) => {
+                    races += 1;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if piece.is_last {
+            return Ok(());
         }
     }
     Err(StoreError::unavailable("source rows change all the time; the scan tries again"))

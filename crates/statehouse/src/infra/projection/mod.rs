@@ -14,6 +14,9 @@
 //! the generation that readers read. A new generation is filled from a scan of the source while the log is followed from
 //! where it stood before the scan, so that nothing is missed; then the row of the house is switched.
 //!
+//! Where one source row means more rows than fit into a plan, as a post does that goes to thousands of readers, the projector
+//! has a [`Reach`]: it hands out pieces, each of them a plan, and sees from what is stored how far it has come.
+//!
 //! **Rows.** `house_projections(name, live, previous, building, newest, dropping, definitions…, phase, cursor, scanned,
 //! verified, digest, updated_at, version)`, of the house; and for each projection its entries, `NAME_entries(tenant,
 //! generation, source, source_order, gone, …)`, with whatever else the projector keeps under the same generation. Each
@@ -32,6 +35,8 @@
 //! - I5. A generation is switched to once its scan is done, it has passed everything that the live one has, and its entries
 //!   are those of the source. *Guard of the switch:* `version = the one that was read` of the house's row, and the lease.
 //! - I6. The scan's place is never ahead of its work. *It is written after the plans of its page.*
+//! - I7. A record that is done in pieces is passed with the last of them. *A piece before it leaves the progress where it
+//!   is.*
 //!
 //! **Failures.** *Stale index*: lag is said, and a reader that brings the token of its own write waits for it
 //! ([`Projection::wait_for`]). *Missing entry*: I1, I6; a rebuild starts from the truth. *Duplicate entry*: I2. *Tombstone not
@@ -42,6 +47,7 @@
 //! without being read. *Broad query fanout*: a read names its rows.
 
 mod build;
+mod consult;
 mod pipeline;
 mod state;
 
@@ -49,18 +55,22 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use statehouse_store::table::Builder;
-use statehouse_store::{Record, Row, Table, Type, Value};
+use statehouse_store::{Record, Row, Step, Table, Type, Value};
 
-pub(crate) use build::Consult;
+use crate::infra::log::{Reading, Unable};
+
 pub use build::{Projecting, Projection, Status};
+pub(crate) use consult::{Consult, fresh};
+pub(crate) use pipeline::entry_step;
 pub use state::{Building, Generation, PROJECTIONS, Phase, State, projections_table};
 
 /// The columns that every table of a projection's entries begins with.
 pub const GENERATION: &str = "generation";
 /// The key of the source row, as text.
 pub const SOURCE: &str = "source";
-const SOURCE_ORDER: &str = "source_order";
+pub(crate) const SOURCE_ORDER: &str = "source_order";
 const GONE: &str = "gone";
 
 /// A table of entries, without the projector's own columns, all of which may be null.
@@ -119,6 +129,39 @@ pub enum Delta {
     },
 }
 
+/// What a [`Reach`] makes pieces of.
+#[derive(Clone, Copy, Debug)]
+pub enum Matter<'a> {
+    /// A record of the log.
+    Record(&'a Record),
+    /// A row of the source, which a scan has come to.
+    Row(&'a Row),
+}
+
+/// One plan's worth of what a record or a row makes.
+#[derive(Clone, Debug, Default)]
+pub struct Piece {
+    /// The steps; there may be none.
+    pub steps: Vec<Step>,
+    /// Whether nothing is left to do after them.
+    pub is_last: bool,
+}
+
+impl Piece {
+    /// The last piece.
+    pub fn last(steps: Vec<Step>) -> Piece {
+        Piece { steps, is_last: true }
+    }
+}
+
+/// What is done in pieces. Each piece is made from what is stored when it is asked for, and guarded so that it is refused
+/// if that has changed; whoever comes to unfinished work of somebody else finishes it first.
+#[async_trait]
+pub trait Reach: Send + Sync {
+    /// The next piece, under a generation.
+    async fn piece(&self, generation: i64, of: Matter<'_>, reading: &Reading<'_>) -> Result<Piece, Unable>;
+}
+
 /// What follows from source rows. Pure: the same row always means the same.
 pub trait Projector: Send + Sync + fmt::Debug {
     /// The projection's name.
@@ -153,19 +196,24 @@ pub trait Projector: Send + Sync + fmt::Debug {
         before: Option<&Content>,
         after: Option<&Content>,
     ) -> Vec<Delta>;
+
+    /// How it is done in pieces, if it is; [`Projector::deltas`] is then not asked.
+    fn reach(&self) -> Option<&dyn Reach> {
+        None
+    }
 }
 
 /// What an entry's row says.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Entry {
+pub(crate) struct Entry {
     /// The row's version; 0 if there is none.
-    version: i64,
-    order: i64,
-    content: Option<Content>,
+    pub(crate) version: i64,
+    pub(crate) order: i64,
+    pub(crate) content: Option<Content>,
 }
 
 impl Entry {
-    fn of(row: Option<&Row>) -> Entry {
+    pub(crate) fn of(row: Option<&Row>) -> Entry {
         let Some(row) = row else { return Entry { version: 0, order: i64::MIN, content: None } };
         let own = |name: &str| ![GENERATION, SOURCE, SOURCE_ORDER, GONE].contains(&name);
         let columns = row.table().columns().iter().zip(row.values());

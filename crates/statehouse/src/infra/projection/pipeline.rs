@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use statehouse_store::{
-    Address, Consistency, Guard, Operand, PlanError, Record, Step, Store, StoreError, Tenant, Value,
+    Address, Consistency, Guard, Operand, PlanError, Record, Step, Store, StoreError, Table, Tenant, Value,
 };
 
-use super::{Change, Content, Delta, Entry, GONE, Projector, SOURCE_ORDER};
+use super::{Change, Content, Delta, Entry, GONE, Matter, Projector, SOURCE_ORDER};
 use crate::infra::log::{Effect, Handler, Reading, Unable};
 
 /// Rows in one plan at most; one more is the group's progress.
@@ -45,6 +45,11 @@ impl Handler for Feed {
     }
 
     async fn handle(&self, records: &[Record], reading: &Reading<'_>) -> Result<Effect, Unable> {
+        if let (Some(reach), Some(first)) = (self.projector.reach(), records.first()) {
+            let piece = reach.piece(self.generation, Matter::Record(first), reading).await?;
+            let effect = Effect::of(1, piece.steps);
+            return Ok(Effect { goes_on: !piece.is_last, contends: true, ..effect });
+        }
         let mut changes = Vec::with_capacity(records.len());
         for record in records {
             changes.push(self.projector.changes(record).map_err(Unable::Never)?);
@@ -153,24 +158,33 @@ impl<'p> Sheet<'p> {
     pub(super) fn steps(self) -> Vec<Step> {
         let table = self.projector.entries();
         let entry = |(source, (order, content)): (&String, &(i64, Option<Content>))| {
-            let key = self.key(source);
-            let step = match self.read.get(source).map_or(0, |entry| entry.version) {
-                0 => Step::insert(table, key),
-                version => Step::update(table, key).guard(Guard::version(version)),
-            };
-            let step = step.set(SOURCE_ORDER, *order).set(GONE, content.is_none());
-            let own = table
-                .other_columns()
-                .iter()
-                .filter(|column| ![SOURCE_ORDER, GONE].contains(&column.name.as_str()));
-            own.fold(step, |step, column| {
-                let value = content.as_ref().and_then(|content| content.get(&column.name));
-                step.set(&column.name, value.cloned().unwrap_or(Value::Null))
-            })
+            let version = self.read.get(source).map_or(0, |entry| entry.version);
+            entry_step(table, self.key(source), version, *order, content.as_ref())
         };
         let entries: Vec<Step> = self.changed.iter().map(entry).collect();
         entries.into_iter().chain(self.others.into_values().filter_map(step_of)).collect()
     }
+}
+
+/// The step that writes an entry, over the version that was read (I2); 0 if there was none.
+pub(crate) fn entry_step(
+    table: &Arc<Table>,
+    key: [Value; 2],
+    version: i64,
+    order: i64,
+    content: Option<&Content>,
+) -> Step {
+    let step = match version {
+        0 => Step::insert(table, key),
+        version => Step::update(table, key).guard(Guard::version(version)),
+    };
+    let step = step.set(SOURCE_ORDER, order).set(GONE, content.is_none());
+    let own =
+        table.other_columns().iter().filter(|column| ![SOURCE_ORDER, GONE].contains(&column.name.as_str()));
+    own.fold(step, |step, column| {
+        let value = content.and_then(|content| content.get(&column.name));
+        step.set(&column.name, value.cloned().unwrap_or(Value::Null))
+    })
 }
 
 /// The step of a delta; none where what was added was taken away again.

@@ -50,7 +50,7 @@ use crate::blueprint::settings::Field;
 use crate::resource::{Resource, key_text, plural};
 
 /// Since when the edge is there; null for one that is not.
-const SINCE: &str = "since";
+pub(super) const SINCE: &str = "since";
 const OUT_BUCKET: &str = "out_bucket";
 const IN_BUCKET: &str = "in_bucket";
 const UPDATED_AT: &str = "updated_at";
@@ -62,14 +62,14 @@ const BUCKETS_DEFAULT: i64 = 4;
 
 /// One declared relation.
 #[derive(Debug)]
-struct Relation {
+pub(super) struct Relation {
     name: String,
-    from: Vec<Field>,
-    to: Vec<Field>,
+    pub(super) from: Vec<Field>,
+    pub(super) to: Vec<Field>,
     fields: Vec<Field>,
-    table: Arc<Table>,
+    pub(super) table: Arc<Table>,
     outward: Listing,
-    inward: Listing,
+    pub(super) inward: Listing,
 }
 
 /// One end of an edge, by what is listed there.
@@ -86,7 +86,8 @@ pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
     declare_all(thing, problems).map(Into::into).unwrap_or_default()
 }
 
-fn declare_all(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 3]> {
+/// What `[relation.NAME]` declares, for what stands on it.
+pub(super) fn declared(thing: &Thing, problems: &mut Problems) -> Option<Relation> {
     let before = problems.len();
     let mut settings = thing.settings.clone();
     let from = settings.key("from", problems);
@@ -130,8 +131,11 @@ fn declare_all(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 3]> 
     if problems.len() > before {
         return None;
     }
-    let relation =
-        Arc::new(Relation { name: thing.name.clone(), from, to, fields, table: edges, outward, inward });
+    Some(Relation { name: thing.name.clone(), from, to, fields, table: edges, outward, inward })
+}
+
+fn declare_all(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 3]> {
+    let relation = Arc::new(declared(thing, problems)?);
     let resource = |name: String, key: Vec<&Field>, tables, actions| Resource {
         name,
         archetype: thing.archetype,

@@ -1,0 +1,109 @@
+//! A projection as actions read it: under one generation, and no older than the caller's own writes.
+
+use std::time::Duration;
+
+use serde_json::Value as Json;
+use statehouse_store::{Tenant, Type};
+
+use super::build::{read_state, wait_for};
+use super::pipeline::group_of;
+use crate::action::{Call, Code, Desk, Refusal};
+use crate::cache::Token;
+use crate::form::{Form, Misfit, Property};
+
+const AFTER: &str = "after";
+const WAIT_MS: &str = "wait_ms";
+const CURSOR: &str = "cursor";
+const WAIT_MS_DEFAULT: u64 = 5_000;
+const WAIT_MS_MAX: i64 = 30_000;
+
+/// What a read of a projection takes besides what it reads.
+pub(crate) fn fresh() -> [Property; 2] {
+    let wait = format!("how long to wait for them; {WAIT_MS_DEFAULT} if not given");
+    [
+        Property::optional(AFTER, Form::Value(Type::Text), "tokens of writes that must have been seen"),
+        Property::optional(WAIT_MS, Form::Range(0, WAIT_MS_MAX), &wait),
+    ]
+}
+
+/// A projection as an action reads it (I4 of the pipeline).
+pub(crate) struct Consult<'a, 'd> {
+    /// The projection.
+    pub(crate) name: &'a str,
+    /// What the house lends.
+    pub(crate) desk: &'a Desk<'d>,
+}
+
+impl Consult<'_, '_> {
+    /// The generation that a call reads, once it has what the call has to see; and where its page begins in it. A page
+    /// goes on in the generation that it began in.
+    pub(crate) async fn open(&self, call: &Call) -> Result<(i64, Option<String>), Refusal> {
+        let misfit = |name: &str, detail: &str| {
+            Refusal::misfits(vec![Misfit { pointer: format!("/{name}"), detail: detail.into() }])
+        };
+        let text = |name: &str| call.input.get(name).and_then(Json::as_str);
+        let tokens = match text(AFTER).map(Token::parse_list) {
+            None => Vec::new(),
+            Some(Some(tokens)) => tokens,
+            Some(None) => return Err(misfit(AFTER, "expected what writes returned as their token")),
+        };
+        let (generation, cursor) = match text(CURSOR) {
+            None => (self.live().await?, None),
+            Some(cursor) => {
+                let parts = cursor.split_once('.');
+                let parts = parts.and_then(|(number, cursor)| Some((number.parse::<i64>().ok()?, cursor)));
+                let Some((generation, cursor)) = parts else {
+                    return Err(misfit(CURSOR, "this is not a cursor of this list"));
+                };
+                (self.kept(generation).await?, Some(cursor.to_owned()))
+            }
+        };
+        if !tokens.is_empty() {
+            let wait = call.input.get(WAIT_MS).and_then(Json::as_u64).unwrap_or(WAIT_MS_DEFAULT);
+            self.passed(generation, &call.tenant, &tokens, Duration::from_millis(wait)).await?;
+        }
+        Ok((generation, cursor))
+    }
+
+    /// The cursor of a page, for the one that goes on behind it.
+    pub(crate) fn cursor(generation: i64, cursor: &str) -> String {
+        format!("{generation}.{cursor}")
+    }
+
+    /// The generation that readers read.
+    async fn live(&self) -> Result<i64, Refusal> {
+        let state = read_state(self.desk.store, self.name).await?;
+        let live = state.live.map(|live| live.number);
+        live.ok_or_else(|| {
+            let message = format!("{} is being built for the first time; try again", self.name);
+            Refusal::new(Code::Unavailable, message)
+        })
+    }
+
+    /// A generation that a reader has begun with, if it is still there.
+    async fn kept(&self, generation: i64) -> Result<i64, Refusal> {
+        let state = read_state(self.desk.store, self.name).await?;
+        let kept = [state.live, state.previous].into_iter().flatten().any(|one| one.number == generation);
+        if kept {
+            return Ok(generation);
+        }
+        let detail = format!("{} was rebuilt since this page; begin anew, without a cursor", self.name);
+        Err(Refusal::misfits(vec![Misfit { pointer: format!("/{CURSOR}"), detail }]))
+    }
+
+    /// Waits until a generation has passed a caller's own writes.
+    async fn passed(
+        &self,
+        generation: i64,
+        tenant: &Tenant,
+        tokens: &[Token],
+        at_most: Duration,
+    ) -> Result<(), Refusal> {
+        let group = group_of(self.name, generation);
+        if wait_for(self.desk.store, self.desk.clock, &group, tenant, tokens, at_most).await? {
+            return Ok(());
+        }
+        let message = format!("{} has not got to that write yet; try again", self.name);
+        Err(Refusal::new(Code::Unavailable, message))
+    }
+}

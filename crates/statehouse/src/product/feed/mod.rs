@@ -1,0 +1,479 @@
+//! A05 Derived projection, as a feed: for each reader the posts of those whom they follow, the newest first.
+//!
+//! ```text
+//!   posts   ──► log ──► entry, and the author's list ──┬─► rows of each reader      (few followers: pushed)
+//!                                                      └─► read with the feed        (many followers: pulled)
+//!   follows ──► log ──► the rows of one reader that come from one author
+//! ```
+//!
+//! **Truth.** Posts, an entity with an author and a time; follows, a relation from readers to authors. A reader's feed is
+//! every active post of everybody whom they follow, that is not older than `keep`, nor older than their following by more
+//! than `backfill`. Everything else here follows from that and can be thrown away; only `feed_cursor` is truth of its own.
+//!
+//! **Rows**, each of them under a generation ([`crate::infra::projection`]):
+//! - `user_feed(viewer_id, created_at, post_id, author_id, post_preview, expires_at)`: what was pushed to readers.
+//! - `user_feed_entries(source, source_order, …)`: what is known of each post.
+//! - `user_feed_posts(author_id, way, created_at, post_id, …, source_order)`: the posts of an author, those that were pushed
+//!   and those that are pulled apart from each other.
+//! - `user_feed_pulled(viewer_id, author_id, since)`: from whom a reader's feed is pulled; `user_feed_authors(author_id,
+//!   state)`: of which authors there are such rows.
+//! - `user_feed_work(source, phase, cursor, …)`: how far a post has got that goes to more readers than fit into a plan.
+//!
+//! And without a generation `feed_cursor(viewer_id, last_seen_post_id, last_seen_created_at, last_seen_at, updated_at)`.
+//!
+//! **How a post goes out.** When it is first seen it is decided for good whether it is pushed or pulled, by the number of
+//! followers then. So an author who crosses the line, either way, makes no work: old posts stay what they were. A pushed
+//! post is put into the rows of each follower; a pulled one is only put into its author's list, and followers have a row
+//! that says to look there.
+//!
+//! **Invariants.** Those of the pipeline, and:
+//! - F1. A row is only there for a post that is, and for a reader who follows its author. *Guard of a row that is put for a
+//!   post:* the edge is the one that was read, and the entry is (through `user_feed_work`, or by its version); *for a
+//!   follow:* the edge's version, and `source_order` of the post in its author's list.
+//! - F2. None is missing. *Followers are listed after the post has come into its author's list, and an author's list is read
+//!   after the edge was made: whoever is second sees the first.* Where a post and all its rows are one plan, they are listed
+//!   before; then that plan demands that no edge has come or gone (the rows of the relation's count are what they were).
+//! - F3. What an edge has left is gone with it. *An unfollow compares the reader's own rows with the author's list, and takes
+//!   away what is not wanted, whatever became of the posts meanwhile.*
+//! - F4. A post goes out completely before the next version of it does. *While there is a row of work for it, whoever comes
+//!   to the post finishes that first, under the version of that row.*
+//! - F5. The cursor never goes back. *Guard:* `version = the one that was read`, and an older place changes nothing.
+//! - F6. What is over is not shown. *A page begins at the oldest time that is kept;* rows beyond it are deleted in passing
+//!   ([`sweep`]).
+//!
+//! **Failures.** *Stale projection*: the lag is known, and a page with `after`, the token of a write, waits for it. *Missing
+//! entry*: F2, and the pipeline's I1. *Duplicate entry*: a row's key is the reader and the post's place; F4. *Tombstone not
+//! propagated*: F1, F3; a deleted post keeps its order in its entry. *Expensive reindex after schema change*: another
+//! definition is built beside the live one. *Stale ranking after source update*: a post whose time was changed leaves its
+//! old place in the plan that puts it into the new one, reader by reader.
+//!
+//! **Hotspots.** *Fanout on write*: `pull_above`; a post goes out in bounded pieces. *Projection lag*: partitions are shared
+//! by processes. *Expensive ranking/recompute*: the order is the key's. *Rebuild cost*: posts that are over go nowhere.
+//! *Query fanout across shards*: a page is one range read, one for who is pulled, and one for each of those.
+
+mod actions;
+mod fan_out;
+mod read;
+mod seen;
+mod sweep;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value as Json;
+use statehouse_store::table::Builder;
+use statehouse_store::{Record, Row, Table, Time, Type, Value};
+
+use self::sweep::Sweeper;
+use super::relation::{self, Relation};
+use crate::blueprint::problem::{Problem, Problems};
+use crate::blueprint::settings::Settings;
+use crate::blueprint::{Blueprint, Thing};
+use crate::infra::projection::{
+    Change, Content, Delta, GENERATION, Projector, Reach, SOURCE, SOURCE_ORDER, entries_table,
+};
+use crate::resource::{Consuming, Resource, key_text};
+
+const VIEWER: &str = "viewer_id";
+const AUTHOR: &str = "author_id";
+const POST: &str = "post_id";
+const PREVIEW: &str = "post_preview";
+const CREATED_AT: &str = "created_at";
+const EXPIRES_AT: &str = "expires_at";
+/// Of an author's list: whether its posts were pushed or are pulled.
+const WAY: &str = "way";
+const PUSH: &str = "push";
+const PULL: &str = "pull";
+const SINCE: &str = "since";
+const STATE: &str = "state";
+const PHASE: &str = "phase";
+const CURSOR: &str = "cursor";
+const WAS_AUTHOR: &str = "was_author";
+const WAS_AT: &str = "was_at";
+const LAST_SEEN_POST: &str = "last_seen_post_id";
+const LAST_SEEN_CREATED_AT: &str = "last_seen_created_at";
+const LAST_SEEN_AT: &str = "last_seen_at";
+const UPDATED_AT: &str = "updated_at";
+const STATUS: &str = "status";
+const ACTIVE: &str = "ACTIVE";
+
+const TABLE_DEFAULT: &str = "user_feed";
+const CURSORS_DEFAULT: &str = "feed_cursor";
+const KEEP_DEFAULT: Duration = Duration::from_secs(30 * 86_400);
+const PULL_ABOVE_DEFAULT: i64 = 10_000;
+/// Bytes of a key's text that fit into the keys of all rows.
+const KEY_BYTES_MAX: usize = 200;
+/// Letters of a preview.
+const PREVIEW_LETTERS_MAX: usize = 280;
+
+/// One declared feed.
+#[derive(Debug)]
+pub(super) struct Feed {
+    name: String,
+    posts: String,
+    follows: String,
+    source: Arc<Table>,
+    relation: Relation,
+    author: String,
+    created: String,
+    preview: Option<String>,
+    keep: Duration,
+    backfill: Duration,
+    pull_above: i64,
+    rows: Arc<Table>,
+    entries: Arc<Table>,
+    lists: Arc<Table>,
+    pulled: Arc<Table>,
+    authors: Arc<Table>,
+    work: Arc<Table>,
+    cursors: Arc<Table>,
+}
+
+/// Reads `[feed.NAME]`, over posts and follows that are declared elsewhere in the blueprint.
+pub fn declare(
+    thing: &Thing,
+    blueprint: &Blueprint,
+    resources: &[Resource],
+    problems: &mut Problems,
+) -> Vec<Resource> {
+    let before = problems.len();
+    let mut settings = thing.settings.clone();
+    let declared = declare_feed(thing, &mut settings, blueprint, resources, problems);
+    settings.finish(problems);
+    declared.filter(|_| problems.len() == before).into_iter().collect()
+}
+
+fn declare_feed(
+    thing: &Thing,
+    settings: &mut Settings,
+    blueprint: &Blueprint,
+    resources: &[Resource],
+    problems: &mut Problems,
+) -> Option<Resource> {
+    let posts = settings.text("posts", problems);
+    let follows = settings.text("follows", problems);
+    let author = settings.text("author", problems).unwrap_or_else(|| AUTHOR.to_owned());
+    let created = settings.text("created", problems).unwrap_or_else(|| CREATED_AT.to_owned());
+    let preview = settings.text("preview", problems);
+    let keep = settings.duration("keep", problems).unwrap_or(KEEP_DEFAULT);
+    let backfill = settings.duration("backfill", problems).unwrap_or(keep);
+    let pull_above = settings.int("pull_above", problems).unwrap_or(PULL_ABOVE_DEFAULT);
+    let table = settings.text("table", problems).unwrap_or_else(|| TABLE_DEFAULT.to_owned());
+    let cursors = settings.text("cursor_table", problems).unwrap_or_else(|| CURSORS_DEFAULT.to_owned());
+    let mut missing = |what: &str, advice: &str| {
+        let title = format!("`feed.{}` does not say {what}", thing.name);
+        problems.add(Problem::at(settings.span(), title).advice(advice));
+    };
+    let (posts, follows) = match (posts, follows) {
+        (Some(posts), Some(follows)) => (posts, follows),
+        (posts, follows) => {
+            if posts.is_none() {
+                missing("whose rows are its posts", "name an entity: `posts = \"post\"`");
+            }
+            if follows.is_none() {
+                missing("who follows whom", "name a relation: `follows = \"follow\"`");
+            }
+            return None;
+        }
+    };
+    let mut wrong = |setting: &str, title: String| {
+        problems.add(Problem::at(settings.span_of(setting), title));
+    };
+    let is_entity = |resource: &&Resource| resource.name == posts && resource.archetype.keyword() == "entity";
+    let source = resources.iter().find(is_entity).and_then(|resource| resource.tables.first());
+    if source.is_none() {
+        wrong("posts", format!("`{posts}` is not an entity"));
+    }
+    let is_relation = |other: &&Thing| other.keyword == "relation" && other.name == follows;
+    let relation = blueprint.things.iter().find(is_relation);
+    // What is wrong with the relation itself is said where it is declared.
+    let relation = relation.and_then(|thing| relation::declared(thing, &mut blueprint.problems()));
+    if relation.is_none() {
+        wrong("follows", format!("`{follows}` is not a relation"));
+    }
+    for (setting, span) in [("keep", keep), ("backfill", backfill)] {
+        if span.is_zero() {
+            wrong(setting, format!("`{setting}` must be longer than nothing"));
+        }
+    }
+    if pull_above < 0 {
+        wrong("pull_above", "`pull_above` must not be negative".to_owned());
+    }
+    let (source, relation) = (source?.clone(), relation?);
+    let ([viewer], [to]) = (relation.from.as_slice(), relation.to.as_slice()) else {
+        wrong("follows", format!("`{follows}` must lead from one column to one column"));
+        return None;
+    };
+    let [post] = source.key_columns() else {
+        wrong("posts", format!("the key of `{posts}` must be one column"));
+        return None;
+    };
+    let mut is_column = |setting: &str, name: &str, kind: Type| match source.type_of(name) {
+        Some(found) if found == kind => {}
+        Some(found) => wrong(setting, format!("`{name}` of `{posts}` is {found}; it must be {kind}")),
+        None => wrong(setting, format!("`{posts}` has no column `{name}`")),
+    };
+    is_column("author", &author, to.kind);
+    is_column("created", &created, Type::Time);
+    if let Some(preview) = &preview {
+        is_column("preview", preview, Type::Text);
+    }
+    let kinds = Kinds { viewer: viewer.kind, author: to.kind, post: post.kind };
+    let tables = match tables(&table, &cursors, kinds) {
+        Ok(tables) => tables,
+        Err(why) => {
+            problems.add(Problem::at(settings.span(), format!("`feed.{}`: {why}", thing.name)));
+            return None;
+        }
+    };
+    let [rows, entries, lists, pulled, authors, work, cursors] = tables;
+    let name = thing.name.clone();
+    let feed = Arc::new(Feed {
+        name,
+        posts,
+        follows,
+        source,
+        relation,
+        author,
+        created,
+        preview,
+        keep,
+        backfill,
+        pull_above,
+        rows,
+        entries,
+        lists,
+        pulled,
+        authors,
+        work,
+        cursors,
+    });
+    Some(Resource {
+        name: thing.name.clone(),
+        archetype: thing.archetype,
+        key: vec![(VIEWER.to_owned(), kinds.viewer)],
+        tables: feed.tables().into_iter().chain([feed.cursors.clone()]).collect(),
+        actions: actions::actions(&feed),
+        workers: vec![Arc::new(Sweeper::of(feed.clone()))],
+        consumers: vec![Consuming::Projection(feed)],
+    })
+}
+
+/// The types of what names readers, authors and posts.
+#[derive(Clone, Copy, Debug)]
+struct Kinds {
+    viewer: Type,
+    author: Type,
+    post: Type,
+}
+
+fn tables(name: &str, cursors: &str, kinds: Kinds) -> Result<[Arc<Table>; 7], String> {
+    let Kinds { viewer, author, post } = kinds;
+    let named = |suffix: &str| Table::named(format!("{name}{suffix}")).partition(GENERATION, Type::Int);
+    let shown = |table: Builder| table.optional(PREVIEW, Type::Text).required(EXPIRES_AT, Type::Time);
+    let rows = named("").partition(VIEWER, viewer).sort(CREATED_AT, Type::Time).sort(POST, post);
+    let rows = shown(rows.required(AUTHOR, author));
+    let entries = entries_table(&format!("{name}_entries"))
+        .optional(POST, post)
+        .optional(AUTHOR, author)
+        .optional(CREATED_AT, Type::Time)
+        .optional(PREVIEW, Type::Text);
+    let lists = named("_posts").partition(AUTHOR, author).partition(WAY, Type::Text);
+    let lists = shown(lists.sort(CREATED_AT, Type::Time).sort(POST, post)).required(SOURCE_ORDER, Type::Int);
+    let pulled = named("_pulled").partition(VIEWER, viewer).sort(AUTHOR, author).required(SINCE, Type::Time);
+    let authors = named("_authors").partition(AUTHOR, author).required(STATE, Type::Text);
+    let work = named("_work")
+        .partition(SOURCE, Type::Text)
+        .required(POST, post)
+        .required(PHASE, Type::Text)
+        .optional(CURSOR, Type::Text)
+        .optional(WAS_AUTHOR, author)
+        .optional(WAS_AT, Type::Time);
+    let cursors = Table::named(cursors)
+        .partition(VIEWER, viewer)
+        .required(LAST_SEEN_POST, post)
+        .required(LAST_SEEN_CREATED_AT, Type::Time)
+        .required(LAST_SEEN_AT, Type::Time)
+        .required(UPDATED_AT, Type::Time);
+    let built = |table: Builder| table.build().map_err(|error| error.why);
+    Ok([
+        built(rows)?,
+        built(entries)?,
+        built(lists)?,
+        built(pulled)?,
+        built(authors)?,
+        built(work)?,
+        built(cursors)?,
+    ])
+}
+
+impl Feed {
+    /// The oldest time that is shown, and kept.
+    fn oldest(&self, now: Time) -> Time {
+        now.minus(self.keep).plus(Duration::from_micros(1))
+    }
+
+    /// Until when a post of that time is shown.
+    fn end_of(&self, created: Time) -> Time {
+        created.plus(self.keep)
+    }
+
+    /// The oldest time of a post that somebody sees who follows its author since then.
+    fn oldest_since(&self, since: Time, now: Time) -> Time {
+        self.oldest(now).max(since.minus(self.backfill))
+    }
+
+    /// What a post means whose columns are these.
+    fn meaning(&self, get: &dyn Fn(&str) -> Value) -> Option<Content> {
+        let is_active = get(STATUS) == Value::from(ACTIVE);
+        let (author, created) = (get(&self.author), get(&self.created));
+        let post = self.source.key_columns().first().map(|column| get(&column.name))?;
+        if !is_active || author.is_null() || created.is_null() || key_text([&author]).len() > KEY_BYTES_MAX {
+            return None;
+        }
+        let preview = self.preview.as_deref().map(get);
+        let short = |text: &str| Value::from(text.chars().take(PREVIEW_LETTERS_MAX).collect::<String>());
+        let preview = preview.as_ref().and_then(Value::as_text).map(short);
+        let mut content = Content::from([
+            (POST.to_owned(), post),
+            (AUTHOR.to_owned(), author),
+            (CREATED_AT.to_owned(), created),
+        ]);
+        content.extend(preview.map(|preview| (PREVIEW.to_owned(), preview)));
+        Some(content)
+    }
+
+    fn source_key(&self, get: &dyn Fn(&str) -> Value) -> Result<String, String> {
+        let key: Vec<Value> = self.source.key_columns().iter().map(|column| get(&column.name)).collect();
+        fitting(&key)
+    }
+
+    /// The rows of a record that belong to a resource, as its events tell them.
+    fn told<'r>(
+        record: &'r Record,
+        resource: &'r str,
+    ) -> impl Iterator<Item = &'r serde_json::Map<String, Json>> {
+        let ours = move |name: &str| name.split('.').next() == Some(resource);
+        let events = record.events.iter().filter(move |event| ours(&event.name));
+        events.filter_map(|event| event.data.get("row")?.as_object())
+    }
+}
+
+/// A key as text, if it fits into the keys of all rows.
+fn fitting(key: &[Value]) -> Result<String, String> {
+    let text = key_text(key);
+    match text.len() {
+        0..=KEY_BYTES_MAX => Ok(text),
+        bytes => Err(format!("its key has {bytes} bytes; a feed takes up to {KEY_BYTES_MAX}")),
+    }
+}
+
+/// A column of a row as JSON.
+fn column_in(table: &Table, row: &serde_json::Map<String, Json>, name: &str) -> Value {
+    let kind = table.type_of(name).unwrap_or(Type::Text);
+    Value::from_json(row.get(name).cloned().unwrap_or_default(), kind).unwrap_or(Value::Null)
+}
+
+impl Projector for Feed {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn definition(&self) -> String {
+        let Feed { posts, follows, author, created, preview, keep, backfill, .. } = self;
+        format!(
+            "posts {posts} by {author} at {created} preview {} follows {follows} keep {keep:?} backfill {backfill:?}",
+            preview.as_deref().unwrap_or("nothing"),
+        )
+    }
+
+    fn source(&self) -> &Arc<Table> {
+        &self.source
+    }
+
+    fn entries(&self) -> &Arc<Table> {
+        &self.entries
+    }
+
+    fn tables(&self) -> Vec<Arc<Table>> {
+        let tables = [&self.rows, &self.entries, &self.lists, &self.pulled, &self.authors, &self.work];
+        tables.map(Arc::clone).to_vec()
+    }
+
+    fn wants(&self, record: &Record) -> bool {
+        let names = [self.posts.as_str(), self.follows.as_str()];
+        record
+            .events
+            .iter()
+            .any(|event| event.name.split('.').next().is_some_and(|name| names.contains(&name)))
+    }
+
+    fn changes(&self, record: &Record) -> Result<Vec<Change>, String> {
+        let mut changes = Vec::new();
+        for row in Feed::told(record, &self.posts) {
+            // Events of what stands beside the row, like hot fields, do not have all of its columns.
+            let is_whole = self.source.columns().iter().all(|column| row.contains_key(&column.name));
+            let (true, Some(order)) = (is_whole, row.get("version").and_then(Json::as_i64)) else { continue };
+            let get = |name: &str| column_in(&self.source, row, name);
+            changes.push(Change { source: self.source_key(&get)?, order, content: self.meaning(&get) });
+        }
+        Ok(changes)
+    }
+
+    fn change_of(&self, row: &Row) -> Change {
+        let get = |name: &str| row.get(name).cloned().unwrap_or(Value::Null);
+        // What does not fit is no entry, here as in the log, where it is parked with the reason.
+        let source = self.source_key(&get);
+        let content = if source.is_ok() { self.meaning(&get) } else { None };
+        Change { source: source.unwrap_or_else(|_| "(too long)".to_owned()), order: row.version(), content }
+    }
+
+    fn deltas(&self, _: i64, _: &str, _: Option<&Content>, _: Option<&Content>) -> Vec<Delta> {
+        Vec::new()
+    }
+
+    fn reach(&self) -> Option<&dyn Reach> {
+        Some(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Blueprint;
+    use crate::resource::declare;
+
+    const TRUTH: &str = r#"
+[entity.post]
+key    = { post_id = "int" }
+fields = { author_id = "int", created_at = "time", body = "text?", title = "int?" }
+[relation.follow]
+from = { follower = "int" }
+to   = { followed = "int" }
+[relation.wide]
+from = { a = "int", b = "int" }
+to   = { c = "int" }
+[feed.home]
+"#;
+
+    fn check(text: &str, expect: &str) {
+        let blueprint = Blueprint::read("statehouse.toml", &format!("{TRUTH}{text}\n")).unwrap();
+        let problems = declare(&blueprint).unwrap_err().render(false);
+        assert!(problems.contains(expect), "{problems}");
+    }
+
+    #[test]
+    fn declarations_are_checked() {
+        let whole = "posts = \"post\"\nfollows = \"follow\"";
+        check("follows = \"follow\"", "does not say whose rows are its posts");
+        check("posts = \"post\"", "does not say who follows whom");
+        check("posts = \"follow\"\nfollows = \"follow\"", "`follow` is not an entity");
+        check("posts = \"post\"\nfollows = \"post\"", "`post` is not a relation");
+        check("posts = \"post\"\nfollows = \"wide\"", "must lead from one column to one column");
+        check(&format!("{whole}\nauthor = \"body\""), "`body` of `post` is text; it must be int");
+        check(&format!("{whole}\ncreated = \"when\""), "`post` has no column `when`");
+        check(&format!("{whole}\npreview = \"title\""), "`title` of `post` is int; it must be text");
+        check(&format!("{whole}\nkeep = \"0s\""), "`keep` must be longer than nothing");
+        check(&format!("{whole}\npull_above = -1"), "`pull_above` must not be negative");
+        check(&format!("{whole}\nkeeps = \"1d\""), "did you mean `keep`?");
+    }
+}

@@ -1,0 +1,120 @@
+//! The reads: a page of a feed, and how far its reader has got.
+
+use std::cmp::Ordering;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::{Map, Value as Json};
+use statehouse_store::{Cursor, Page, Query, Row, Table, Time, Type, Value};
+
+use super::{AUTHOR, CREATED_AT, EXPIRES_AT, Feed, POST, PREVIEW, PULL, SINCE, VIEWER};
+use crate::action::{Answer, Call, Desk, Read, Refusal};
+use crate::form::Misfit;
+use crate::infra::projection::{Consult, GENERATION};
+use crate::paging;
+use crate::product::listing::{Part, filled, merge, together};
+
+/// What is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reading {
+    Page,
+    Cursor,
+}
+
+pub(super) struct Reader {
+    pub feed: Arc<Feed>,
+    pub what: Reading,
+}
+
+#[async_trait]
+impl Read for Reader {
+    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
+        Ok(Arc::new(match self.what {
+            Reading::Page => self.feed.page(call, desk).await?,
+            Reading::Cursor => {
+                let row = self.feed.cursor(call, desk).await?;
+                Answer::row(row.map_or_else(|| Feed::unseen(call), |row| row.to_json()))
+            }
+        }))
+    }
+}
+
+impl Feed {
+    async fn page(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal> {
+        let json = call.input.get(VIEWER).cloned().unwrap_or_default();
+        let kind = self.rows.type_of(VIEWER).unwrap_or(Type::Text);
+        let viewer = Value::from_json(json, kind).map_err(|why| {
+            Refusal::misfits(vec![Misfit { pointer: format!("/{VIEWER}"), detail: why.to_string() }])
+        })?;
+        let consult = Consult { name: &self.name, desk };
+        let (generation, cursor) = consult.open(call).await?;
+        let cursor = cursor.map(|cursor| Cursor::parse(&cursor)).transpose()?;
+        let (now, limit) = (desk.clock.now(), paging::rows(call));
+        let behind = |table: &Arc<Table>, partition: Vec<Value>, oldest: Time| -> Result<Query, Refusal> {
+            let query =
+                Query::table(table, &call.tenant, partition)?.from(oldest)?.backward().limit(limit)?;
+            Ok(match &cursor {
+                Some(cursor) => {
+                    let cursor = cursor.in_read(&query);
+                    query.after(cursor)?
+                }
+                None => query,
+            })
+        };
+        let own = behind(&self.rows, vec![generation.into(), viewer.clone()], self.oldest(now))?;
+        let mut queries = vec![own.clone()];
+        for row in self.pulled_from(generation, &viewer, call, desk).await? {
+            let (Some(author), Some(since)) = (row.get(AUTHOR), row.time(SINCE)) else { continue };
+            let list = vec![generation.into(), author.clone(), PULL.into()];
+            queries.push(behind(&self.lists, list, self.oldest_since(since, now))?);
+        }
+        let reads: Vec<Pin<Box<dyn Future<Output = _> + Send + '_>>> =
+            queries.into_iter().map(|query| Box::pin(filled(desk.store, query)) as _).collect();
+        let pages = together(reads).await.into_iter().collect::<Result<Vec<Page>, Refusal>>()?;
+        let parts = pages.into_iter().map(|page| Part { is_whole: page.next.is_none(), rows: page.rows });
+        let (rows, goes_on) = merge(parts.collect(), limit, newest_first);
+        // The rows of authors' lists have the same columns in their order.
+        let next = rows.last().filter(|_| goes_on).map(|row| own.cursor_at(row));
+        let mut answer = paging::answer(rows.iter().map(|row| shown(row, &viewer, generation)), next);
+        answer.next = answer.next.map(|next| Consult::cursor(generation, &next));
+        Ok(answer)
+    }
+
+    /// The authors whose lists belong to a reader's feed.
+    async fn pulled_from(
+        &self,
+        generation: i64,
+        viewer: &Value,
+        call: &Call,
+        desk: &Desk<'_>,
+    ) -> Result<Vec<Row>, Refusal> {
+        let query = Query::table(&self.pulled, &call.tenant, [generation.into(), viewer.clone()])?;
+        let mut page = desk.store.query(&query).await?;
+        let mut rows = page.rows;
+        while let Some(next) = page.next.take() {
+            page = desk.store.query(&query.clone().after(next)?).await?;
+            rows.append(&mut page.rows);
+        }
+        Ok(rows)
+    }
+}
+
+fn newest_first(one: &Row, other: &Row) -> Ordering {
+    let order = |column: &str| match (one.get(column), other.get(column)) {
+        (Some(one), Some(other)) => other.compare(one).unwrap_or(Ordering::Equal),
+        _ => Ordering::Equal,
+    };
+    order(CREATED_AT).then_with(|| order(POST))
+}
+
+/// A row as callers see it.
+fn shown(row: &Row, viewer: &Value, generation: i64) -> Json {
+    let column = |name: &str| (name.to_owned(), row.get(name).map(Value::to_json).unwrap_or_default());
+    let mut body: Map<String, Json> =
+        [POST, AUTHOR, PREVIEW, CREATED_AT, EXPIRES_AT].into_iter().map(column).collect();
+    body.insert(VIEWER.to_owned(), viewer.to_json());
+    body.insert(GENERATION.to_owned(), generation.into());
+    Json::Object(body)
+}
