@@ -45,7 +45,7 @@ parent = { about = "int" }
 fields = { body = "text" }
 [timer.alarm]
 key = { id = "int" }
-[view.things]
+[view.totals]
 of = "thing"
 group_by = ["n"]
 "#;
@@ -118,6 +118,9 @@ fn describe(archetype: &Archetype, actions: Option<&[Action]>) -> String {
         format!("{:<10} {}", "design", archetype.starter_box),
     ];
     match actions {
+        None if resource::is_built(archetype) => {
+            lines.push(format!("{:<10} none of its own: what is declared stands on it", "actions"));
+        }
         None => lines.push(format!("{:<10} not built yet", "actions")),
         Some(actions) => {
             lines.push("actions".into());

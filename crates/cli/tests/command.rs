@@ -301,7 +301,9 @@ fn demos_end_with_what_holds() {
         assert_eq!(report["figures"]["actions"], "100");
     }
     assert!(
-        shell.expect(2, &["demo", "nothing"]).contains("[possible values: catalog, jobs, profile, tickets]")
+        shell
+            .expect(2, &["demo", "nothing"])
+            .contains("[possible values: catalog, feed, jobs, profile, tickets]")
     );
     shell.expect(0, &["init"]);
     shell.expect(0, &["call", "profile.create", "user_id=1", "display_name=Ann"]);

@@ -153,9 +153,13 @@ const BENEATH: [&str; 1] = ["projection"];
 
 /// Whether an archetype is built.
 pub fn is_built(archetype: &Archetype) -> bool {
-    let declared = BUILT.iter().map(|(keyword, _)| *keyword);
+    is_declared(archetype) || BENEATH.contains(&archetype.keyword())
+}
+
+/// Whether a blueprint can declare an archetype.
+pub fn is_declared(archetype: &Archetype) -> bool {
     let over = STANDING_ON.iter().map(|(keyword, _)| *keyword);
-    declared.chain(over).chain(BENEATH).any(|keyword| keyword == archetype.keyword())
+    BUILT.iter().map(|(keyword, _)| *keyword).chain(over).any(|keyword| keyword == archetype.keyword())
 }
 
 /// The resources of a blueprint, or everything that is wrong with their settings.
