@@ -16,11 +16,14 @@ use statehouse_store::{Clock as _, Row, Scan, SystemClock, Tenant, Time, Value};
 use super::{Invariant, Stage, System, nothing_is_lost_or_doubled, request};
 
 /// The line between pushing and pulling, in the scenario; the blueprint's is shortened to it.
-pub(super) const LINE: (&str, &str) = ("pull_above = 10000", "pull_above = 5");
+pub(super) const LINE: (&str, &str) = ("pull_above = 10000", "pull_above = 9");
 /// Whom nearly everybody follows.
 const CELEBRITY: i64 = 0;
-/// How long a projector lives, in milliseconds at most.
-const LIFE_MS: u64 = 400;
+/// How many processes project at once, and how long each of them lives, in milliseconds at most.
+const PROJECTORS: usize = 2;
+const LIFE_MS: u64 = 1_200;
+/// How long somebody thinks before the next action, in milliseconds at most.
+const THINK_MS: u64 = 50;
 /// How often the end of the projecting is looked for, and the pause between two looks.
 const LOOKS_MAX: usize = 6_000;
 const PAUSE: Duration = Duration::from_millis(20);
@@ -50,7 +53,7 @@ fn process(stage: &Stage, random: &mut Random) -> Result<House> {
 /// Short leases, so that whoever takes over need not wait long.
 fn options(random: &mut Random) -> worker::Options {
     worker::Options {
-        lease: Duration::from_millis(700),
+        lease: Duration::from_millis(400),
         idle_max: Duration::from_millis(100),
         error_max: Duration::from_millis(200),
         random: random.fork(),
@@ -64,10 +67,14 @@ pub(super) async fn run(stage: Arc<Stage>) -> Result<Vec<Invariant>> {
     let mut random = Random::seeded(stage.size.seed);
     let keeper = process(&stage, &mut random)?;
     let projection = home(&keeper)?;
-    let projectors = tokio::spawn({
+    keeper.start_workers(options(&mut random));
+    caught_up(&projection).await?;
+    keeper.stop_workers().await;
+    let mut projectors = tokio::task::JoinSet::new();
+    for _ in 0..PROJECTORS {
         let (stage, notes, random) = (stage.clone(), notes.clone(), random.fork());
-        async move { project(&stage, &notes, random).await }
-    });
+        projectors.spawn(async move { project(&stage, &notes, random).await });
+    }
     stage
         .callers(|stage, caller, random| {
             let (tenant, notes, projection) = (tenant.clone(), notes.clone(), projection.clone());
@@ -75,8 +82,11 @@ pub(super) async fn run(stage: Arc<Stage>) -> Result<Vec<Invariant>> {
         })
         .await?;
     notes.over.store(true, Ordering::SeqCst);
-    projectors.await??;
+    while let Some(ended) = projectors.join_next().await {
+        ended??;
+    }
     // One that is not killed does what is left.
+    let keeper = process(&stage, &mut random)?;
     keeper.start_workers(options(&mut random));
     caught_up(&projection).await?;
     let (feeds, rows) = feeds_are_the_truth(&stage, &keeper, &tenant, &projection).await?;
@@ -146,6 +156,7 @@ async fn live(
         act(stage, tenant, notes, "follow.add", &key, json!({}), &format!("{caller}-fan")).await?;
     }
     for number in 0..stage.size.actions {
+        SystemClock.sleep(Duration::from_millis(random.below(THINK_MS))).await;
         let operation = format!("{caller}-{number}");
         let act = async |action: &str, key: &[Value], input: Json| {
             act(stage, tenant, notes, action, key, input, &operation).await

@@ -1,6 +1,7 @@
 //! The reads: a page of a feed, and how far its reader has got.
 
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -74,9 +75,13 @@ impl Feed {
             queries.into_iter().map(|query| Box::pin(filled(desk.store, query)) as _).collect();
         let pages = together(reads).await.into_iter().collect::<Result<Vec<Page>, Refusal>>()?;
         let parts = pages.into_iter().map(|page| Part { is_whole: page.next.is_none(), rows: page.rows });
-        let (rows, goes_on) = merge(parts.collect(), limit, newest_first);
+        let (mut rows, goes_on) = merge(parts.collect(), limit, newest_first);
         // The rows of authors' lists have the same columns in their order.
         let next = rows.last().filter(|_| goes_on).map(|row| own.cursor_at(row));
+        // The parts were not read at one moment: a post that was deleted and came back in between may have been pushed
+        // before and be pulled now.
+        let mut posts = BTreeSet::new();
+        rows.retain(|row| posts.insert(row.get(POST).map(|post| post.to_json().to_string())));
         let mut answer = paging::answer(rows.iter().map(|row| shown(row, &viewer, generation)), next);
         answer.next = answer.next.map(|next| Consult::cursor(generation, &next));
         Ok(answer)
