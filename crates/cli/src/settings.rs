@@ -312,7 +312,7 @@ fn misspelled(names: impl Iterator<Item = String>) -> Option<String> {
         if known.contains(&name) || is_secret_file(&name) || OTHERS.contains(&name.as_str()) {
             return None;
         }
-        let near = statehouse::blueprint::nearest(&name, known.iter().map(String::as_str))?;
+        let near = statehouse::blueprint::nearest_within(2, &name, known.iter().map(String::as_str))?;
         Some(format!("{given} is no setting; did you mean {}?", variable(near)))
     })
 }
@@ -385,6 +385,8 @@ mod tests {
             "STATEHOUSE_TEST_REDIS",
             "STATEHOUSE_TOOLS",
             "STATEHOUSE_BLESS",
+            "STATEHOUSE_REGION",
+            "STATEHOUSE_PORT",
             "LISTN",
         ] {
             assert_eq!(said(fine), None, "{fine}");

@@ -13,7 +13,7 @@ const PAGES: [(&str, &[&str]); 12] = [
         "booking",
         &["\"AVAILABLE\"", "\"IN_PROGRESS\"", "refused (held)", "\"CONFIRMED\"", "\"state\": \"SOLD\""],
     ),
-    ("effect", &["\"paid\":true", "\"key\":\"order-7\""]),
+    ("effect", &["\"paid\":true", "\"key\":\"order-7\"", "\"DELIVERED\""]),
     (
         "entity",
         &[
@@ -83,7 +83,15 @@ const PAGES: [(&str, &[&str]); 12] = [
     ),
     ("thread", &["First!", "First!", "Something rude", "\"version\":2", "\"HIDDEN\"", "[{", "{\"count\":1"]),
     ("timer", &["\"SET\"", "\"subject\":\"reminder/tea\"", "\"CANCELLED\"", "\"FIRED\""]),
-    ("view", &["\"points\":9", "\"DELETED\"", "generation 2"]),
+    (
+        "view",
+        &[
+            "\"max_points\":9,\"sum_points\":14",
+            "\"DELETED\"",
+            "\"max_points\":5,\"sum_points\":5",
+            "generation 2",
+        ],
+    ),
 ];
 
 fn pages() -> PathBuf {
@@ -107,24 +115,34 @@ fn free_port() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
 }
 
+/// How long an example may take before it counts as stuck.
+const SECONDS_MAX: &str = "180";
+
 /// Runs an example in a folder of its own and returns what it printed. Pages run side by side, so each has ports of
-/// its own, and a server is waited for instead of given a second.
+/// its own, a server is waited for instead of given a second, and other waits are four times as long.
 fn run(example: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let (port, other) = (free_port(), free_port());
-    let ready = format!("until curl -sf 127.0.0.1:{port}/readyz >ready; do sleep 0.05; done");
-    let script = example
+    let ready =
+        format!("for _ in $(seq 300); do curl -sf 127.0.0.1:{port}/readyz >ready && break; sleep 0.1; done");
+    let mut script = example
         .replace("127.0.0.1:8080", &format!("127.0.0.1:{port}"))
         .replace("8099", &other)
-        .replace("/tmp/", "")
-        .replace("statehouse serve &\nsleep 1\n", &format!("statehouse serve &\n{ready}\n"));
+        .replace("/tmp/", "");
+    for seconds in [1, 2] {
+        let wait = format!("\nsleep {seconds}\n");
+        script = script
+            .replace(&format!("statehouse serve &{wait}"), &format!("statehouse serve &\n{ready}\n"))
+            .replace(&wait, &format!("\nsleep {}\n", 4 * seconds));
+    }
     let binary = Path::new(env!("CARGO_BIN_EXE_statehouse")).parent().unwrap().to_owned();
     let path = std::env::join_paths(
         std::iter::once(binary).chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
     );
-    // One stream, so that refusals stand where they were printed.
-    let output = Command::new("bash")
-        .args(["-m", "-c", &format!("exec 2>&1\n{script}")])
+    // One stream, so that refusals stand where they were printed; and whatever was started ends with the example.
+    let script = format!("exec 2>&1\ntrap 'kill $(jobs -p) 2>/dev/null' EXIT\n{script}");
+    let output = Command::new("timeout")
+        .args(["-k", "5", SECONDS_MAX, "bash", "-m", "-c", &script])
         .current_dir(folder.path())
         .env("PATH", path.unwrap())
         .env("STATEHOUSE_LISTEN", format!("127.0.0.1:{port}"))

@@ -52,6 +52,9 @@ impl Drop for Running {
     }
 }
 
+/// After how long without an answer a request counts as lost.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 /// A `statehouse serve`.
 pub struct Server {
     pub process: Running,
@@ -60,7 +63,7 @@ pub struct Server {
 
 impl Server {
     pub fn start(blueprint: &Path, store: &str, folder: &Path, more: &[&str]) -> Server {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_statehouse"))
+        let child = Command::new(env!("CARGO_BIN_EXE_statehouse"))
             .args(["serve", "--json", "--listen", "127.0.0.1:0", "--log", "warn", "--blueprint"])
             .arg(blueprint)
             .args(["--store", store])
@@ -69,17 +72,19 @@ impl Server {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        let mut process = Running(child);
         let mut line = String::new();
-        std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        std::io::BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let greeting: Json = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"));
         let address = greeting["url"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned();
-        Server { process: Running(child), address }
+        Server { process, address }
     }
 
     /// One request: the status and the text of its answer, if there is one.
     pub fn asked(&self, method: &str, path: &str, body: &Json) -> std::io::Result<(u16, String)> {
         let body = if body.is_null() { String::new() } else { body.to_string() };
         let mut stream = TcpStream::connect(&self.address)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
         let head = format!(
             "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
              Connection: close\r\n\r\n{body}",

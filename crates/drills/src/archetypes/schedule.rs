@@ -1,6 +1,8 @@
 //! A09 Future constraint + claimable run: each job claimed by one worker at a time, its result recorded once, whatever dies.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,10 +14,13 @@ use statehouse::worker::Options;
 use statehouse::{Answer, Code, Operation};
 use statehouse_store::clock::SkewedClock;
 use statehouse_store::faulty::{FaultyStore, Odds};
-use statehouse_store::{Clock, ManualClock, Random, Row, Scan, SystemClock, Time, Value};
+use statehouse_store::{
+    Clock, Commit, ManualClock, Plan, Random, Row, Scan, Store, StoreError, SystemClock, Time, Value,
+};
 
 use super::house::{Visitor, shows};
 use super::schedule;
+use crate::around::{Around, Hook};
 use crate::client::{pause, same, whole_log};
 use crate::conformance::{Case, cases};
 use crate::engines::Lab;
@@ -39,6 +44,7 @@ pub(super) const CASES: &[Case] = cases! {
         of_one_key_so_many_run_at_once(8),
         a_job_in_line_can_be_cancelled(8),
         a_refused_job_leaves_no_lane_behind(8),
+        a_number_of_a_lane_that_is_gone_is_not_used(8),
         a_unique_key_has_one_job(8),
         a_unique_key_has_one_job_in_a_race(8),
         a_job_is_enqueued_together_with_other_writes(8),
@@ -644,6 +650,59 @@ async fn a_refused_job_leaves_no_lane_behind(lab: &dyn Lab) -> Result<()> {
     complete(&visitor, "b", 1).await?;
     same("the next in line", &claim(&visitor, 9, 1).await?, &vec![("c".to_owned(), 1)])?;
     complete(&visitor, "c", 1).await?;
+    nobody_is_left_in_line(&visitor, "job").await
+}
+
+/// Lets something happen behind the next commit, before its caller goes on.
+#[derive(Default)]
+struct Behind(Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>);
+
+impl fmt::Debug for Behind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Behind")
+    }
+}
+
+#[async_trait]
+impl Hook for Arc<Behind> {
+    async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
+        let outcome = inner.commit(plan).await;
+        let event = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(event) = event {
+            event.await;
+        }
+        outcome
+    }
+}
+
+async fn a_number_of_a_lane_that_is_gone_is_not_used(lab: &dyn Lab) -> Result<()> {
+    let clock = standing();
+    let store = lab.open_at(Arc::new(clock.clone())).await?;
+    let visitor = Arc::new(Visitor::over(store.clone(), BLUEPRINT, Arc::new(clock.clone())).await?);
+    let behind = Arc::new(Behind::default());
+    let slow = Arc::new(Around::new(store, behind.clone()));
+    let slow = Visitor::over(slow, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let key = || json!({"order_key": "k"});
+    enqueue(&visitor, "a", key()).await?;
+    same("the first", &claim(&visitor, 9, 1).await?, &vec![("a".to_owned(), 1)])?;
+    for job in ["x", "y", "z"] {
+        enqueue(&visitor, job, key()).await?;
+        visitor.done("job.cancel", &id(job), json!({}), None).await?;
+    }
+    // It has its number, and before it stands in line the lane ends and another one begins.
+    let others = visitor.clone();
+    let event = async move {
+        // If one of these fails, the order below is another.
+        let _ = complete(&others, "a", 1).await;
+        let _ = enqueue(&others, "c", json!({"order_key": "k"})).await;
+    };
+    *behind.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::pin(event));
+    enqueue(&slow, "b", key()).await?;
+    enqueue(&visitor, "d", key()).await?;
+    for job in ["c", "b", "d"] {
+        same("the next", &claim(&visitor, 9, 1).await?, &vec![(job.to_owned(), 1)])?;
+        complete(&visitor, job, 1).await?;
+    }
     nobody_is_left_in_line(&visitor, "job").await
 }
 
@@ -1382,7 +1441,23 @@ async fn a_maker_whose_clock_is_ahead_makes_nothing_early(lab: &dyn Lab) -> Resu
     engine.advance(SECOND * 60);
     same("ten minutes behind", &visitor.drain_workers().await?, &0)?;
     skewed.skew(0);
-    same("right", &visitor.drain_workers().await?, &1)
+    same("right", &visitor.drain_workers().await?, &1)?;
+    // Ahead of the engine, it passes over nothing that is still to come.
+    let start = engine.now();
+    define(&visitor, "steps", json!({"when": {"every_ms": 60_000}, "overlap": "allow"})).await?;
+    define(&visitor, "pattern", json!({"when": {"cron": "* * * * *"}, "overlap": "allow"})).await?;
+    for minute in 1..=3 {
+        skewed.skew(600_000_000);
+        engine.set(start.plus(SECOND * 60 * minute));
+        visitor.drain_workers().await?;
+        skewed.skew(0);
+    }
+    let steps: Vec<Time> = (1..=3).map(|minute| start.plus(SECOND * 60 * minute)).collect();
+    for definition in ["steps", "pattern"] {
+        let made = times(&made(&visitor, definition).await?);
+        ensure!(made.starts_with(&steps), "{definition} made its jobs for {made:?}, not for {steps:?}");
+    }
+    Ok(())
 }
 
 async fn steps_are_counted_by_the_engines_clock(lab: &dyn Lab) -> Result<()> {

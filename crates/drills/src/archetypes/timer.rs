@@ -299,7 +299,17 @@ async fn a_scanner_whose_clock_is_ahead_fires_nothing_early(lab: &dyn Lab) -> Re
     engine.advance(Duration::from_secs(2));
     same("ten minutes behind", &scene.visitor.drain_workers().await?, &0)?;
     skewed.skew(0);
-    same("right", &scene.visitor.drain_workers().await?, &2)
+    same("right", &scene.visitor.drain_workers().await?, &2)?;
+    // Ahead of the engine, it passes over nothing that is still to come.
+    let (start, minute) = (engine.now(), Duration::from_secs(60));
+    scene.set("reminder", 2, json!({"every_ms": 60_000})).await?;
+    skewed.skew(600_000_000);
+    for _ in 0..3 {
+        engine.advance(minute);
+        same("each minute", &scene.visitor.drain_workers().await?, &1)?;
+    }
+    let expected: Vec<String> = (1..=3).map(|step| start.plus(minute * step).to_string()).collect();
+    same("each due time", &scene.released("reminder").await?["acme/2"], &expected)
 }
 
 async fn a_clock_that_steps_releases_nothing_twice(lab: &dyn Lab) -> Result<()> {

@@ -175,7 +175,15 @@ pub(crate) fn check_name(name: &str) -> Result<(), String> {
 
 /// The candidate that a mistyped word most likely stands for.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let limit = 1 + word.chars().count() / 3;
+    nearest_within(1 + word.chars().count() / 3, word, candidates)
+}
+
+/// The same, if no more than so many letters are wrong.
+pub fn nearest_within<'a>(
+    limit: usize,
+    word: &str,
+    candidates: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
     candidates
         .into_iter()
         .map(|candidate| (distance(word, candidate), candidate))

@@ -21,8 +21,8 @@ use serde_json::Value as Json;
 use statehouse_store::log::partition_of;
 use statehouse_store::table::Builder;
 use statehouse_store::{
-    Commit, Event, Expr, Plan, PlanError, Query, Row, Step, Store, StoreError, Table, Tenant, Time, Type,
-    Value,
+    Commit, Event, Expr, Plan, PlanError, Query, Reason, Refused, Row, Step, Store, StoreError, Table,
+    Tenant, Time, Type, Value,
 };
 use tokio::task::JoinSet;
 
@@ -74,6 +74,12 @@ pub trait Due: Send + Sync + fmt::Debug {
 
     /// What is done about a row that is due, as one plan under this operation id, in the row's tenant (D2).
     fn plan(&self, row: &Row, now: Time, operation: &str) -> Result<Plan, PlanError>;
+
+    /// What is done instead if the engine did not agree that it is as late as that: as if it were just due. `None` if being
+    /// late makes no difference.
+    fn plan_just_due(&self, _row: &Row, _now: Time, _operation: &str) -> Option<Result<Plan, PlanError>> {
+        None
+    }
 }
 
 /// The worker that finds what is due and has it done.
@@ -101,8 +107,12 @@ impl<D: Due> Scanner<D> {
         let mut released = Released::default();
         let mut commits: JoinSet<Result<Commit, StoreError>> = JoinSet::new();
         for row in rows {
-            match self.due.plan(row, now, &shift.ids.next()) {
-                Ok(plan) => drop(commits.spawn(settled(shift.store.clone(), plan))),
+            let plan = self.due.plan(row, now, &shift.ids.next());
+            let otherwise = self.due.plan_just_due(row, now, &shift.ids.next()).transpose();
+            match plan.and_then(|plan| Ok((plan, otherwise?))) {
+                Ok((plan, otherwise)) => {
+                    commits.spawn(settled_or(shift.store.clone(), plan, otherwise, row.version()));
+                }
                 Err(error) => released.failures.push(format!("{row}: {error}")),
             }
         }
@@ -136,6 +146,27 @@ pub(crate) async fn settled(store: Arc<dyn Store>, plan: Plan) -> Result<Commit,
             outcome => return outcome,
         }
     }
+}
+
+/// The same; and if a plan is refused although the row is still what it was, by the engine's clock then, another one.
+async fn settled_or(
+    store: Arc<dyn Store>,
+    plan: Plan,
+    otherwise: Option<Plan>,
+    version: i64,
+) -> Result<Commit, StoreError> {
+    match (settled(store.clone(), plan).await, otherwise) {
+        (Ok(Commit::Refused(refused)), Some(otherwise)) if is_only_early(&refused, version) => {
+            settled(store, otherwise).await
+        }
+        (outcome, _) => outcome,
+    }
+}
+
+/// Whether the first row of a plan was refused as it was scanned: what is left is the engine's clock.
+pub(crate) fn is_only_early(refused: &Refused, version: i64) -> bool {
+    let current = refused.current.as_ref().map(Row::version);
+    refused.step == 0 && matches!(refused.reason, Reason::Guard { .. }) && current == Some(version)
 }
 
 #[async_trait]

@@ -21,7 +21,9 @@
 //!   scanner tries every row of it that is due; a crash leaves the row where it was.*
 //! - I3. None is released early. *Guard of fire:* `due_at <= now`, by the engine's clock.
 //! - I4. A recurring timer does not drift. *The next due time is computed from the last one, not from the clock.* Those
-//!   that were missed while nobody scanned fire one by one (`missed = "all"`), or once for all (`missed = "once"`).
+//!   that were missed while nobody scanned fire one by one (`missed = "all"`), or once for all (`missed = "once"`). *Guard of
+//!   fire, if some are passed over:* `the last of them <= now`, by the engine's clock; a scanner whose own is ahead releases
+//!   them one by one.
 //! - I5. A cancelled timer does not fire. *Cancel and fire contend on one row; guard of cancel:* `status = 'SET'`.
 //!
 //! **Failures.** *Due item materialized twice*: I1. *Due item never materialized*: I2. *Job claimed twice*: a shard is
@@ -36,7 +38,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::Value as Json;
-use statehouse_store::guard::{column, now, now_plus};
+use statehouse_store::guard::{column, now, now_plus, value};
 use statehouse_store::table::VERSION;
 use statehouse_store::{
     Address, Consistency, Draft as EventDraft, Entry, Event, Expr, Guard, Plan, PlanError, Query, Reason,
@@ -314,12 +316,20 @@ impl Due for Timer {
             Some(every) => {
                 let (next, passed) = next_due(due, every, at, self.missed);
                 event = event.with("missed", passed);
+                // What is passed over must be over, whatever this process takes for the time.
+                let step = if passed > 0 { step.guard(value(next.minus(every)).le(now())) } else { step };
                 due::set(step, self.shard(row.tenant(), &key), next)
             }
             None => due::clear(step.set(STATUS, FIRED)),
         };
         let entry = Entry::about(&self.name, key).event(event.with_row_of(0));
         Plan::of(row.tenant(), operation).step(step).log(entry).without_rows().build()
+    }
+
+    fn plan_just_due(&self, row: &Row, at: Time, operation: &str) -> Option<Result<Plan, PlanError>> {
+        let due = row.time(DUE_AT)?;
+        let passes_over = row.int(EVERY_MS).is_some() && self.missed == Missed::Once && due < at;
+        passes_over.then(|| self.plan(row, due, operation))
     }
 }
 

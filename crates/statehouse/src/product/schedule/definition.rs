@@ -15,7 +15,9 @@
 //!
 //! - D1. Each due time yields one job. *Guard of make:* `version = the one that was scanned`; the same plan stores the job, whose id
 //!   has the due time and the definition's revision in it, and moves `next_time` on.
-//! - D2. No due time is lost. *A definition that is active stands in the due index until its job is made.*
+//! - D2. No due time is lost. *A definition that is active stands in the due index until its job is made.* What was missed is
+//!   passed over only if it is past. *Guard of make:* `the last that is passed over <= now`, by the engine's clock; a process
+//!   whose own is ahead makes the jobs one by one.
 //! - D3. None is made early. *Guard of make:* `due_at <= now`; and the job itself is not claimed before its time.
 //! - D4. `overlap = "skip"`: a due time is skipped if and only if the job before it is not over. *A step on that job's row says
 //!   which.* Such a definition makes nothing ahead. `overlap = "queue"`: its jobs share an order key.
@@ -191,8 +193,8 @@ impl Schedule {
         if overlap == "skip" { Duration::ZERO } else { self.look_ahead }
     }
 
-    /// The plan that makes the job of a definition that is due (D1 to D4).
-    async fn make(&self, shift: &Shift<'_>, row: &Row) -> Result<Plan, String> {
+    /// The plan that makes the job of a definition that is due (D1 to D4), for somebody who takes this for the time.
+    async fn make(&self, shift: &Shift<'_>, row: &Row, at: Time) -> Result<Plan, String> {
         let (Some(due), Some(when)) = (row.time(NEXT_TIME), when_of(row)) else {
             return Err(format!("{row} does not say when it is due"));
         };
@@ -200,12 +202,15 @@ impl Schedule {
         let tenant = row.tenant();
         let definition_id = row.text(DEFINITION_ID).unwrap_or_default();
         let overlap = row.text(OVERLAP).unwrap_or_default();
-        let at = shift.clock.now();
         let next = when.next(due, at, missed_of(row));
         let step = Step::update(&self.definitions, row.key().iter().cloned())
             .guard(Guard::version(row.version()))
             .guard(column(DUE_AT).le(now()))
             .set(UPDATED_AT, now());
+        let step = match when.passed(due, at, missed_of(row)) {
+            Some(passed) => step.guard(value(passed).le(now())),
+            None => step,
+        };
         let step = if next.is_none() { step.set(STATUS, ENDED) } else { step };
         let step =
             self.ahead(step, tenant, definition_id, &Coming { time: next, before: Some(due), overlap });
@@ -339,13 +344,22 @@ impl Worker for Maker {
 impl Maker {
     /// Makes the job of one definition, unless somebody was faster or changed it.
     async fn make(&self, shift: &Shift<'_>, row: &Row) -> Result<bool, String> {
-        let plan = self.schedule.make(shift, row).await?;
-        match settled(&**shift.store, &plan).await {
+        let store = &**shift.store;
+        let mut plan = self.schedule.make(shift, row, shift.clock.now()).await?;
+        let mut outcome = settled(store, &plan).await;
+        if let (Ok(Commit::Refused(refused)), Some(due)) = (&outcome, row.time(NEXT_TIME))
+            && due::is_only_early(refused, row.version())
+        {
+            // By the engine's clock not all is over that would be passed over. The time that is due has its job all the same.
+            plan = self.schedule.make(shift, row, due).await?;
+            outcome = settled(store, &plan).await;
+        }
+        match outcome {
             Ok(Commit::Applied(_)) => Ok(true),
             Ok(Commit::Refused(Refused { step, reason: Reason::Present, .. })) => {
                 match plan.addresses().nth(step) {
-                    // Somebody else made the lane of its order key; the next look finds it.
-                    Some(lane) if lane.table().name() == self.schedule.lanes.name() => Ok(false),
+                    // Somebody else made the lane of its order key, or took its place there; the next look finds it.
+                    Some(lane) if self.schedule.is_of_lanes(lane.table()) => Ok(false),
                     taken => Err(format!(
                         "{row}: {} exists already",
                         taken.map_or_else(String::new, |address| address.to_string())

@@ -9,6 +9,8 @@
 //! - L3. *Guard of leaving without a successor:* `waiting = 0`, and the count that was seen. Nobody in line is forgotten.
 //! - L4. *The next one is admitted once:* its row in the line is deleted by the plan that admits it.
 //!
+//! - L5. *Guard of taking a place with a number:* `tail >= the number`: it was given out by the lane that is there.
+//!
 //! A number in a lane that is there is taken by a write of its own, before the job is stored. One that is not used leaves a gap,
 //! which is harmless. A lane that is not there is made by the plan that stores its first job, so that a job which is refused
 //! leaves none behind.
@@ -16,7 +18,7 @@
 use statehouse_store::guard::column;
 use statehouse_store::{
     Address, Commit, Consistency, Expr, Ids, Plan, Query, Reason, Refused, Row, Step, Store, StoreError,
-    Tenant,
+    Table, Tenant,
 };
 
 use super::{
@@ -77,13 +79,20 @@ impl Schedule {
         Err(Refusal::new(Code::Unavailable, "the order key's lane did not answer; nothing was done"))
     }
 
-    /// What it takes to stand at a place (L1, L2).
+    /// Whether a table is one of those in which places are taken.
+    pub(super) fn is_of_lanes(&self, table: &Table) -> bool {
+        [&self.lanes, &self.lines].iter().any(|known| known.name() == table.name())
+    }
+
+    /// What it takes to stand at a place (L1, L2, L5).
     pub(super) fn stand(&self, place: &Place, job_id: &str, when: &Expr) -> Vec<Step> {
         if place.first {
             let lane = Step::insert(&self.lanes, [place.order_key.as_str().into()]);
             return vec![lane.set(RUNNING, 1).set(TAIL, place.seq)];
         }
-        let lane = Step::update(&self.lanes, [place.order_key.as_str().into()]);
+        // A lane that went and came again does not know the number, and would give it out to those behind.
+        let lane =
+            Step::update(&self.lanes, [place.order_key.as_str().into()]).guard(column(TAIL).ge(place.seq));
         if place.admitted {
             let room = column(RUNNING).lt(self.per_key).and(column(WAITING).eq(0));
             return vec![lane.guard(room).set(RUNNING, column(RUNNING).add(1))];

@@ -49,6 +49,18 @@ impl When {
         }
     }
 
+    /// When the last of those is over that are passed over on the way to the next, if any are.
+    pub(super) fn passed(&self, due: Time, now: Time, missed: Missed) -> Option<Time> {
+        let next = self.next(due, now, missed);
+        if next == self.next(due, due, missed) {
+            return None;
+        }
+        match (self, next) {
+            (When::Every(every), Some(next)) => Some(next.minus(*every)),
+            _ => Some(now),
+        }
+    }
+
     /// The first time of a pattern that lies behind another.
     fn after(&self, time: Time) -> Option<Time> {
         let When::Cron(cron, zone) = self else { return None };
