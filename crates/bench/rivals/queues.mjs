@@ -23,6 +23,8 @@ const FETCHERS = 2;
 const FETCHED = 500;
 
 const pool = new Pool({ connectionString: url, max: CONNECTIONS });
+pool.on("error", (error) => console.error(error));
+pool.on("connect", (client) => client.on("error", (error) => console.error(error)));
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 class Graphile {

@@ -34,6 +34,8 @@ fields = { display_name = \"text\", bio = \"text?\", points = { type = \"int\", 
 const BUYERS: u64 = 64;
 /// Seats and rows of one plan while tables are filled.
 const FILLED: u64 = 40;
+/// The event of the first sale, which is not measured.
+const WARM: u64 = 1_000_000;
 /// Rows of entities.
 const PROFILES: u64 = 6_400;
 
@@ -93,6 +95,9 @@ async fn measure(trial: &Trial) -> Result<()> {
     let house = site.house(BLUEPRINT).await?;
     fill_profiles(&house).await?;
     let (mut updates, mut bought, mut contested, mut refused) = (vec![], vec![], vec![], vec![]);
+    offer(&house, WARM, trial.seats / 4).await?;
+    buy(&house, WARM, trial.seats / 4, 2).await?;
+    trial.server.settle().await?;
     for round in 0..trial.rounds as u64 {
         updates.push(update(&house, trial.span).await?);
         offer(&house, 2 * round, trial.seats).await?;

@@ -4,6 +4,7 @@
 //! Ten times as many rows should take ten times as long. While a hundred thousand bookings are swept, others go on holding
 //! and cancelling seats; their rate is compared with that on the same store before the sweep began.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -20,6 +21,8 @@ use crate::site::{Site, Tenancy, request};
 /// How many rows are due, in turn.
 const FEW: u64 = 10_000;
 const MANY: u64 = 100_000;
+/// Rows that are there before the server is let look at its tables.
+const WARM: u64 = 1_000;
 /// Rows of one plan while tables are filled. A booking has two.
 const FILLED: u64 = 40;
 /// Those who hold seats meanwhile.
@@ -41,8 +44,8 @@ fn blueprint(hold_for: &str) -> String {
 /// Measures and prints.
 pub async fn run() -> Result<()> {
     for (engine, server) in [("SQLite", Server::sqlite()?), ("PostgreSQL", Server::postgres()?)] {
-        let few = measure(&server.url, FEW).await?;
-        let many = measure(&server.url, MANY).await?;
+        let few = measure(&server, FEW).await?;
+        let many = measure(&server, MANY).await?;
         report::heading(&format!("{engine}: what is due, done by the house's workers"));
         for (what, few, many) in
             [("expired bookings", few.swept, many.swept), ("due timers", few.fired, many.fired)]
@@ -74,51 +77,60 @@ struct Figures {
     beside: Round,
 }
 
-async fn measure(url: &str, rows: u64) -> Result<Figures> {
-    let site = Site::at(url).await?;
+async fn measure(server: &Server, rows: u64) -> Result<Figures> {
+    let site = Site::at(&server.url).await?;
     let house = site.house(&blueprint("1h")).await?;
-    offer(&house, FOREGROUND, BUYERS).await?;
+    offer(&house, FOREGROUND, 0..BUYERS).await?;
     let fleeting = site.house(&blueprint("1ms")).await?;
-    offer(&fleeting, 0, rows).await?;
-    hold(&fleeting, rows).await?;
+    for part in [0..WARM, WARM..rows] {
+        offer(&fleeting, 0, part.clone()).await?;
+        hold(&fleeting, part).await?;
+        server.settle().await?;
+    }
     let alone = holds(&house).await?;
     // A sweep of its own, so that its rate is that of a store on which nobody else works.
     let swept = done(&house, "seat_booking.expire", rows).await?;
     house.house.stop_workers().await;
     let beside = beside_a_sweep(&site, &house, rows).await?;
-    set(&house, rows).await?;
+    for part in [0..WARM, WARM..rows] {
+        set(&house, part).await?;
+        server.settle().await?;
+    }
     let fired = done(&house, "alarm.fire", rows).await?;
     house.house.stop_workers().await;
     site.close().await;
     Ok(Figures { swept, fired, alone, beside })
 }
 
+/// A range, cut into what one plan takes.
+fn parts(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let end = range.end;
+    range.clone().step_by(FILLED as usize).map(move |first| first..end.min(first + FILLED))
+}
+
 /// Puts seats on sale.
-async fn offer(house: &Tenancy, event: u64, seats: u64) -> Result<()> {
+async fn offer(house: &Tenancy, event: u64, seats: Range<u64>) -> Result<()> {
     let seat = |seat: u64| request("seat.create", vec![], json!({"event_id": event, "seat_no": seat}));
-    let batches = (0..seats).step_by(FILLED as usize);
-    house.fill(batches.map(|first| (first..seats.min(first + FILLED)).map(seat).collect())).await
+    house.fill(parts(&seats).map(|part| part.map(seat).collect())).await
 }
 
 /// Holds each seat of the first event, one for each booking.
-async fn hold(house: &Tenancy, rows: u64) -> Result<()> {
+async fn hold(house: &Tenancy, seats: Range<u64>) -> Result<()> {
     let hold = |seat: u64| {
         let booking = format!("{}-{seat}", house.house.ids().next());
         let input = json!({"booking_id": booking, "event_id": 0, "seat_no": [seat], "holder": "somebody"});
         request("seat_booking.hold", vec![], input)
     };
-    let batches = (0..rows).step_by(FILLED as usize);
-    house.fill(batches.map(|first| (first..rows.min(first + FILLED)).map(hold).collect())).await
+    house.fill(parts(&seats).map(|part| part.map(hold).collect())).await
 }
 
 /// Sets timers that are due at once.
-async fn set(house: &Tenancy, rows: u64) -> Result<()> {
+async fn set(house: &Tenancy, ids: Range<u64>) -> Result<()> {
     let set = |id: u64| {
         let key = vec![i64::try_from(id).unwrap_or_default().into()];
         request("alarm.set", key, json!({"due_at": "2020-01-01T00:00:00Z"}))
     };
-    let batches = (0..rows).step_by(FILLED as usize);
-    house.fill(batches.map(|first| (first..rows.min(first + FILLED)).map(set).collect())).await
+    house.fill(parts(&ids).map(|part| part.map(set).collect())).await
 }
 
 /// How many rows a worker of this process has done.
@@ -159,7 +171,7 @@ async fn holds(house: &Tenancy) -> Result<Round> {
 /// The same while as many bookings are swept again.
 async fn beside_a_sweep(site: &Site, house: &Tenancy, rows: u64) -> Result<Round> {
     let fleeting = site.house(&blueprint("1ms")).await?;
-    hold(&fleeting, rows).await?;
+    hold(&fleeting, 0..rows).await?;
     house.house.start_workers(Options::default());
     let round = holds(house).await?;
     let watch = Stopwatch::start();

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use tokio_postgres::NoTls;
 
 /// A server, and the URL by which a store is opened on it.
 pub struct Server {
@@ -58,6 +59,17 @@ impl Server {
         let folder = tempfile::tempdir()?;
         let url = format!("sqlite:{}", folder.path().join("house.db").display());
         Ok(Server { url, own: Some(("", folder)) })
+    }
+
+    /// Lets PostgreSQL look at what its tables hold, as it does by itself within a minute or two. Until then it may take
+    /// one index for another, and a short run would measure that.
+    pub async fn settle(&self) -> Result<()> {
+        if self.url.starts_with("postgres") {
+            let (client, connection) = tokio_postgres::connect(&self.url, NoTls).await?;
+            tokio::spawn(connection);
+            client.batch_execute("analyze").await?;
+        }
+        Ok(())
     }
 
     fn start(name: &'static str) -> Result<(String, tempfile::TempDir)> {
