@@ -1,6 +1,8 @@
 //! A05 Derived projection, as a feed: after everything was read, a feed is what posts and follows say, and no row is left of
 //! what was deleted or unfollowed, whoever raced, died or rebuilt on the way.
 
+mod races;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
@@ -20,6 +22,10 @@ use statehouse_store::{
     Clock, Commit, Page, Plan, Query, Random, Scan, Step, Store, StoreError, SystemClock, Time, Value,
 };
 
+use self::races::{
+    first_follows_in_one_batch_come_to_an_end, pieces_and_edges_that_meet_leave_the_truth,
+    versions_of_a_post_that_meet_go_out_in_their_order,
+};
 use super::feed;
 use super::house::Visitor;
 use super::projection::Scene;
@@ -35,6 +41,9 @@ pub(super) const CASES: &[Case] = cases! {
         a_post_that_is_moved_leaves_its_old_place(9),
         a_post_and_a_follow_that_meet_lose_nothing(9),
         an_unfollow_and_a_post_that_meet_leave_nothing(9),
+        pieces_and_edges_that_meet_leave_the_truth(100),
+        versions_of_a_post_that_meet_go_out_in_their_order(100),
+        first_follows_in_one_batch_come_to_an_end(20),
         authors_cross_the_line_in_both_directions(9),
         a_post_that_changes_its_way_is_shown_once(9),
         records_that_come_again_change_nothing(9),
@@ -390,15 +399,22 @@ impl Hook for Arc<Cut> {
 
 /// A slow process and a quick one on the same store. What the quick one does comes between what the slow one reads and what
 /// it writes for a post; it also projects everything that is not in the partition which the slow one works on.
-async fn meet<F, Fut>(lab: &dyn Lab, first: F, meanwhile: fn(Arc<Home>, i64) -> Fut) -> Result<()>
+async fn meet<F, Fut>(
+    lab: &dyn Lab,
+    (blueprint, followers): (&str, i64),
+    first: F,
+    meanwhile: fn(Arc<Home>, i64) -> Fut,
+) -> Result<()>
 where
     F: AsyncFn(&Home, i64) -> Result<()>,
     Fut: Future<Output = Result<()>> + Send + 'static,
 {
     let (store, cut) = (lab.open().await?, Arc::new(Cut::default()));
-    let slow = Home::over(Arc::new(Around::new(store.clone(), cut.clone())), 100).await?;
-    let quick = Arc::new(Home::over(store.clone(), 100).await?);
-    for viewer in 1..=2 {
+    let clock = Arc::new(SystemClock);
+    let around = Arc::new(Around::new(store.clone(), cut.clone()));
+    let slow = Home::with(around, blueprint, clock.clone()).await?;
+    let quick = Arc::new(Home::with(store.clone(), blueprint, clock).await?);
+    for viewer in 1..=followers {
         quick.follow(viewer, 10).await?;
     }
     quick.post(1, 10, "before").await?;
@@ -430,12 +446,14 @@ where
 
 async fn a_post_and_a_follow_that_meet_lose_nothing(lab: &dyn Lab) -> Result<()> {
     let first = async |home: &Home, round: i64| home.post(round, 10, "new").await.map(drop);
-    meet(lab, first, |home, round| async move { home.follow(10 + round, 10).await }).await
+    let few = blueprint(100, "30d");
+    meet(lab, (&few, 2), first, |home, round| async move { home.follow(10 + round, 10).await }).await
 }
 
 async fn an_unfollow_and_a_post_that_meet_leave_nothing(lab: &dyn Lab) -> Result<()> {
     let first = async |home: &Home, round: i64| home.post(round, 10, "new").await.map(drop);
-    meet(lab, first, |home, round| async move { home.unfollow(round - 1, 10).await }).await
+    let few = blueprint(100, "30d");
+    meet(lab, (&few, 2), first, |home, round| async move { home.unfollow(round - 1, 10).await }).await
 }
 
 async fn authors_cross_the_line_in_both_directions(lab: &dyn Lab) -> Result<()> {

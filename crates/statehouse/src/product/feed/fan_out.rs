@@ -32,6 +32,9 @@ const STEPS_MAX: usize = 90;
 /// Differences that one plan for an edge settles; each is two steps at most.
 const DIFFERENCES_MAX: usize = STEPS_MAX / 2;
 
+/// How often a post is read that changes meanwhile.
+const READS_MAX: u32 = 8;
+
 /// What is going on with a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -88,10 +91,11 @@ struct Place {
     at: Time,
 }
 
-/// What is left to do for a post.
+/// What is left to do for a version of a post.
 #[derive(Clone, Debug)]
 struct Work {
     post: Value,
+    order: i64,
     phase: Phase,
     cursor: Option<String>,
     /// Where readers had it before.
@@ -104,6 +108,7 @@ impl Work {
         let was = row.time(WAS_AT).zip(row.get(WAS_AUTHOR).filter(|author| !author.is_null()));
         Some(Work {
             post: row.get(POST)?.clone(),
+            order: row.int(SOURCE_ORDER)?,
             phase: Phase::ALL.into_iter().find(|known| known.name() == phase)?,
             cursor: row.text(CURSOR).map(str::to_owned),
             was: was.map(|(at, author)| Place { author: author.clone(), at }),
@@ -117,6 +122,7 @@ impl Work {
             None => (null(), null()),
         };
         step.set(POST, self.post.clone())
+            .set(SOURCE_ORDER, self.order)
             .set(PHASE, self.phase.name())
             .set(CURSOR, self.cursor.as_deref().map_or_else(null, Value::from))
             .set(WAS_AUTHOR, author)
@@ -259,12 +265,25 @@ impl Desk<'_> {
 
     // Posts.
 
+    /// What is known of a post, and what is left to do for it. The two are not read at one moment: what is left of another
+    /// version than is known is read again.
+    async fn standing(&self, source: &[Value]) -> Result<(Entry, Option<Row>), Unable> {
+        for _ in 0..READS_MAX {
+            let rows = [(&self.feed.entries, source.to_vec()), (&self.feed.work, source.to_vec())];
+            let [entry, work] = self.get(rows).await?;
+            let entry = Entry::of(entry.as_ref());
+            if work.as_ref().is_none_or(|row| row.int(SOURCE_ORDER) == Some(entry.order)) {
+                return Ok((entry, work));
+            }
+        }
+        Err(Unable::Later(StoreError::unavailable("a post changes all the time; it is tried again")))
+    }
+
     /// The next piece of what a version of a post makes.
     async fn post(&self, change: &Change) -> Result<Piece, Unable> {
         let feed = self.feed;
         let source = || self.key([change.source.as_str().into()]);
-        let [entry, work] = self.get([(&feed.entries, source()), (&feed.work, source())]).await?;
-        let entry = Entry::of(entry.as_ref());
+        let (entry, work) = self.standing(&source()).await?;
         let is_known = change.order <= entry.order;
         if let Some(row) = work {
             let piece = self.go_on(&entry, &row).await?;
@@ -310,22 +329,32 @@ impl Desk<'_> {
                 .set(SOURCE_ORDER, change.order);
             steps.push(row);
         }
+        // What goes out in one plan does not pass what is under way (F4).
+        let alone = || Step::assert_absent(&feed.work, source());
+        let order = change.order;
         let post = before.as_ref().or(after.as_ref()).map(|shown| shown.post.clone());
-        let Some(post) = post else { return Ok(Piece::last(steps)) };
+        let Some(post) = post else {
+            steps.push(alone());
+            return Ok(Piece::last(steps));
+        };
         let leaves = |was: &Place| after.as_ref().is_none_or(|shown| pulls || shown.author != was.author);
         let work = match (was, &after) {
             (Some(was), _) if leaves(&was) => {
-                Some(Work { post, phase: Phase::Take, cursor: None, was: Some(was) })
+                Some(Work { post, order, phase: Phase::Take, cursor: None, was: Some(was) })
             }
             (was, Some(shown)) if !pulls => {
                 let was = was.filter(|was| !shown.is_at(was));
-                Some(Work { post, phase: Phase::Give, cursor: None, was })
+                Some(Work { post, order, phase: Phase::Give, cursor: None, was })
             }
-            (_, Some(shown)) => self.point(shown, post, &mut steps).await?,
+            (_, Some(shown)) => self.point(shown, post, order, &mut steps).await?,
             (_, None) => None,
         };
-        let Some(work) = work else { return Ok(Piece::last(steps)) };
+        let Some(work) = work else {
+            steps.push(alone());
+            return Ok(Piece::last(steps));
+        };
         if let Some(rest) = self.at_once(&work, after.as_ref()).await? {
+            steps.push(alone());
             steps.extend(rest);
             return Ok(Piece::last(steps));
         }
@@ -340,7 +369,13 @@ impl Desk<'_> {
     }
 
     /// The work of telling readers to look into an author's list, unless all have been told.
-    async fn point(&self, shown: &Shown, post: Value, steps: &mut Vec<Step>) -> Result<Option<Work>, Unable> {
+    async fn point(
+        &self,
+        shown: &Shown,
+        post: Value,
+        order: i64,
+        steps: &mut Vec<Step>,
+    ) -> Result<Option<Work>, Unable> {
         let key = self.key([shown.author.clone()]);
         let [author] = self.get([(&self.feed.authors, key.clone())]).await?;
         match author.as_ref().and_then(|row| row.text(STATE)) {
@@ -348,7 +383,13 @@ impl Desk<'_> {
             Some(_) => {}
             None => steps.push(Step::insert(&self.feed.authors, key).set(STATE, FILLING)),
         }
-        Ok(Some(Work { post, phase: Phase::Point, cursor: None, was: None }))
+        Ok(Some(Work { post, order, phase: Phase::Point, cursor: None, was: None }))
+    }
+
+    /// Whether all readers of an author were told meanwhile, for another post. Once they are, they stay so.
+    async fn is_full(&self, author: &Value) -> Result<bool, Unable> {
+        let [author] = self.get([(&self.feed.authors, self.key([author.clone()]))]).await?;
+        Ok(author.is_some_and(|row| row.text(STATE) == Some(FULL)))
     }
 
     /// All rows of a post, if they fit into the plan that makes it, with the demand that nobody comes or goes (F2).
@@ -388,6 +429,10 @@ impl Desk<'_> {
     /// What a post changes for one reader, without the demand that they follow.
     fn steps_for(&self, item: &Item, work: &Work, shown: Option<&Shown>) -> Vec<Step> {
         let Some(viewer) = item.key.first() else { return Vec::new() };
+        // The records of a follow whose key does not fit are parked, so nothing would ever be taken away again.
+        if fitting(std::slice::from_ref(viewer)).is_err() {
+            return Vec::new();
+        }
         let mut steps = Vec::new();
         if let (Some(was), Phase::Take | Phase::Give) = (&work.was, work.phase) {
             steps.push(Step::remove(&self.feed.rows, self.row_key(viewer, was.at, &work.post)));
@@ -412,10 +457,14 @@ impl Desk<'_> {
     /// The next piece of work that is under way (F4).
     async fn go_on(&self, entry: &Entry, row: &Row) -> Result<Piece, Unable> {
         let feed = self.feed;
-        let done = || Step::delete(&feed.work, row.key().to_vec()).guard(Guard::version(row.version()));
+        let same = || Guard::version(row.version()).and(column(SOURCE_ORDER).eq(entry.order));
+        let done = || Step::delete(&feed.work, row.key().to_vec()).guard(same());
         let shown = Shown::of(entry.content.as_ref());
         let work = Work::of(row).and_then(|work| Some((work.author(shown.as_ref())?.clone(), work)));
         let Some((author, work)) = work else { return Ok(Piece::last(vec![done()])) };
+        if work.phase == Phase::Point && self.is_full(&author).await? {
+            return Ok(Piece::last(vec![done()]));
+        }
         // One more step for each reader demands the edge. What is taken away is taken from whoever is listed.
         let each = work.steps_each() + usize::from(work.phase != Phase::Take);
         let (items, next) = self.followers(&author, STEPS_MAX / each, work.cursor.as_deref()).await?;
@@ -434,8 +483,7 @@ impl Desk<'_> {
         let is_last = then.is_none();
         steps.push(match then {
             None => done(),
-            Some(then) => then
-                .written(Step::update(&feed.work, row.key().to_vec()).guard(Guard::version(row.version()))),
+            Some(then) => then.written(Step::update(&feed.work, row.key().to_vec()).guard(same())),
         });
         Ok(Piece { steps, is_last })
     }
@@ -457,16 +505,37 @@ impl Desk<'_> {
             }
             Phase::Take => {
                 let [pushed, pulled] = self.get([self.listed(shown, PUSH), self.listed(shown, PULL)]).await?;
-                let post = work.post.clone();
+                let (post, order) = (work.post.clone(), work.order);
                 if pushed.is_some() {
-                    return Ok(Some(Work { post, phase: Phase::Give, cursor: None, was: None }));
+                    return Ok(Some(Work { post, order, phase: Phase::Give, cursor: None, was: None }));
                 }
-                if pulled.is_some() { self.point(shown, post, steps).await } else { Ok(None) }
+                if pulled.is_some() { self.point(shown, post, order, steps).await } else { Ok(None) }
             }
         }
     }
 
     // Edges.
+
+    /// What a reader has of these posts of an author.
+    async fn had_of(
+        &self,
+        viewer: &Value,
+        author: &Value,
+        wanted: &[Row],
+    ) -> Result<BTreeMap<(Time, String), Row>, Unable> {
+        let mut addresses = Vec::with_capacity(wanted.len());
+        for row in wanted {
+            let (Some(at), Some(post)) = (row.time(CREATED_AT), row.get(POST)) else { continue };
+            let key = self.row_key(viewer, at, post);
+            addresses.push(Address::new(&self.feed.rows, self.reading.tenant, key)?);
+        }
+        if addresses.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let rows = self.reading.store.get(&addresses, Consistency::Strong).await?;
+        let of_author = rows.into_iter().flatten().filter(|row| row.get(AUTHOR) == Some(author));
+        Ok(of_author.map(|row| (place(&row), row)).collect())
+    }
 
     /// The next piece of the difference between what a reader has of an author and what is wanted (F2, F3).
     async fn edge(&self, viewer: Value, author: Value) -> Result<Piece, Unable> {
@@ -501,7 +570,10 @@ impl Desk<'_> {
         };
         wanted = wanted.filter(|rows| rows.len() <= DIFFERENCES_MAX);
         let mut had = BTreeMap::new();
-        if wanted.is_none() {
+        if let Some(wanted) = &wanted {
+            // What is there of them already is no difference any more: a record may have more to do after this.
+            had = self.had_of(&viewer, &author, wanted).await?;
+        } else {
             // What there is is read first: of what comes meanwhile, only what is wanted is seen.
             let rows = self.rows_from(&feed.rows, self.key([viewer.clone()]), Time::MIN).await?;
             let of_author = rows.into_iter().filter(|row| row.get(AUTHOR) == Some(&author));

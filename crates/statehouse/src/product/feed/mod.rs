@@ -17,7 +17,7 @@
 //!   and those that are pulled apart from each other.
 //! - `user_feed_pulled(viewer_id, author_id, since)`: from whom a reader's feed is pulled; `user_feed_authors(author_id,
 //!   state)`: of which authors there are such rows.
-//! - `user_feed_work(source, phase, cursor, …)`: how far a post has got that goes to more readers than fit into a plan.
+//! - `user_feed_work(source, source_order, phase, cursor, …)`: how far a post has got that goes to more readers than fit into a plan.
 //!
 //! And without a generation `feed_cursor(viewer_id, last_seen_post_id, last_seen_created_at, last_seen_at, updated_at)`.
 //!
@@ -36,7 +36,9 @@
 //! - F3. What an edge has left is gone with it. *An unfollow compares the reader's own rows with the author's list, and takes
 //!   away what is not wanted, whatever became of the posts meanwhile.*
 //! - F4. A post goes out completely before the next version of it does. *While there is a row of work for it, whoever comes
-//!   to the post finishes that first, under the version of that row.*
+//!   to the post finishes that first. Guard:* `source_order = the entry's that was read, version = the row's`; a row that is
+//!   made anew begins with version 1 again, so that alone would not tell it from the one before. *A version that goes out
+//!   in one plan demands that there is no such row.*
 //! - F5. The cursor never goes back. *Guard:* `version = the one that was read`, and an older place changes nothing.
 //! - F6. What is over is not shown. *A page begins at the oldest time that is kept;* rows beyond it are deleted in passing
 //!   ([`sweep`]).
@@ -285,6 +287,7 @@ fn tables(name: &str, cursors: &str, kinds: Kinds) -> Result<[Arc<Table>; 7], St
     let work = named("_work")
         .partition(SOURCE, Type::Text)
         .required(POST, post)
+        .required(SOURCE_ORDER, Type::Int)
         .required(PHASE, Type::Text)
         .optional(CURSOR, Type::Text)
         .optional(WAS_AUTHOR, author)

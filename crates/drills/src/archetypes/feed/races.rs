@@ -1,0 +1,120 @@
+//! Processes that meet at one post, where it goes out in pieces; and what must come to an end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Result, ensure};
+use async_trait::async_trait;
+use serde_json::json;
+use statehouse::{Expected, Operation, Request};
+use statehouse_store::log::partition_of;
+use statehouse_store::{Commit, Plan, Step, Store, StoreError, SystemClock};
+
+use super::{Cut, Home, blueprint, meet};
+use crate::archetypes::house::Visitor;
+use crate::around::{Around, Hook};
+use crate::client::same;
+use crate::engines::Lab;
+
+/// A count of so many parts that a plan which demands all of them has room for few readers: posts go out in pieces.
+fn crowded() -> String {
+    blueprint(100, "30d").replace("count_shards = 1", "count_shards = 64")
+}
+
+/// More than fit beside the parts of such a count.
+const CROWD: i64 = 28;
+
+/// Lets so many plans through that change how far a post has got, and then no more: it dies there.
+#[derive(Debug)]
+struct Doomed(AtomicUsize);
+
+#[async_trait]
+impl Hook for Arc<Doomed> {
+    async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
+        let is_work = |step: &Step| step.writes() && step.table.name() == "user_feed_work";
+        let one_less = |left: usize| left.checked_sub(1);
+        if plan.steps().iter().any(is_work)
+            && self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_err()
+        {
+            return Err(StoreError::unavailable("it has died"));
+        }
+        inner.commit(plan).await
+    }
+}
+
+async fn batch(home: &Home, requests: Vec<Request>) -> Result<()> {
+    let visitor = home.visitor();
+    let done = visitor.house.batch(&visitor.tenant, requests, Operation::default()).await;
+    Ok(done.map(drop).map_err(|(_, refusal)| refusal)?)
+}
+
+pub(super) async fn first_follows_in_one_batch_come_to_an_end(lab: &dyn Lab) -> Result<()> {
+    let home = Home::open(lab, 100).await?;
+    for (post, author) in [(1, 10), (2, 20), (3, 10)] {
+        home.post(post, author, "before").await?;
+    }
+    home.scene.drain().await?;
+    let follow = |viewer: i64, author: i64| {
+        Visitor::request("follow.add", &[viewer.into(), author.into()], &json!({}), None)
+    };
+    batch(&home, vec![follow(1, 10), follow(2, 20)]).await?;
+    for _ in 0..3 {
+        home.scene.work(9).await?;
+    }
+    same("whether something is left to do", &home.scene.work(9).await?, &false)?;
+    home.is_true().await?;
+    home.equals_a_rebuild().await
+}
+
+pub(super) async fn pieces_and_edges_that_meet_leave_the_truth(lab: &dyn Lab) -> Result<()> {
+    let first = async |home: &Home, round: i64| home.post(round, 10, "new").await.map(drop);
+    meet(lab, (&crowded(), CROWD + 4), first, |home, round| async move {
+        for viewer in [round, 10 + round] {
+            home.unfollow(viewer, 10).await?;
+            home.follow(100 + viewer, 10).await?;
+        }
+        Ok(())
+    })
+    .await
+}
+
+pub(super) async fn versions_of_a_post_that_meet_go_out_in_their_order(lab: &dyn Lab) -> Result<()> {
+    let (store, cut) = (lab.open().await?, Arc::new(Cut::default()));
+    let over = async |store: Arc<dyn Store>| Home::with(store, &crowded(), Arc::new(SystemClock)).await;
+    let slow = over(Arc::new(Around::new(store.clone(), cut.clone()))).await?;
+    let doomed = Arc::new(Doomed(AtomicUsize::new(2)));
+    let doomed = over(Arc::new(Around::new(store.clone(), doomed))).await?;
+    let quick = Arc::new(over(store.clone()).await?);
+    let (tenant, partitions) = (quick.visitor().tenant.clone(), store.partitions());
+    let shard = |post: i64| partition_of(&tenant, "post", &post.to_string(), partitions);
+    // A batch stands under its first row, so a version of the first post can be in the partition of this one. Where there
+    // is one partition only, the progress of the group keeps the two apart as well.
+    let beside = (2..100).find(|post| shard(*post) != shard(1)).unwrap_or(2);
+    for viewer in 1..=CROWD {
+        quick.follow(viewer, 10).await?;
+    }
+    quick.post(beside, 20, "for nobody").await?;
+    quick.scene.drain().await?;
+    quick.post(1, 10, "soon gone").await?;
+    // While the slow process brings the first version to its readers, another one finishes that for it, begins to take
+    // the post away, and dies.
+    cut.next({
+        let (quick, shard) = (quick.clone(), shard(beside));
+        async move {
+            let any = Some(Expected::Any);
+            let edit = Visitor::request("post.patch", &[beside.into()], &json!({"body": "edited"}), any);
+            let delete = Visitor::request("post.delete", &[1.into()], &json!({}), Some(Expected::Any));
+            batch(&quick, vec![edit, delete]).await?;
+            let _ = doomed.scene.step("home", shard, 9).await;
+            let work = quick.rows("user_feed_work").await?;
+            let phases: Vec<_> = work.iter().filter_map(|row| row.text("phase")).collect();
+            same("what is left to do", &phases, &vec!["TAKE"])
+        }
+    });
+    let _ = slow.scene.step("home", shard(1), 9).await;
+    cut.has_happened(1)?;
+    quick.scene.drain().await?;
+    quick.is_true().await?;
+    ensure!(quick.rows("user_feed").await?.is_empty(), "rows of a deleted post are left");
+    quick.equals_a_rebuild().await
+}
