@@ -6,8 +6,8 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -92,17 +92,75 @@ impl Hook for Arc<Meanwhile> {
     }
 }
 
-/// Keeps one commit under way: its caller is told that nothing is known, and it arrives when it is told to.
+/// Lets something happen before a commit, once: its caller was paused with the plan in its hands.
+#[derive(Default)]
+pub(crate) struct Paused(Mutex<Option<Pause>>);
+
+struct Pause {
+    table: String,
+    /// How many commits to the table are still to come, the one that waits included.
+    left: usize,
+    event: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl Paused {
+    /// This happens before the commit of that number, counted from 1, of those that concern a table. Then the commit goes on.
+    pub(crate) fn before(
+        &self,
+        table: &str,
+        number: usize,
+        event: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let pause = Pause { table: table.to_owned(), left: number, event: Box::pin(event) };
+        *self.lock() = Some(pause);
+    }
+
+    /// Whether it has happened.
+    pub(crate) fn is_over(&self) -> bool {
+        self.lock().is_none()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Pause>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn arrive(&self, plan: &Plan) -> Option<Pause> {
+        let mut waits = self.lock();
+        let pause = waits.as_mut()?;
+        if plan.steps().iter().any(|step| step.table.name() == pause.table) {
+            pause.left = pause.left.saturating_sub(1);
+        }
+        waits.take_if(|pause| pause.left == 0)
+    }
+}
+
+impl fmt::Debug for Paused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Paused")
+    }
+}
+
+#[async_trait]
+impl Hook for Arc<Paused> {
+    async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
+        if let Some(pause) = self.arrive(plan) {
+            pause.event.await;
+        }
+        inner.commit(plan).await
+    }
+}
+
+/// Keeps commits under way: their caller is told that nothing is known, and the last one arrives when it is told to.
 #[derive(Debug, Default)]
 pub(crate) struct Delayed {
-    wanted: AtomicBool,
+    wanted: AtomicUsize,
     kept: Mutex<Option<Plan>>,
 }
 
 impl Delayed {
-    /// The next commit is under way for a long time.
-    pub(crate) fn next(&self) {
-        self.wanted.store(true, Ordering::SeqCst);
+    /// So many commits are under way for a long time, from the next one on.
+    pub(crate) fn next(&self, count: usize) {
+        self.wanted.store(count, Ordering::SeqCst);
     }
 
     /// What is under way.
@@ -114,7 +172,8 @@ impl Delayed {
 #[async_trait]
 impl Hook for Arc<Delayed> {
     async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
-        if self.wanted.swap(false, Ordering::SeqCst) {
+        let less = |wanted: usize| wanted.checked_sub(1);
+        if self.wanted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok() {
             *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan.clone());
             return Err(StoreError::unknown(plan.operation(), "it is under way"));
         }

@@ -1,12 +1,13 @@
 //! Guard mutation: does anybody notice when a guard is missing?
 //!
 //! Plans are data, so a guard can be taken out without touching the source. First every drill and case of an archetype
-//! runs as it is, before a witness that lists the sites: each conjunct of each kind of step of each action and worker,
-//! and that a row is absent or present where that is the condition. Then, for one site at a time, the drills and cases
-//! that met it run again on plans that lack it, the quickest first, until one turns red. A site that none misses is a
-//! *survivor*: a guard that is not tested, or not needed. [`REDUNDANT`] lists the few that are not needed to keep an
-//! invariant, each with the reason; they must survive, or the list is wrong. Where several of one action are on the list,
-//! because each follows from the others, all of them are taken out together as well, and that must be noticed.
+//! runs as it is, before a witness that lists the sites: each conjunct of each kind of step of each action and worker, each
+//! alternative in it, and that a row is absent or present where that is the condition. Then, for one site at a time, the
+//! drills and cases that met it run again on plans that lack it, the quickest first, until one turns red. Resources of one
+//! archetype have their sites in common, because the same code makes their plans. A site that none misses is a
+//! *survivor*: a guard that is not tested, or not needed. Actions of an archetype share steps, which one function makes: a
+//! site of one action that nobody misses there counts as noticed if the same step of another action was. [`REDUNDANT`] lists the few that are not needed to keep an
+//! invariant, each with the reason; they must survive, or the list is wrong.
 //!
 //! Everything runs on the model, each trial in a runtime of one thread whose tasks take turns at every call of the store,
 //! so that races happen in the same way each time.
@@ -22,40 +23,27 @@ use crate::archetypes;
 use crate::conformance::Case;
 use crate::drill::{Course, Drill, Plot, ROUNDS, bounded, cases_of};
 use crate::engines::{Engine, Model};
-use crate::witness::{Actor, Site, Witness};
+use crate::witness::{Site, Witness};
 
 /// Guards that follow from others: whose they are, the condition, and why nothing goes wrong without it.
 pub const REDUNDANT: &[Redundant] = &[
     Redundant {
-        actors: &["profile.mutate", "account.mutate"],
-        step: "where version = ? and status = ?",
-        condition: "status = ?",
-        reason: "The row was read as ACTIVE at this version, and whoever deletes it raises the version.",
+        actors: &["order_id.lease", "lone_id.lease"],
+        step: "",
+        condition: "epoch = ?",
+        reason: "Whoever leases anew under its own name gets what it has, and a span of its own behind the mark.",
     },
     Redundant {
-        actors: &[
-            "seat_booking.cancel",
-            "seat_booking.confirm",
-            "seat_booking.expire",
-            "seat_booking.extend",
-            "seat_booking.hold",
-            "worker seat_booking.expire",
-        ],
-        step: "update seats where booking_id = ?",
-        condition: "booking_id = ?",
-        reason: "A booking and its units change in one plan, so a booking in progress has the units that it names.",
+        actors: &["a reader of the house"],
+        step: "",
+        condition: "the row is present",
+        reason: "It was read, and nobody deletes the progress of a group that is read.",
     },
     Redundant {
-        actors: &["seat_booking.hold"],
-        step: "update seats where booking_id = ? and hold_expires_at <= now",
-        condition: "",
-        reason: "The plan also ends the booking whose unit it takes, if that is in progress and its time is up.",
-    },
-    Redundant {
-        actors: &["seat_booking.hold"],
-        step: "update seat_bookings where state = ? and expires_at <= now",
-        condition: "",
-        reason: "The plan takes a unit that must still be that booking's and whose time must be up: the same time.",
+        actors: &["a reader of the house"],
+        step: "insert house_parked",
+        condition: "the row is absent",
+        reason: "The mark passes a record in the plan that parks it, so that nobody else has parked it.",
     },
 ];
 
@@ -196,6 +184,31 @@ struct Before {
     took: Duration,
 }
 
+/// One mutant: a site, in every resource of its archetype, and who met it.
+#[derive(Default)]
+struct Suspect {
+    sites: Vec<Site>,
+    trials: Vec<Arc<Before>>,
+}
+
+impl Suspect {
+    fn reason(&self) -> Option<&'static str> {
+        let is = |entry: &&Redundant| self.sites.iter().any(|site| entry.is(site));
+        REDUNDANT.iter().find(is).map(|entry| entry.reason)
+    }
+
+    /// Who notices that it is missing: the quickest first.
+    fn noticed_by(&mut self) -> Option<String> {
+        self.trials.sort_by(|one, other| (one.took, one.trial.name()).cmp(&(other.took, other.trial.name())));
+        self.trials.dedup_by_key(|before| before.trial.name());
+        let noticed = self.trials.iter().find(|before| {
+            let witness = Witness::without(self.sites.clone());
+            before.trial.run(&witness, before.took * SLOWER + SLOWER_BY).is_err()
+        });
+        noticed.map(|before| before.trial.name())
+    }
+}
+
 fn judge(archetype: &'static str, trials: Vec<Trial>, threads: usize) -> Result<Report> {
     let runs = in_parallel(trials, threads, |trial| {
         let (witness, watch) = (Witness::of_sites(), Stopwatch::start());
@@ -207,6 +220,7 @@ fn judge(archetype: &'static str, trials: Vec<Trial>, threads: usize) -> Result<
     for (trial, verdict, sites, took) in runs {
         if let Err(error) = verdict {
             red_before.push((trial.name(), format!("{error:#}")));
+            continue;
         }
         let before = Arc::new(Before { trial, took });
         for site in sites {
@@ -214,38 +228,33 @@ fn judge(archetype: &'static str, trials: Vec<Trial>, threads: usize) -> Result<
         }
     }
     red_before.sort();
-    let all = met.clone();
-    met.retain(|site, _| site.actor.archetype == archetype);
-    for (site, before) in &mut met {
-        let like = all.iter().filter(|(other, _)| other.actor.archetype.is_empty() && site.is_like(other));
-        before.extend(like.flat_map(|(_, before)| before.iter().cloned()));
-
-        before.retain(|before| !red_before.iter().any(|(red, _)| *red == before.trial.name()));
-        before.sort_by_key(|before| before.took);
+    let mut suspects: BTreeMap<Site, Suspect> = BTreeMap::new();
+    for (site, trials) in met.iter().filter(|(site, _)| site.actor.archetype == archetype) {
+        let suspect = suspects.entry(site.kind()).or_default();
+        suspect.sites.push(site.clone());
+        let like = met.iter().filter(|(other, _)| other.actor.archetype.is_empty() && site.is_like(other));
+        suspect.trials.extend(like.flat_map(|(_, trials)| trials).chain(trials).cloned());
     }
-    let noticed = |sites: &[Site], trials: &[Arc<Before>]| {
-        let noticed = trials.iter().find(|before| {
-            let witness = Witness::without(sites.to_vec());
-            before.trial.run(&witness, before.took * SLOWER + SLOWER_BY).is_err()
-        });
-        noticed.map(|before| before.trial.name())
-    };
-    let reason = |site: &Site| REDUNDANT.iter().find(|entry| entry.is(site)).map(|entry| entry.reason);
-    let mut together: BTreeMap<Actor, (Vec<Site>, Vec<Arc<Before>>)> = BTreeMap::new();
-    for (site, trials) in met.iter().filter(|(site, _)| reason(site).is_some()) {
-        let (sites, all) = together.entry(site.actor.clone()).or_default();
-        sites.push(site.clone());
-        all.extend(trials.iter().cloned());
+    let judged =
+        in_parallel(suspects.into_iter().collect(), threads, |(kind, mut suspect): (Site, Suspect)| {
+            let (site, killed_by) = (Site::common(&suspect.sites), suspect.noticed_by());
+            site.map(|site| (kind, Mutant { site, killed_by, redundant: suspect.reason() }))
+        })?;
+    let mut judged: Vec<(Site, Mutant)> = judged.into_iter().flatten().collect();
+    judged.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let mut shared: BTreeMap<(String, String), String> = BTreeMap::new();
+    for (kind, mutant) in &judged {
+        if let Some(by) = &mutant.killed_by {
+            let by = format!("{by}, in {}", mutant.site.actor.name);
+            shared.entry((kind.step.clone(), kind.condition.clone())).or_insert(by);
+        }
     }
-    let mut mutants = in_parallel(met.into_iter().collect(), threads, |(site, trials)| {
-        let (killed_by, redundant) = (noticed(std::slice::from_ref(&site), &trials), reason(&site));
-        Mutant { site, killed_by, redundant }
-    })?;
-    let together = together.into_values().filter(|(sites, _)| sites.len() > 1).collect();
-    mutants.extend(in_parallel(together, threads, |(sites, trials)| {
-        let site = Site::all_of(&sites);
-        Mutant { site, killed_by: noticed(&sites, &trials), redundant: None }
-    })?);
+    for (kind, mutant) in
+        judged.iter_mut().filter(|(_, mutant)| !mutant.is_fine() && mutant.killed_by.is_none())
+    {
+        mutant.killed_by = shared.get(&(kind.step.clone(), kind.condition.clone())).cloned();
+    }
+    let mut mutants: Vec<Mutant> = judged.into_iter().map(|(_, mutant)| mutant).collect();
     mutants.sort_by(|one, other| one.site.cmp(&other.site));
     Ok(Report { archetype, mutants, red_before })
 }

@@ -5,7 +5,9 @@
 //! for, because a case commits it itself, is told by the events that it leaves.
 //!
 //! A [`Site`] is one condition of one kind of step of one action or worker: *confirm, update seat_bookings, `expires_at >
-//! now`*. Constants are left out of it, so that all plans of an action have the same few sites.
+//! now`*. Constants are left out of it, so that all plans of an action have the same few sites. Besides conjuncts there are
+//! the alternatives of an `or` (without one of them the guard asks for more, and somebody is turned away who should not be),
+//! and that a row is there or is not, wherever a plan without this can be built.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,6 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Result;
 use async_trait::async_trait;
+use statehouse::infra::log::{PARKED, PROGRESS};
+use statehouse::infra::projection::PROJECTIONS;
 use statehouse_store::guard::Comparison;
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{Clock, Commit, Guard, Operand, Page, Plan, Query, Step, Store, StoreError};
@@ -64,29 +68,54 @@ pub struct Site {
     event: String,
     /// The step, without its constants: `update seat_bookings where state = ? and expires_at > now`.
     pub step: String,
-    /// What is taken out: a conjunct, or that the row is absent or present.
+    /// What is taken out: a conjunct, an alternative of one, or that the row is absent or present.
     pub condition: String,
     part: Part,
 }
 
 /// Which part of a step a site is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
     Conjunct(usize),
+    /// One of the alternatives of a conjunct, by its words.
+    Alternative(usize, String),
     Expect,
 }
 
 impl Site {
-    /// Several of one actor, as one.
-    pub(crate) fn all_of(sites: &[Site]) -> Site {
-        let actor = sites.first().map(|site| site.actor.clone());
+    /// What it is in any resource of its archetype, and whatever comes of the plan: without the resource's name and the
+    /// event. The same code makes the plans of all of them, so that whoever notices in one of them has noticed.
+    pub(crate) fn kind(&self) -> Site {
+        let (whose, action) = self.actor.name.rsplit_once('.').unwrap_or(("", &self.actor.name));
+        let (worker, resource) = match whose.strip_prefix(WORKER) {
+            Some(resource) => (WORKER, resource),
+            None => ("", whose),
+        };
+        // What belongs to a resource is called after it: the queue of a `task` is the `task_queue`.
+        let owner = resource.rsplit_once('_').map_or(resource, |(owner, _)| owner);
+        let bare = |text: &str| {
+            let rest = [resource, owner]
+                .into_iter()
+                .find_map(|name| text.strip_prefix(name).filter(|_| !name.is_empty()));
+            rest.map_or(text.to_owned(), |rest| format!("*{}", rest.trim_start_matches('s')))
+        };
+        let (head, guard) = self.step.split_once(WHERE).unwrap_or((&self.step, ""));
+        let (verb, table) = head.rsplit_once(' ').unwrap_or(("", head));
         Site {
-            actor: actor.unwrap_or(Actor { archetype: "", name: String::new() }),
+            actor: Actor { archetype: self.actor.archetype, name: format!("{worker}{action}") },
             event: String::new(),
-            step: "every step".to_owned(),
-            condition: "all that are listed as redundant".to_owned(),
-            part: Part::Expect,
+            step: format!("{verb} {}{WHERE}{guard}", bare(table)),
+            ..self.clone()
         }
+    }
+
+    /// Sites of one kind, as one.
+    pub(crate) fn common(sites: &[Site]) -> Option<Site> {
+        let mut names: Vec<&str> = sites.iter().map(|site| site.actor.name.as_str()).collect();
+        names.dedup();
+        let first = sites.first()?;
+        let actor = Actor { name: names.join(" and "), ..first.actor.clone() };
+        Some(Site { actor, ..first.clone() })
     }
 
     /// Whether it is the same in a plan that nobody speaks for, because a case commits it itself.
@@ -165,22 +194,24 @@ impl Witness {
 
     /// The plan without the conditions, if it is one of theirs; if it cannot be built, as it was.
     fn mutated(&self, plan: &Plan) -> Option<Plan> {
-        let speaker = speaker(plan);
-        let is_theirs = |site: &&Site| {
-            let is_actor = speaker.as_ref().is_none_or(|actor| *actor == site.actor);
-            let is_event = events(plan).any(|event| event == site.event);
-            is_actor && (is_event || (site.event.is_empty() && speaker.is_some()))
-        };
-        let theirs: Vec<&Site> = self.removed.iter().filter(is_theirs).collect();
-        if theirs.is_empty() {
+        if self.removed.is_empty() {
             return None;
         }
         let mut builder = plan.to_builder();
         for step in &mut builder.steps {
-            let outline = outline(step);
-            let parts: Vec<Part> =
-                theirs.iter().filter(|site| site.step == outline).map(|site| site.part).collect();
-            remove(step, &parts);
+            let actor = actor(plan, step);
+            let is_theirs = |site: &&Site| {
+                let is_actor = actor.as_ref().is_none_or(|actor| *actor == site.actor);
+                let is_event = events(plan).any(|event| event == site.event);
+                is_actor && (is_event || (site.event.is_empty() && actor.is_some()))
+            };
+            let theirs: Vec<&Site> = self.removed.iter().filter(is_theirs).collect();
+            if !theirs.is_empty() {
+                let outline = outline(step);
+                let parts: Vec<&Part> =
+                    theirs.iter().filter(|site| site.step == outline).map(|site| &site.part).collect();
+                remove(step, &parts);
+            }
         }
         builder.build().ok().filter(|mutated| mutated != plan)
     }
@@ -234,6 +265,8 @@ impl Lab for WatchedLab {
 const LEASES: &str = "lease.";
 /// How the names of tables begin that are the house's own.
 const OWN: &str = "house_";
+/// How the names of workers begin, among those who act.
+pub(crate) const WORKER: &str = "worker ";
 
 /// On whose behalf a plan is committed here.
 fn speaker(plan: &Plan) -> Option<Actor> {
@@ -243,46 +276,108 @@ fn speaker(plan: &Plan) -> Option<Actor> {
     })
 }
 
+/// On whose behalf a step is committed. The house's own tables tell whose code has made it, whoever has it run.
+fn actor(plan: &Plan, step: &Step) -> Option<Actor> {
+    let of = |archetype, name: &str| Some(Actor { archetype, name: name.to_owned() });
+    let speaker = speaker(plan);
+    match step.table.name() {
+        // Those of programs leave an event, those of the house's own readers do not.
+        PROGRESS | PARKED
+            if plan.entry().is_none() && speaker.as_ref().is_none_or(|actor| actor.archetype != "log") =>
+        {
+            of("log", "a reader of the house")
+        }
+        PROJECTIONS => of("projection", "a builder"),
+        _ => speaker,
+    }
+}
+
 fn events(plan: &Plan) -> impl Iterator<Item = &str> {
     plan.entry().into_iter().flat_map(|entry| &entry.events).map(|event| event.name.as_str())
 }
 
 /// The sites of a plan. Where nobody speaks for it they are nobody's; see [`Site::is_like`].
 fn sites(plan: &Plan) -> Vec<Site> {
-    let actor = speaker(plan).unwrap_or(Actor { archetype: "", name: String::new() });
     let event = events(plan).next().unwrap_or_default();
-    let site = |step: &Step, condition: String, part: Part| Site {
-        actor: actor.clone(),
-        event: event.to_owned(),
-        step: outline(step),
-        condition,
-        part,
-    };
     let mut found = Vec::new();
-    for step in plan.steps().iter().filter(|step| !step.table.name().starts_with(OWN)) {
+    for (number, step) in plan.steps().iter().enumerate().filter(|(_, step)| is_judged(step)) {
+        let actor = actor(plan, step).unwrap_or(Actor { archetype: "", name: String::new() });
+        let site = |condition: String, part: Part| Site {
+            actor: actor.clone(),
+            event: event.to_owned(),
+            step: outline(step),
+            condition,
+            part,
+        };
         for (place, conjunct) in step.guard.conjuncts().iter().enumerate() {
-            found.push(site(step, condition(conjunct), Part::Conjunct(place)));
-        }
-        match (step.verb, step.expect) {
-            (_, Expect::Absent) => found.push(site(step, "the row is absent".to_owned(), Part::Expect)),
-            // An update that inserts what is missing would need every column; an assertion needs none.
-            (Verb::Assert, Expect::Present) => {
-                found.push(site(step, "the row is present".to_owned(), Part::Expect));
+            found.push(site(condition(conjunct), Part::Conjunct(place)));
+            for words in alternatives(conjunct) {
+                let part = Part::Alternative(place, words.clone());
+                found.push(site(format!("or {words}"), part));
             }
-            _ => {}
+        }
+        let is_there = match step.expect {
+            Expect::Absent => "the row is absent",
+            Expect::Present => "the row is present",
+            Expect::Either => continue,
+        };
+        // An update that writes too little for a whole row cannot do without one.
+        let mut builder = plan.to_builder();
+        if let Some(step) = builder.steps.get_mut(number) {
+            step.expect = Expect::Either;
+        }
+        if builder.build().is_ok() {
+            found.push(site(is_there.to_owned(), Part::Expect));
         }
     }
     found
 }
 
-fn remove(step: &mut Step, parts: &[Part]) {
-    if parts.contains(&Part::Expect) {
+/// Whether somebody has to notice what is missing in a step: not in what the house keeps for itself, its own leases and
+/// secrets, which stand on what is judged elsewhere.
+fn is_judged(step: &Step) -> bool {
+    let name = step.table.name();
+    !name.starts_with(OWN) || [PROGRESS, PARKED, PROJECTIONS].contains(&name)
+}
+
+/// What a conjunct leaves a choice between, in words.
+fn alternatives(conjunct: &Guard) -> Vec<String> {
+    match conjunct {
+        Guard::Any(parts) if parts.len() > 1 && !parts.iter().all(is_difference) => {
+            parts.iter().map(condition).collect()
+        }
+        Guard::In(column, values) if values.len() > 1 => {
+            values.iter().map(|value| format!("{column} = {value}")).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn remove(step: &mut Step, parts: &[&Part]) {
+    if parts.contains(&&Part::Expect) {
         step.expect = Expect::Either;
     }
     let conjuncts = step.guard.conjuncts().iter().enumerate();
-    let kept = conjuncts.filter(|(place, _)| !parts.contains(&Part::Conjunct(*place)));
-    step.guard = Guard::All(kept.map(|(_, conjunct)| conjunct.clone()).collect());
+    let kept = conjuncts.filter(|(place, _)| !parts.contains(&&Part::Conjunct(*place)));
+    let kept = kept.map(|(place, conjunct)| {
+        let is_gone = |words: String| parts.contains(&&Part::Alternative(place, words));
+        match conjunct {
+            Guard::Any(alternatives) => {
+                let left = alternatives.iter().filter(|one| !is_gone(condition(one)));
+                Guard::Any(left.cloned().collect())
+            }
+            Guard::In(column, values) => {
+                let left = values.iter().filter(|value| !is_gone(format!("{column} = {value}")));
+                Guard::In(column.clone(), left.cloned().collect())
+            }
+            other => other.clone(),
+        }
+    });
+    step.guard = Guard::All(kept.collect());
 }
+
+/// Between a step and its guard.
+const WHERE: &str = " where ";
 
 /// A step without its constants.
 fn outline(step: &Step) -> String {
@@ -297,7 +392,7 @@ fn outline(step: &Step) -> String {
         (Verb::Assert, Expect::Either) => "assert if there",
     };
     let conjuncts: Vec<String> = step.guard.conjuncts().iter().map(condition).collect();
-    let lead = if conjuncts.is_empty() { "" } else { " where " };
+    let lead = if conjuncts.is_empty() { "" } else { WHERE };
     format!("{verb} {}{lead}{}", step.table, conjuncts.join(" and "))
 }
 

@@ -7,6 +7,7 @@
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "this is the main function of a test harness")]
 
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use statehouse_drills::conformance::{self, Case};
 use statehouse_drills::drill::Drill;
 use statehouse_drills::engines::{self, Engine, Lab};
 use statehouse_drills::faults::World;
+use statehouse_drills::simulation::{self, Course};
 use statehouse_store::{Clock, SystemClock};
 
 /// Longer than any trial takes, on any engine. A store that hangs fails its trial instead of the whole run.
@@ -32,6 +34,9 @@ const SEEDS_VARIABLE: &str = "STATEHOUSE_DRILL_SEEDS";
 
 /// Random plans of one course of the differential test.
 const PLANS: usize = 400;
+
+/// Trials at a time, if the command line does not say: more than there are cores, because many wait for servers.
+const THREADS: usize = 4;
 
 /// The lists of cases, each with a line of its own at the end.
 const SUITES: [(&str, &[&[Case]]); 2] =
@@ -51,7 +56,8 @@ struct Score {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(THREADS);
     let mut trials = Vec::new();
     let mut scores = Vec::new();
     let seeds = match std::env::var(SEEDS_VARIABLE).map(|count| count.parse()) {
@@ -85,8 +91,11 @@ fn main() -> ExitCode {
             trials.push(faults(&engine, seed, World::Rough));
             trials.push(faults(&engine, seed, World::Deadly));
         }
+        for seed in 1..=seeds.div_ceil(SEEDS) {
+            trials.extend(simulation::COURSES.iter().map(|course| differential_of(&engine, course, seed)));
+        }
     }
-    let conclusion = libtest_mimic::run(&arguments, trials);
+    let conclusion = libtest_mimic::run(&arguments, in_turns(trials));
     if !arguments.list {
         for suite in SUITES.map(|(suite, _)| suite).into_iter().chain([DRILLS]) {
             let line = scores.iter().filter(|score| score.suite == suite).map(ToString::to_string);
@@ -94,6 +103,21 @@ fn main() -> ExitCode {
         }
     }
     conclusion.exit_code()
+}
+
+/// The trials of all engines in turns. An emulator that does one thing at a time is then asked from the beginning to the
+/// end, while the others are judged beside it.
+fn in_turns(trials: Vec<Trial>) -> Vec<Trial> {
+    let mut by_engine: BTreeMap<String, VecDeque<Trial>> = BTreeMap::new();
+    for trial in trials {
+        let engine = trial.name().split("::").next().unwrap_or_default().to_owned();
+        by_engine.entry(engine).or_default().push_back(trial);
+    }
+    let mut mixed = Vec::new();
+    while by_engine.values().any(|queue| !queue.is_empty()) {
+        mixed.extend(by_engine.values_mut().filter_map(VecDeque::pop_front));
+    }
+    mixed
 }
 
 impl std::fmt::Display for Score {
@@ -111,9 +135,10 @@ impl std::fmt::Display for Score {
     }
 }
 
-/// Every drill, on the blueprint that it brings along.
+/// Every drill that takes any resource, on the blueprint that it brings along. The others are cases of the archetypes, and
+/// have their trials there.
 fn drills(engine: &Arc<dyn Engine>, trials: &mut Vec<Trial>) -> Arc<Score> {
-    let all = archetypes::DRILLS.iter().copied().flatten();
+    let all = archetypes::DRILLS.iter().copied().flatten().filter(|drill| drill.takes_any_resource());
     let (drills, left_out): (Vec<&Drill>, Vec<&Drill>) =
         all.partition(|drill| drill.largest_plan <= engine.largest_plan());
     let (cases, left_out) = (AtomicUsize::new(0), left_out.len());
@@ -142,6 +167,22 @@ fn differential(engine: &Arc<dyn Engine>, seed: u64) -> Trial {
             let tally =
                 statehouse_drills::differential::run(lab, seed, PLANS, engine.largest_plan().min(12)).await?;
             println!("{name}: {tally}");
+            Ok(())
+        })
+    })
+}
+
+/// Plans of an archetype's history on the model and on this engine.
+fn differential_of(engine: &Arc<dyn Engine>, course: &'static Course, seed: u64) -> Trial {
+    let name = format!("{}::differential::{}_{seed}", engine.name(), course.archetype);
+    let engine = engine.clone();
+    Trial::test(name.clone(), move || {
+        judge(engine.as_ref(), &name, async |lab| {
+            let plan = engine.largest_plan();
+            println!(
+                "{name}: {}",
+                statehouse_drills::differential::archetypes::run(lab, course, seed, plan).await?
+            );
             Ok(())
         })
     })

@@ -12,7 +12,7 @@ use statehouse_drills::mutation;
 const THREADS: usize = 2;
 
 /// Archetypes whose survivors have not been looked at one by one: they are printed, and do not fail the run yet.
-const NOT_YET: &[&str] = &["feed", "log", "projection", "sequence", "thread"];
+const NOT_YET: &[&str] = &["feed", "projection"];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> =

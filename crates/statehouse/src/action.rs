@@ -202,6 +202,12 @@ pub trait Write: Send + Sync {
         Ok(None)
     }
 
+    /// What else these steps of the draft mean: the key of another subject of the resource, and its event, whose row is
+    /// numbered within the steps. These follow the events of the calls.
+    fn besides(&self, _steps: &[Step]) -> Vec<(String, EventDraft)> {
+        Vec::new()
+    }
+
     /// What it means that the store refused a step of the draft (numbered from 0 within the draft).
     fn refusal(&self, call: &Call, refused: &Refused) -> Verdict;
 

@@ -3,7 +3,8 @@
 //! H1. A write is one plan under one operation id. If its outcome is unknown it is committed again, under the same id,
 //!     until it is known or the tries are used up; then the caller is told that it is unknown. A refusal after a lost
 //!     answer is told only when the operation is fenced: what was lost may still be under way, and find its guard holding.
-//!     If it only says to try again, and the id is the caller's own, the outcome is called unknown instead.
+//!     If it only says to try again, and the id is the caller's own, the outcome is called unknown instead. The same holds
+//!     for a caller that was told so before and asks again ([`crate::doubt`]).
 //! H2. An answer is made from the log record alone. A repetition under the same id gets the same answer.
 //! H3. A repetition is recognized before its draft is judged: a call that was applied is answered from its record even
 //!     if it would be refused today.
@@ -31,6 +32,7 @@ use crate::action::{
 };
 use crate::blueprint::Blueprint;
 use crate::cache::{self, Cache, Token};
+use crate::doubt::Doubts;
 use crate::follow::{self, Tail};
 use crate::form::{Misfit, object_misfits};
 use crate::holds::Holds;
@@ -109,6 +111,7 @@ pub struct House {
     bells: Arc<Bells>,
     crew: Mutex<Option<Crew>>,
     holds: Option<Arc<dyn Holds>>,
+    doubts: Doubts,
 }
 
 /// One call that is ready to be drafted.
@@ -203,6 +206,7 @@ impl House {
             bells,
             crew: Mutex::default(),
             holds: None,
+            doubts: Doubts::default(),
         }
     }
 
@@ -534,9 +538,10 @@ impl House {
         {
             return answers(ready, &record, &fingerprint).map_err(at_first);
         }
-        let mut patience = Patience::default();
+        let in_doubt = given && self.doubts.has(tenant, &id);
+        let mut patience = Patience { in_doubt, ..Patience::default() };
         let written = self.persist(tenant, ready, &id, &fingerprint, &mut patience).await;
-        match written {
+        let told = match written {
             // To fence it would take the caller's id away from a caller who is told to try again.
             Err((number, refusal)) if patience.in_doubt && given && refusal.code.is_passing() => {
                 let why = format!("its answer was lost, and then: {}", refusal.message);
@@ -555,7 +560,11 @@ impl House {
                 }
             }
             written => written,
+        };
+        if given && matches!(&told, Err((_, refusal)) if refusal.code == Code::OutcomeUnknown) {
+            self.doubts.add(tenant, &id);
         }
+        told
     }
 
     /// Tries to write until it is done, or there is no more patience.
@@ -826,23 +835,26 @@ fn assemble(
     }
     let mut entry = Entry::about(&resource.name, subject.as_str()).fingerprint(fingerprint);
     let mut steps = Vec::with_capacity(drafts.len());
-    for draft in drafts {
+    let mut besides = Vec::new();
+    for (one, draft) in ready.iter().zip(drafts) {
         let before = plan.steps.len();
+        let about = |key: String, mut event: EventDraft| {
+            event.row_of = event.row_of.map(|step| step + before);
+            if key == subject { event } else { event.with(SUBJECT, key) }
+        };
         let event = match draft {
             Draft::Done(answer) => EventDraft::named(UNCHANGED).with("answer", json!(answer)),
             Draft::Write(pieces) => {
-                let mut event = pieces.event;
-                event.row_of = event.row_of.map(|step| step + before);
-                if pieces.subject != subject {
-                    event = event.with(SUBJECT, pieces.subject);
-                }
+                let others = one.write.besides(&pieces.steps);
+                besides.extend(others.into_iter().map(|(key, event)| about(key, event)));
                 plan = plan.steps(pieces.steps);
-                event
+                about(pieces.subject, pieces.event)
             }
         };
         steps.push(plan.steps.len() - before);
         entry = entry.event(event);
     }
+    let entry = besides.into_iter().fold(entry, Entry::event);
     let plan = plan.steps(locks.iter().map(Held::release)).log(entry).build();
     Ok(Assembled::Plan(plan.map_err(|error| unbuilt(error, &steps))?, steps))
 }
@@ -892,7 +904,7 @@ fn answers(ready: &[Ready<'_>], record: &Record, fingerprint: &str) -> Result<Ve
     if record.fate == Fate::Aborted {
         return Err(fenced(&record.operation));
     }
-    if record.fingerprint != fingerprint || record.events.len() != ready.len() {
+    if record.fingerprint != fingerprint || record.events.len() < ready.len() {
         return Err(reused());
     }
     let token = Token::of(record).to_string();

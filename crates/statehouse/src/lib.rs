@@ -7,6 +7,7 @@ pub mod action;
 pub mod atlas;
 pub mod blueprint;
 pub mod cache;
+mod doubt;
 pub mod engine;
 pub mod follow;
 pub mod form;

@@ -185,9 +185,10 @@ impl Inner {
     async fn create_table(&self, table: &Table) -> Result<(), StoreError> {
         let physical = self.catalog.physical(table.name());
         let sort = (!table.sort_columns().is_empty()).then_some((SK, ScalarAttributeType::S));
-        self.create(&physical, schematic((PK, ScalarAttributeType::S), sort)?, table.indexes()).await?;
+        let key = schematic((PK, ScalarAttributeType::S), sort)?;
+        let is_new = self.create(&physical, key, table.indexes()).await?;
         // A table that was there already, from a migration that did not finish, may lack indexes.
-        for index in table.indexes() {
+        for index in table.indexes().iter().filter(|_| !is_new) {
             self.add_index(&physical, index).await?;
         }
         let expiry = TimeToLiveSpecification::builder().attribute_name(EXPIRES).enabled(true).build();
@@ -210,7 +211,7 @@ impl Inner {
         hash: (&str, ScalarAttributeType),
         range: Option<(&str, ScalarAttributeType)>,
     ) -> Result<(), StoreError> {
-        self.create(physical, schematic(hash, range)?, &[]).await
+        self.create(physical, schematic(hash, range)?, &[]).await.map(drop)
     }
 
     fn throughput(&self) -> Result<Option<ProvisionedThroughput>, StoreError> {
@@ -219,7 +220,8 @@ impl Inner {
         units.write_capacity_units(write_units).build().map(Some).map_err(|error| refused(&error))
     }
 
-    async fn create(&self, physical: &str, key: Schematic, indexes: &[Index]) -> Result<(), StoreError> {
+    /// Creates a table with its indexes, or finds it created. Says whether it was not there before.
+    async fn create(&self, physical: &str, key: Schematic, indexes: &[Index]) -> Result<bool, StoreError> {
         let throughput = self.throughput()?;
         let mut attributes = key.attributes;
         let mut secondary = Vec::new();
@@ -249,11 +251,14 @@ impl Inner {
                 .set_provisioned_throughput(throughput.clone())
                 .send()
         };
-        match self.wire.repeat(request).await {
-            Ok(_) | Err(Fault::Busy(_)) => {}
+        let is_new = match self.wire.repeat(request).await {
+            // Emulators are done at once.
+            Ok(answer) if answer.table_description.as_ref().is_some_and(is_settled) => return Ok(true),
+            Ok(_) => true,
+            Err(Fault::Busy(_)) => false,
             Err(fault) => return Err(fault.into_error(physical)),
-        }
-        self.settled(physical).await?.map(drop).ok_or_else(|| StoreError::no_table(physical))
+        };
+        self.settled(physical).await?.map(|_| is_new).ok_or_else(|| StoreError::no_table(physical))
     }
 
     async fn describe(&self, physical: &str) -> Result<Option<TableDescription>, StoreError> {
@@ -269,12 +274,7 @@ impl Inner {
         let (mut waited, mut pause) = (Duration::ZERO, Duration::from_millis(20));
         while waited < TABLE_CHANGE_MAX {
             let Some(table) = self.describe(physical).await? else { return Ok(None) };
-            let active =
-                |status: Option<&IndexStatus>| status.is_none_or(|status| *status == IndexStatus::Active);
-            let indexes = table.global_secondary_indexes();
-            if table.table_status() == Some(&TableStatus::Active)
-                && indexes.iter().all(|index| active(index.index_status()))
-            {
+            if is_settled(&table) {
                 return Ok(Some(table));
             }
             self.wire.pauses.sleep(pause).await;
@@ -448,6 +448,13 @@ impl Inner {
         };
         Change { table, difference, statements }
     }
+}
+
+/// Whether the server is done with a table.
+fn is_settled(table: &TableDescription) -> bool {
+    let active = |status: Option<&IndexStatus>| status.is_none_or(|status| *status == IndexStatus::Active);
+    table.table_status() == Some(&TableStatus::Active)
+        && table.global_secondary_indexes().iter().all(|index| active(index.index_status()))
 }
 
 /// What differences ask of existing rows.

@@ -301,13 +301,14 @@ impl Store for ModelStore {
             let mut columns = query.read_index().into_iter().flat_map(crate::table::Index::columns);
             columns.all(|column| row.get(column).is_some_and(|value| !value.is_null()))
         };
+        let (partition, sort) = (query.partition_columns(), query.sort_columns());
         let mut rows: Vec<Row> = content
             .table(table)?
             .values()
-            .map(|row| seen_as(row.clone(), table))
             .filter(|row| query.tenant().is_none_or(|tenant| tenant == row.tenant()) && set(row))
-            .filter(|row| content_of(row, &query.partition_columns()) == query.partition_values())
-            .filter(|row| in_range(query, &content_of(row, &query.sort_columns())))
+            .filter(|row| content_of(row, &partition) == query.partition_values())
+            .filter(|row| in_range(query, &content_of(row, &sort)))
+            .map(|row| seen_as(row.clone(), table))
             .collect();
         rows.sort_by(|a, b| compare_values(&query.order_values(a), &query.order_values(b)));
         if query.direction() == Direction::Backward {
@@ -442,7 +443,7 @@ fn in_range(query: &Query, sort: &[Value]) -> bool {
 
 /// A stored row in the shape of the table that the caller knows, which may have fewer columns.
 fn seen_as(row: Row, table: &Arc<Table>) -> Row {
-    if **row.table() == **table {
+    if Arc::ptr_eq(row.table(), table) || **row.table() == **table {
         return row;
     }
     let values = table.columns().iter().map(|column| row.get(&column.name).cloned().unwrap_or(Value::Null));
@@ -451,7 +452,8 @@ fn seen_as(row: Row, table: &Arc<Table>) -> Row {
 
 /// A written row in the shape of the live table: columns that the writer does not know keep their content.
 fn merged(row: &Row, old: Option<&Row>, schema: &Schema) -> Row {
-    let Some(live) = schema.table(row.table().name()) else { return row.clone() };
+    let live = schema.table(row.table().name()).filter(|live| !Arc::ptr_eq(live, row.table()));
+    let Some(live) = live else { return row.clone() };
     let values = live.columns().iter().map(|column| {
         let written = row.get(&column.name).or_else(|| old.and_then(|old| old.get(&column.name)));
         written.or(column.default.as_ref()).cloned().unwrap_or(Value::Null)

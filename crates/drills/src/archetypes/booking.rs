@@ -7,10 +7,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value as Json, json};
 use statehouse::holds::{Hold, Holds};
+use statehouse::house::subject_of;
 use statehouse::{Answer, Blueprint, Code, House, Refusal};
 use statehouse_store::clock::SkewedClock;
+use statehouse_store::guard::{now, now_plus};
 use statehouse_store::{
-    Clock as _, Commit, Fate, Ids, ManualClock, Migrate, Plan, Random, Scan, SystemClock, Tenant, Time, Value,
+    Clock, Commit, Fate, Ids, ManualClock, Migrate, Plan, Random, Scan, Step, SystemClock, Tenant, Time,
+    Value,
 };
 use tokio::task::JoinHandle;
 
@@ -29,6 +32,7 @@ pub(super) const CASES: &[Case] = cases! {
         a_retry_gets_its_own_hold(5),
         a_hold_that_is_over_reads_as_free(5),
         a_hold_that_is_over_can_be_taken(8),
+        a_booking_has_one_name_in_the_log(5),
         no_confirmation_after_the_end(5),
         a_clock_that_steps_sells_nothing_twice(5),
         extensions_are_bounded(5),
@@ -43,10 +47,13 @@ pub(super) const CASES: &[Case] = cases! {
         what_was_bought_is_not_swept(5),
         a_booking_that_was_extended_meanwhile_is_not_swept(5),
         a_hold_that_is_over_is_taken_once(8),
+        rows_that_do_not_agree_are_not_made_worse(8),
+        a_unit_that_is_gone_is_not_made_up(8),
         a_leased_unit_is_held_confirmed_and_sold(5),
         leased_holds_are_all_or_nothing_and_end(5),
         leases_are_extended_within_bounds(5),
         a_lost_lease_sells_nothing_twice(5),
+        holds_from_before_they_were_leases_end(5),
         a_leased_booking_is_refunded_whole(5),
         many_buyers_with_leases_never_share_a_unit(5),
     }
@@ -211,7 +218,36 @@ async fn a_hold_that_is_over_can_be_taken(lab: &dyn Lab) -> Result<()> {
     visitor.shows("seat", &seat(1), &json!({"state": "AVAILABLE"})).await?;
     visitor.refused("seat_booking.confirm", &id("b1"), json!({}), None, Code::Expired).await?;
     visitor.done("seat_booking.confirm", &id("b2"), json!({}), None).await?;
+    visitor.client()?.log(6).await?;
+    same("what is told of it", &told(&visitor, "b1").await?, &names(&["held", "expired"]))?;
+    same("what is told of the other", &told(&visitor, "b2").await?, &names(&["held", "confirmed"]))?;
     check_rows(&visitor).await
+}
+
+/// The events of a booking, by the versions of its row.
+async fn told(visitor: &Visitor, booking: &str) -> Result<Vec<String>> {
+    let records = whole_log(visitor.house.store().as_ref()).await?;
+    let events = records.iter().flat_map(|record| record.events.iter().map(move |event| (record, event)));
+    let own = events.filter(|(record, event)| subject_of(record, event) == Some(("seat_booking", booking)));
+    let by_version: BTreeMap<Option<i64>, String> =
+        own.map(|(_, event)| (event.data["row"]["version"].as_i64(), event.name.clone())).collect();
+    Ok(by_version.into_values().collect())
+}
+
+fn names(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| format!("seat_booking.{name}")).collect()
+}
+
+async fn a_booking_has_one_name_in_the_log(lab: &dyn Lab) -> Result<()> {
+    let (visitor, clock) = gala(lab, 1).await?;
+    // What separates the parts of a key, and what escapes it.
+    hold(&visitor, "b,1%", &[1]).await?;
+    visitor.done("seat_booking.extend", &id("b,1%"), json!({}), None).await?;
+    clock.advance(MINUTE * 11);
+    visitor.drain_workers().await?;
+    let story = names(&["held", "extended", "expired"]);
+    visitor.client()?.log(4).await?;
+    same("what is told of it", &told(&visitor, "b%2C1%25").await?, &story)
 }
 
 async fn no_confirmation_after_the_end(lab: &dyn Lab) -> Result<()> {
@@ -530,6 +566,84 @@ async fn a_hold_that_is_over_is_taken_once(lab: &dyn Lab) -> Result<()> {
     check_rows(&visitor).await
 }
 
+async fn rows_that_do_not_agree_are_not_made_worse(lab: &dyn Lab) -> Result<()> {
+    let (visitor, clock) = gala(lab, 2).await?;
+    let client = visitor.client()?;
+    let (seats, bookings) = (visitor.table("seats")?.clone(), visitor.table("seat_bookings")?.clone());
+    // Somebody writes past the actions. Nobody should, and if somebody does, no third loses by it.
+    let write = async |step: Step| client.apply(client.one(step)).await.map(drop);
+    let on_seat = || Step::update(&seats, seat(1));
+    let on_booking = || Step::update(&bookings, id("b1"));
+    hold(&visitor, "b1", &[1, 2]).await?;
+    let end = clock.now().plus(MINUTE * 10);
+    let draft = async |action: &str| {
+        visitor.drafted(&format!("seat_booking.{action}"), &id("b1"), json!({}), None).await
+    };
+    let plans = [draft("confirm").await?, draft("extend").await?, draft("cancel").await?];
+    write(on_seat().set("booking_id", "other")).await?;
+    for plan in &plans {
+        visitor.too_late(plan).await?;
+    }
+    clock.advance(MINUTE * 10);
+    visitor.too_late(&draft("expire").await?).await?;
+    visitor.work(7).await?;
+    // Whoever takes the second seat would free the first.
+    let rest = visitor.drafted("seat_booking.hold", &[], wanted("b2", &[2]), None).await?;
+    visitor.too_late(&rest).await?;
+    same("whose it is", &client.row(&seats, seat(1)).await?.text("booking_id"), &Some("other"))?;
+    write(on_seat().set("booking_id", "b1")).await?;
+    // A seat is taken over if both its row and the booking say that its time is up, and that it is theirs.
+    let taken = visitor.drafted("seat_booking.hold", &[], wanted("b2", &[1]), None).await?;
+    let later = end.plus(MINUTE);
+    for (wrong, right) in [
+        (on_seat().set("booking_id", "other"), on_seat().set("booking_id", "b1")),
+        (on_seat().set("hold_expires_at", later), on_seat().set("hold_expires_at", end)),
+        (on_booking().set("state", "CONFIRMED"), on_booking().set("state", "IN_PROGRESS")),
+        (on_booking().set("expires_at", later), on_booking().set("expires_at", end)),
+    ] {
+        write(wrong).await?;
+        visitor.too_late(&taken).await?;
+        write(right).await?;
+    }
+    hold(&visitor, "b2", &[1]).await?;
+    visitor.shows("seat_booking", &id("b1"), &json!({"state": "EXPIRED"})).await?;
+    check_rows(&visitor).await
+}
+
+async fn a_unit_that_is_gone_is_not_made_up(lab: &dyn Lab) -> Result<()> {
+    let (visitor, clock) = gala(lab, 5).await?;
+    let (client, seats) = (visitor.client()?, visitor.table("seats")?.clone());
+    // Somebody deletes a unit past the actions.
+    let delete =
+        async |number: i64| client.apply(client.one(Step::delete(&seats, seat(number)))).await.map(drop);
+    let taken = async |booking: &str, number: i64| {
+        visitor.drafted("seat_booking.hold", &[], wanted(booking, &[number]), None).await
+    };
+    hold(&visitor, "b1", &[1]).await?;
+    hold(&visitor, "b2", &[2]).await?;
+    hold(&visitor, "b3", &[3, 4]).await?;
+    let mut plans = vec![taken("b5", 5).await?];
+    for action in ["confirm", "extend", "cancel"] {
+        plans.push(visitor.drafted(&format!("seat_booking.{action}"), &id("b1"), json!({}), None).await?);
+    }
+    delete(5).await?;
+    delete(1).await?;
+    clock.advance(MINUTE * 10);
+    plans.push(visitor.drafted("seat_booking.expire", &id("b1"), json!({}), None).await?);
+    // One takes a unit over, and one takes its neighbour, which frees it.
+    plans.extend([taken("b6", 2).await?, taken("b7", 4).await?]);
+    delete(2).await?;
+    delete(3).await?;
+    for plan in &plans {
+        visitor.too_late(plan).await?;
+    }
+    visitor.work(7).await?;
+    for number in [1, 2, 3, 5] {
+        same("what is gone", &client.find(&seats, seat(number)).await?, &None)?;
+    }
+    Ok(())
+}
+
 /// What names the Redis server of the tests.
 const REDIS: &str = "STATEHOUSE_TEST_REDIS";
 
@@ -632,6 +746,24 @@ async fn a_lost_lease_sells_nothing_twice(lab: &dyn Lab) -> Result<()> {
     visitor.shows("seat", &seat(1), &json!({"state": "AVAILABLE"})).await?;
     visitor.shows("seat", &seat(2), &json!({"state": "SOLD", "booking_id": "b2"})).await?;
     visitor.shows("seat_booking", &id("b1"), &json!({"state": "IN_PROGRESS"})).await
+}
+
+async fn holds_from_before_they_were_leases_end(lab: &dyn Lab) -> Result<()> {
+    let (visitor, _) = leased_gala(lab, 3, "10m").await?;
+    let (client, seats) = (visitor.client()?, visitor.table("seats")?.clone());
+    // The units' rows still say whose they were: the buyer's own, or somebody's whose time is up.
+    for (number, booking, owner, until) in [(1, "b1", "b1", now_plus(MINUTE)), (2, "b2", "old", now())] {
+        hold(&visitor, booking, &[number]).await?;
+        let held = Step::update(&seats, seat(number)).set("state", "HELD").set("booking_id", owner);
+        client.apply(client.one(held.set("hold_expires_at", until))).await?;
+        visitor.done("seat_booking.confirm", &id(booking), json!({}), None).await?;
+        visitor.shows("seat", &seat(number), &json!({"state": "SOLD", "booking_id": booking})).await?;
+    }
+    // What is gone is not sold.
+    hold(&visitor, "b3", &[3]).await?;
+    client.apply(client.one(Step::delete(&seats, seat(3)))).await?;
+    ensure!(visitor.call("seat_booking.confirm", &id("b3"), json!({}), None).await.is_err(), "it was sold");
+    same("what is gone", &client.find(&seats, seat(3)).await?, &None)
 }
 
 async fn a_leased_booking_is_refunded_whole(lab: &dyn Lab) -> Result<()> {

@@ -23,8 +23,10 @@ use tokio::sync::watch;
 
 use super::effect;
 use super::house::{Visitor, shows};
+use crate::around::{Around, Paused};
 use crate::client::{pause, same, whole_log};
 use crate::conformance::{Case, cases};
+use crate::drill::Drill;
 use crate::engines::Lab;
 use crate::outside::{Door, Listener, Play, Reaction, Script, Secrets, header, key_of};
 
@@ -32,9 +34,12 @@ pub(super) const CASES: &[Case] = cases! {
     effect {
         an_effect_is_sent_and_its_answer_kept(3),
         a_key_names_one_effect(3),
+        an_effect_has_one_name_in_the_log(3),
         an_effect_exists_if_what_decided_it_does(5),
         programs_write_effects_in_their_own_plans(4),
         every_transition_begins_with_its_states(3),
+        every_transition_that_may_begin_does(3),
+        who_was_paused_records_nothing(3),
         a_lost_acknowledgement_is_asked_about(3),
         what_was_not_applied_is_sent_again(3),
         a_stuck_reconciliation_is_said_and_goes_on(3),
@@ -65,6 +70,34 @@ pub(super) const CASES: &[Case] = cases! {
         processes_share_the_effects_and_survive_each_other(3),
     }
 };
+
+/// The failures of the atlas, each provoked by a case.
+pub(super) const DRILLS: &[Drill] = &[
+    Drill::by_case(
+        CASES,
+        "effect succeeded but ack lost",
+        "A target does what it is asked and its answer never arrives, and the target is asked what became of it.",
+        "effect::a_lost_acknowledgement_is_asked_about",
+    ),
+    Drill::by_case(
+        CASES,
+        "duplicate side effect",
+        "Several processes look for what is due at once, and the target counts what it gets.",
+        "effect::each_effect_is_sent_once_however_many_scan",
+    ),
+    Drill::by_case(
+        CASES,
+        "stuck reconciliation",
+        "A target that left an effect in doubt does not say what became of it, however often it is asked.",
+        "effect::a_stuck_reconciliation_is_said_and_goes_on",
+    ),
+    Drill::by_case(
+        CASES,
+        "invalid workflow transition around effect",
+        "Each action is called on an effect in each of its states.",
+        "effect::every_transition_begins_with_its_states",
+    ),
+];
 
 const START_MS: i64 = 1_800_000_000_000;
 const SECOND: Duration = Duration::from_secs(1);
@@ -325,6 +358,16 @@ async fn a_key_names_one_effect(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
+async fn an_effect_has_one_name_in_the_log(lab: &dyn Lab) -> Result<()> {
+    let scene = Scene::open(lab, Script::of(|_, _| Play::status(200))).await?;
+    // What separates the parts of a key, and what escapes it.
+    scene.send("ledger", "entry,1%").await?;
+    scene.pass(Duration::ZERO).await?;
+    let store = scene.visitor.house.store().clone();
+    let story = ["ledger.pending", "ledger.sending", "ledger.delivered"];
+    tells(store.as_ref(), "entry%2C1%25", &story).await
+}
+
 async fn an_effect_exists_if_what_decided_it_does(lab: &dyn Lab) -> Result<()> {
     let scene = Scene::open(lab, Script::of(|_, _| Play::status(200))).await?;
     let visitor = &scene.visitor;
@@ -468,6 +511,119 @@ async fn every_transition_begins_with_its_states(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
+async fn every_transition_that_may_begin_does(lab: &dyn Lab) -> Result<()> {
+    let script = Script::of(|parcel, _| match key_of(parcel) {
+        key if key.contains("retrying") => Play::Unreachable,
+        key if key.contains("parked") => Play::status(422),
+        key if key.contains("uncertain") => Play::Loses,
+        _ => Play::status(200),
+    });
+    let scene = Scene::open(lab, script).await?;
+    let visitor = &scene.visitor;
+    let states = ["pending", "retrying", "parked", "uncertain", "delivered"];
+    // One that names the version that it has seen, and one that does not. A target that does one key once may get it again.
+    for (resource, versioned) in [("charge", true), ("ledger", false)] {
+        let actions: &[&str] = if resource == "charge" {
+            &["cancel", "replay", "resolve", "reconcile"]
+        } else {
+            &["cancel", "replay", "resolve"]
+        };
+        let mut cross = Vec::new();
+        for state in states {
+            cross.extend(actions.iter().map(|action| (state, *action)));
+        }
+        for (state, action) in cross.iter().copied() {
+            let after_ms = if state == "pending" { 3_600_000 } else { 0 };
+            let input = json!({"key": format!("{state}-{action}"), "after_ms": after_ms});
+            visitor.done(&format!("{resource}.send"), &[], input, None).await?;
+        }
+        visitor.drain_workers().await?;
+        for (state, action) in cross.iter().copied() {
+            let name = format!("{state}-{action}");
+            let shown = visitor.shown(resource, &key(&name), &["status", "version"]).await?;
+            same(&name, &shown[0], &json!(state.to_uppercase()))?;
+            let may = match action {
+                "cancel" => ["pending", "retrying", "parked"].contains(&state),
+                "replay" => {
+                    ["retrying", "parked"].contains(&state) || (state == "uncertain" && resource == "ledger")
+                }
+                "resolve" => ["uncertain", "parked"].contains(&state),
+                _ => state == "uncertain",
+            };
+            let input = match action {
+                "resolve" => json!({"delivered": false, "reason": "not on the statement"}),
+                _ => json!({}),
+            };
+            let version = shown[1].as_i64().filter(|_| versioned);
+            let told = visitor.call(&format!("{resource}.{action}"), &key(&name), input, version).await;
+            let expected = if may { None } else { Some(Code::WrongState) };
+            same(&format!("{resource} {name}"), &told.err().map(|refusal| refusal.code), &expected)?;
+        }
+    }
+    Ok(())
+}
+
+async fn who_was_paused_records_nothing(lab: &dyn Lab) -> Result<()> {
+    let script = Script::of(|parcel, _| match parcel.method.as_str() {
+        "GET" => Play::body(200, "{\"outcome\": \"applied\"}"),
+        _ => Play::status(200),
+    });
+    let clock = standing();
+    let store = lab.open_at(Arc::new(clock.clone())).await?;
+    let paused = Arc::new(Paused::default());
+    let slow = Arc::new(Around::new(store.clone(), paused.clone()));
+    let process = async |store: Arc<dyn Store>| {
+        Visitor::before(store, BLUEPRINT, Arc::new(clock.clone()), script.outside(SECRETS)).await
+    };
+    let (visitor, slow) = (process(store).await?, process(slow).await?);
+    let (client, table) = (visitor.client()?, visitor.table("charges")?.clone());
+    let text = |name: &'static str, value: &str| (name, Value::from(value));
+    let attempt = |number: i64| ("attempt", Value::from(number));
+    let over = ("expires_at", Value::Time(clock.now()));
+    let sending = vec![text("status", "SENDING"), attempt(1)];
+    let uncertain = vec![text("status", "UNCERTAIN"), attempt(1), ("doubt", true.into())];
+    // How an effect is, so that it is sent, given up as expired, taken from its sender, or asked about; and what is
+    // otherwise by the time that this is written down.
+    for (number, (setup, change)) in [
+        (vec![], text("status", "DELIVERED")),
+        (vec![over.clone()], text("status", "RETRYING")),
+        (vec![over], attempt(7)),
+        (sending.clone(), text("status", "RETRYING")),
+        (sending, attempt(7)),
+        (uncertain, attempt(7)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let name = format!("e{number}");
+        visitor.done("charge.send", &[], json!({"key": name}), None).await?;
+        let on = |columns: &[(&'static str, Value)]| {
+            let step = Step::update(&table, key(&name));
+            columns.iter().fold(step, |step, (column, value)| step.set(column, value.clone()))
+        };
+        if !setup.is_empty() {
+            client.apply(client.one(on(&setup))).await?;
+        }
+        let (others, changed) = (visitor.client()?, on(std::slice::from_ref(&change)));
+        paused.before("charges", 1, async move {
+            // If this fails, the row is not as the case expects.
+            drop(others.apply(others.one(changed)).await);
+        });
+        while !paused.is_over() {
+            slow.work(20).await?;
+            pause().await;
+        }
+        let row = client.row(&table, key(&name)).await?;
+        let mut expected: BTreeMap<&str, Value> = setup.into_iter().collect();
+        expected.extend([change]);
+        for (column, value) in expected {
+            same(&format!("{name}: {column}"), &row.get(column), &Some(&value))?;
+        }
+        client.apply(client.one(Step::delete(&table, key(&name)))).await?;
+    }
+    Ok(())
+}
+
 async fn a_lost_acknowledgement_is_asked_about(lab: &dyn Lab) -> Result<()> {
     let script = Script::of(|parcel, _| {
         if parcel.method == "GET" { Play::body(200, "{\"outcome\": \"applied\"}") } else { Play::Loses }
@@ -600,7 +756,10 @@ async fn an_idempotent_target_gets_the_same_key_again(lab: &dyn Lab) -> Result<(
         .await?;
     // What may have been applied cannot be cancelled, also while it waits for its next try.
     let visitor = &scene.visitor;
-    visitor.refused("ledger.cancel", &key("entry-1"), json!({}), None, Code::WrongState).await?;
+    let version = visitor.shown("ledger", &key("entry-1"), &["version"]).await?[0].as_i64();
+    for version in [None, version] {
+        visitor.refused("ledger.cancel", &key("entry-1"), json!({}), version, Code::WrongState).await?;
+    }
     scene.pass(SECOND * 4).await?;
     scene.shows("ledger", "entry-1", json!({"status": "DELIVERED", "doubt": false, "attempt": 4})).await?;
     let parcels = scene.script.parcels();
@@ -1005,6 +1164,14 @@ async fn whoever_looked_long_ago_changes_nothing(lab: &dyn Lab) -> Result<()> {
         pass(Duration::ZERO).await?;
         pass(HOUR).await?;
     }
+
+    // It was forgotten meanwhile: once is enough.
+    send("call", "once").await?;
+    pass(Duration::ZERO).await?;
+    scene.clock.advance(HOUR);
+    sleeper.looks_while(async || pass(Duration::ZERO).await).await?;
+    tells(store.as_ref(), "once", &["call.pending", "call.sending", "call.delivered", "call.forgotten"])
+        .await?;
 
     // Its sender came back after all, long ago.
     let frozen = ManualClock::at(scene.clock.now());

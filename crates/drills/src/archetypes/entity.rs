@@ -47,6 +47,7 @@ pub(super) const CASES: &[Case] = cases! {
         locked_mutations_survive_lost_answers(4),
         a_row_with_a_lock_is_guarded_like_any_other(4),
         a_lock_that_was_lost_is_not_given_back_for_others(4),
+        a_row_that_is_gone_is_not_made_up(4),
     }
 };
 
@@ -584,7 +585,10 @@ async fn hold(visitor: &Visitor, number: i64, holder: &str) -> Result<()> {
 }
 
 /// Lets time pass until a call is done.
-async fn outcome<T>(clock: &ManualClock, call: JoinHandle<Result<T, Refusal>>) -> Result<Result<T, Refusal>> {
+pub(super) async fn outcome<T>(
+    clock: &ManualClock,
+    call: JoinHandle<Result<T, Refusal>>,
+) -> Result<Result<T, Refusal>> {
     for _ in 0..3_000 {
         if call.is_finished() {
             return Ok(call.await?);
@@ -898,4 +902,26 @@ async fn a_lock_that_was_lost_is_not_given_back_for_others(lab: &dyn Lab) -> Res
     );
     visitor.shows("account", &account(1), &json!({"note": null, "version": 1})).await?;
     shows(&outcome(&clock, call).await??, &json!({"note": "late", "version": 2}))
+}
+
+async fn a_row_that_is_gone_is_not_made_up(lab: &dyn Lab) -> Result<()> {
+    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+    let (client, accounts) = (visitor.client()?, visitor.table("accounts")?.clone());
+    let seen = Some(Expected::Version(1));
+    for (number, (action, input, expected)) in (1..).zip([
+        ("account.update", json!({"note": "u"}), seen),
+        ("account.patch", json!({"note": "p"}), seen),
+        ("account.mutate", json!({"increment": {"balance": 1}}), None),
+        ("account.mutate", json!({"set": {"note": "m"}}), seen),
+        ("account.delete", json!({}), None),
+        ("account.delete", json!({}), seen),
+    ]) {
+        open_account(&visitor, number).await?;
+        let plan = visitor.drafted(action, &account(number), input, expected).await?;
+        // Somebody deletes it past the actions, which only mark what is deleted.
+        client.apply(client.one(Step::delete(&accounts, account(number)))).await?;
+        visitor.too_late(&plan).await?;
+        same(action, &client.find(&accounts, account(number)).await?, &None)?;
+    }
+    Ok(())
 }

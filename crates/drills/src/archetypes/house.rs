@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::client::{Client, shown};
 use crate::engines::Lab;
-use crate::witness::{Actor, acting, on_behalf};
+use crate::witness::{Actor, WORKER, acting, on_behalf};
 
 /// A tenant at work in a house. Clones share it.
 #[derive(Clone)]
@@ -197,7 +197,7 @@ impl Visitor {
         for worker in house.workers() {
             // A worker is called after its resource; those of the house itself are nobody's.
             let owner = worker.name().split('.').next().and_then(|name| house.resource(name).ok());
-            let name = format!("worker {}", worker.name());
+            let name = format!("{WORKER}{}", worker.name());
             let store = match owner {
                 Some(owner) => on_behalf(house.store(), Actor { archetype: owner.archetype.keyword(), name }),
                 None => house.store().clone(),

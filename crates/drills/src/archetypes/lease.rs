@@ -36,6 +36,7 @@ pub(super) const CASES: &[Case] = cases! {
         a_holders_own_deadline_is_early(1),
         a_stale_program_neither_renews_nor_releases(1),
         who_was_refused_does_not_get_it_later(3),
+        who_was_in_doubt_and_refused_does_not_get_it_later(3),
     }
 };
 
@@ -467,8 +468,29 @@ async fn who_was_refused_does_not_get_it_later(lab: &dyn Lab) -> Result<()> {
     let slow = Visitor::over(slow, BLUEPRINT, Arc::new(SystemClock)).await?;
     let visitor = Visitor::over(store.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
     take(&visitor, "bob").await?;
-    delayed.next();
+    delayed.next(1);
     slow.refused("lock.acquire", &door(), json!({"holder": "ann"}), None, Code::Held).await?;
+    visitor.done("lock.release", &door(), as_holder("bob", 1), None).await?;
+    let late = store.commit(&delayed.kept().context("nothing is under way")?).await?;
+    ensure!(late == Commit::Fenced, "a claim that was refused was applied after all: {late:?}");
+    visitor.shows("lock", &door(), &json!({"state": "FREE", "epoch": 1})).await
+}
+
+async fn who_was_in_doubt_and_refused_does_not_get_it_later(lab: &dyn Lab) -> Result<()> {
+    let store = lab.open().await?;
+    let delayed = Arc::new(Delayed::default());
+    let slow = Arc::new(Around::new(store.clone(), delayed.clone()));
+    let slow = Visitor::over(slow, BLUEPRINT, Arc::new(SystemClock)).await?;
+    let visitor = Visitor::over(store.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
+    // More than the house tries by itself.
+    delayed.next(50);
+    let ask = async || slow.call_as("op", "lock.acquire", &door(), json!({"holder": "ann"}), None).await;
+    let code = |told: Result<Answer, Refusal>| told.err().map(|refusal| refusal.code);
+    same("at first", &code(ask().await), &Some(Code::OutcomeUnknown))?;
+    delayed.next(0);
+    // Asked again under the same id, it is refused, because another was faster. Nothing else says that it was not done.
+    take(&visitor, "bob").await?;
+    same("asked again", &code(ask().await), &Some(Code::Held))?;
     visitor.done("lock.release", &door(), as_holder("bob", 1), None).await?;
     let late = store.commit(&delayed.kept().context("nothing is under way")?).await?;
     ensure!(late == Commit::Fenced, "a claim that was refused was applied after all: {late:?}");

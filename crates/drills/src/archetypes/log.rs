@@ -48,6 +48,7 @@ pub(super) const CASES: &[Case] = cases! {
         a_program_commits_with_its_effect(6),
         a_program_whose_time_was_up_commits_nothing(3),
         programs_park_and_settle_in_order(6),
+        each_part_of_a_claim_is_asked_for(6),
         programs_see_their_own_tenants_records(3),
         a_poll_waits_for_what_comes(3),
     }
@@ -1123,6 +1124,84 @@ async fn programs_park_and_settle_in_order(lab: &dyn Lab) -> Result<()> {
     place(visitor.house.store().as_ref(), "acme", 1, 3).await?;
     let poll = visitor.done("audit.poll", &key, own(json!({})), None).await?.body;
     same("at last", &numbers(&poll), &vec![3])
+}
+
+async fn each_part_of_a_claim_is_asked_for(lab: &dyn Lab) -> Result<()> {
+    let scene = Scene::open(lab, 4).await?;
+    let (visitor, client) = (&scene.visitor, scene.visitor.client()?);
+    let partition = one_note(&scene, &[1, 2]).await?;
+    let key = [i64::from(partition).into()];
+    let poll = visitor.done("audit.poll", &key, json!({}), None).await?.body;
+    same("what there is", &numbers(&poll), &vec![1, 2])?;
+    let (bad, through) = (&poll["records"][0], &poll["through"]);
+    let input = |action: &str, holder: &str, epoch: i64| {
+        let mut input = match action {
+            "seek" => json!({"to": 0}),
+            "park" => json!({"subject": bad["subject"], "log_offset": bad["log_offset"], "reason": "no"}),
+            "commit" => json!({"from": 0, "to": through}),
+            _ => json!({}),
+        };
+        input["holder"] = json!(holder);
+        input["epoch"] = json!(epoch);
+        input
+    };
+    let ask = async |action: &str, holder: &str, epoch: i64| {
+        let told = visitor.call(&format!("audit.{action}"), &key, input(action, holder, epoch), None).await;
+        told.err().map(|refusal| refusal.code)
+    };
+    let draft = async |action: &str, holder: &str, epoch: i64| {
+        visitor.drafted(&format!("audit.{action}"), &key, input(action, holder, epoch), None).await
+    };
+    let actions = ["renew", "seek", "park", "commit", "release"];
+    // Nobody has claimed it.
+    for action in actions {
+        ensure!(ask(action, "me", 1).await.is_some(), "{action} of what nobody has claimed");
+    }
+    same("the epoch", &visitor_claims(visitor, &key).await?, &1)?;
+    for action in actions {
+        for (holder, epoch) in [("you", 1), ("me", 2)] {
+            same(action, &ask(action, holder, epoch).await, &Some(Code::NotHolder))?;
+        }
+    }
+    // What was given back can be claimed at once, by another.
+    same("release", &ask("release", "me", 1).await, &None)?;
+    let claimed = visitor.done("audit.claim", &key, json!({"holder": "you"}), None).await?;
+    same("the next epoch", &claimed.body["epoch"], &json!(2))?;
+    // Something was parked since the commit was drafted, or is parked where it wants to park something.
+    let commit = draft("commit", "you", 2).await?;
+    same("park", &ask("park", "you", 2).await, &None)?;
+    visitor.too_late(&commit).await?;
+    let commit = draft("commit", "you", 2).await?;
+    let behind = commit.steps().get(1).context("nothing is behind")?.clone();
+    let take_away = || Step::delete(&behind.table, behind.key.iter().cloned());
+    client.apply(client.one(behind.clone())).await?;
+    visitor.too_late(&commit).await?;
+    client.apply(client.one(take_away())).await?;
+    same("commit", &ask("commit", "you", 2).await, &None)?;
+    // Something was parked or settled since this was to be settled.
+    let settled = [
+        key[0].clone(),
+        bad["subject"].as_str().unwrap_or_default().into(),
+        bad["log_offset"].as_i64().unwrap_or(0).into(),
+    ];
+    let settle = visitor.drafted("audit_parked.settle", &settled, json!({}), None).await?;
+    let [progress, parked] = settle.steps() else { anyhow::bail!("{settle:?}") };
+    let count = |count: i64| Step::update(&progress.table, progress.key.iter().cloned()).set("parked", count);
+    client.apply(client.one(count(3))).await?;
+    visitor.too_late(&settle).await?;
+    client.apply(client.one(count(2))).await?;
+    client.apply(client.one(Step::delete(&parked.table, parked.key.iter().cloned()))).await?;
+    visitor.too_late(&settle).await?;
+    // The row of progress is gone altogether: nobody makes it up.
+    let mut plans = vec![settle.clone()];
+    for action in actions {
+        plans.push(draft(action, "you", 2).await.with_context(|| action)?);
+    }
+    client.apply(client.one(Step::delete(&progress.table, progress.key.iter().cloned()))).await?;
+    for plan in &plans {
+        visitor.too_late(plan).await?;
+    }
+    Ok(())
 }
 
 async fn programs_see_their_own_tenants_records(lab: &dyn Lab) -> Result<()> {

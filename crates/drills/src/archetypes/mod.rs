@@ -14,8 +14,8 @@ mod feed;
 pub(crate) mod house;
 pub(crate) mod lease;
 mod log;
-mod projection;
-mod relation;
+pub(crate) mod projection;
+pub(crate) mod relation;
 mod schedule;
 mod sequence;
 mod thread;
@@ -42,12 +42,14 @@ pub const CASES: &[&[Case]] = &[
 /// too ([`Drill::by_case`]).
 pub const DRILLS: &[&[Drill]] = &[
     drill::booking::DRILLS,
+    effect::DRILLS,
     drill::entity::DRILLS,
     feed::DRILLS,
     drill::lease::DRILLS,
     log::DRILLS,
     projection::DRILLS,
     relation::DRILLS,
+    schedule::DRILLS,
     sequence::DRILLS,
     thread::DRILLS,
     drill::timer::DRILLS,

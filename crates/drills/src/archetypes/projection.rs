@@ -254,7 +254,7 @@ async fn put(visitor: &Visitor, id: i64, team: &str, points: i64) -> Result<Opti
     }
 }
 
-async fn teams(visitor: &Visitor) -> Result<BTreeMap<String, Json>> {
+pub(crate) async fn teams(visitor: &Visitor) -> Result<BTreeMap<String, Json>> {
     let (mut found, mut generations, mut input) = (BTreeMap::new(), BTreeSet::new(), json!({"limit": 2}));
     loop {
         let page = visitor.done("teams.list", &[], input.clone(), None).await?;
@@ -271,7 +271,7 @@ async fn teams(visitor: &Visitor) -> Result<BTreeMap<String, Json>> {
     Ok(found)
 }
 
-async fn truth(visitor: &Visitor) -> Result<BTreeMap<String, Json>> {
+pub(crate) async fn truth(visitor: &Visitor) -> Result<BTreeMap<String, Json>> {
     let table = visitor.table("profiles")?;
     let rows = scan(visitor.house.store().as_ref(), Scan::of(table, &visitor.tenant)).await?;
     let mut groups: BTreeMap<String, Vec<i64>> = BTreeMap::new();

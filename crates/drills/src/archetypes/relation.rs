@@ -120,7 +120,7 @@ async fn list(visitor: &Visitor, end: &str, who: i64, limit: i64) -> Result<Vec<
 
 /// Checks I1 and I2 on what is stored, and returns the edges that are there: both lists have each once, in the bucket that
 /// its row says, and nothing else, and the shards of every count add up to them.
-async fn check_rows(visitor: &Visitor) -> Result<BTreeSet<(i64, i64)>> {
+pub(crate) async fn check_rows(visitor: &Visitor) -> Result<BTreeSet<(i64, i64)>> {
     let store = visitor.house.store();
     let rows = async |table: &str| -> Result<_> {
         scan(store.as_ref(), Scan::of(visitor.table(table)?, &visitor.tenant)).await
@@ -357,7 +357,21 @@ async fn who_was_paused_comes_too_late(lab: &dyn Lab) -> Result<()> {
     // It is gone again, and not as it was when the caller saw it.
     remove(&visitor, 1, 2).await?;
     visitor.too_late(&revive).await?;
-    same("what is there", &check_rows(&visitor).await?, &BTreeSet::new())
+    same("what is there", &check_rows(&visitor).await?, &BTreeSet::new())?;
+    // Its row is gone altogether, past the actions.
+    let key = edge(3, 4);
+    add(&visitor, 3, 4).await?;
+    let mut plans = Vec::new();
+    for expected in [at(1), Some(Expected::Any)] {
+        plans.push(visitor.drafted("follow.add", &key, json!({"level": 5}), expected).await?);
+        plans.push(visitor.drafted("follow.remove", &key, json!({}), expected).await?);
+    }
+    let client = visitor.client()?;
+    client.apply(client.one(Step::delete(visitor.table("follows")?, key))).await?;
+    for plan in &plans {
+        visitor.too_late(plan).await?;
+    }
+    Ok(())
 }
 
 async fn lists_that_do_not_agree_are_not_made_worse(lab: &dyn Lab) -> Result<()> {

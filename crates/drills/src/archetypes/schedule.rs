@@ -14,15 +14,17 @@ use statehouse::worker::Options;
 use statehouse::{Answer, Code, Operation};
 use statehouse_store::clock::SkewedClock;
 use statehouse_store::faulty::{FaultyStore, Odds};
+use statehouse_store::guard::now;
 use statehouse_store::{
-    Clock, Commit, ManualClock, Plan, Random, Row, Scan, Store, StoreError, SystemClock, Time, Value,
+    Clock, Commit, ManualClock, Plan, Random, Row, Scan, Step, Store, StoreError, SystemClock, Time, Value,
 };
 
 use super::house::{Visitor, shows};
 use super::schedule;
-use crate::around::{Around, Hook};
+use crate::around::{Around, Hook, Paused};
 use crate::client::{pause, same, whole_log};
 use crate::conformance::{Case, cases};
+use crate::drill::{Drill, DrillClock};
 use crate::engines::Lab;
 
 pub(super) const CASES: &[Case] = cases! {
@@ -45,6 +47,8 @@ pub(super) const CASES: &[Case] = cases! {
         a_job_in_line_can_be_cancelled(8),
         a_refused_job_leaves_no_lane_behind(8),
         a_number_of_a_lane_that_is_gone_is_not_used(8),
+        a_lane_that_changes_meanwhile_is_looked_at_again(8),
+        who_stands_in_line_is_not_overtaken(8),
         a_unique_key_has_one_job(8),
         a_unique_key_has_one_job_in_a_race(8),
         a_job_is_enqueued_together_with_other_writes(8),
@@ -73,8 +77,41 @@ pub(super) const CASES: &[Case] = cases! {
         handlers_in_rust_do_jobs(8),
         a_tenant_with_many_jobs_does_not_hold_up_another(8),
         a_process_that_is_killed_loses_no_job(8),
+        who_was_paused_comes_too_late(8),
+        a_definition_that_changed_meanwhile_stays_so(9),
+        who_looked_long_ago_claims_and_fails_nothing(8),
+        who_looked_long_ago_forgets_nothing(8),
+        who_looked_long_ago_makes_nothing(9),
     }
 };
+
+/// The failures of the atlas, each provoked by a case.
+pub(super) const DRILLS: &[Drill] = &[
+    Drill::by_case(
+        CASES,
+        "due item materialized twice",
+        "Several makers look at once when several due times of each definition have passed.",
+        "schedule::each_due_time_makes_one_job_however_many_look",
+    ),
+    Drill::by_case(
+        CASES,
+        "due item never materialized",
+        "The process that makes jobs is killed with its leases in its hands, and others come due.",
+        "schedule::definitions_are_made_by_the_workers_of_any_process",
+    ),
+    Drill::by_case(
+        CASES,
+        "job claimed twice",
+        "Many workers claim from one queue at once, and all that they got is compared.",
+        "schedule::many_claimers_never_share_a_job",
+    ),
+    Drill::by_case(
+        CASES,
+        "run executed but result not recorded",
+        "A worker sleeps for longer than its lease over jobs that it has done, and then wants to record them.",
+        "schedule::a_worker_that_wakes_too_late_is_refused",
+    ),
+];
 
 const BLUEPRINT: &str = r#"
 [house]
@@ -704,6 +741,99 @@ async fn a_number_of_a_lane_that_is_gone_is_not_used(lab: &dyn Lab) -> Result<()
         complete(&visitor, job, 1).await?;
     }
     nobody_is_left_in_line(&visitor, "job").await
+}
+
+/// What happens in a lane while somebody is paused who is about to leave it.
+#[derive(Clone, Copy, Debug)]
+enum Meantime {
+    /// Another job comes.
+    Comes,
+    /// Another job ends.
+    Ends,
+}
+
+async fn a_lane_that_changes_meanwhile_is_looked_at_again(lab: &dyn Lab) -> Result<()> {
+    let clock = Arc::new(DrillClock::new());
+    let store = lab.open_at(clock.clone()).await?;
+    let paused = Arc::new(Paused::default());
+    let slow = Arc::new(Around::new(store.clone(), paused.clone()));
+    let visitor = Visitor::over(store, BLUEPRINT, clock.clone()).await?;
+    let slow = Visitor::over(slow, BLUEPRINT, clock).await?;
+    // Whoever completes a job does not look at first, and so leaves the lane with its second plan.
+    for (action, plan, input) in [
+        ("complete", 2, json!({"attempt": 1})),
+        ("fail", 1, json!({"attempt": 1, "error": "no", "final": true})),
+        ("cancel", 1, json!({})),
+    ] {
+        // Of a job one runs at a time, of a task two. So many are admitted before.
+        for (number, (resource, before, meantime)) in [
+            ("job", 1, Meantime::Comes),
+            ("task", 1, Meantime::Comes),
+            ("task", 2, Meantime::Comes),
+            ("task", 2, Meantime::Ends),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let tenant = format!("{action}{number}");
+            let (visitor, slow) = (visitor.for_tenant(&tenant)?, slow.for_tenant(&tenant)?);
+            let comes = async |visitor: &Visitor, job: &str| {
+                let input = json!({"job_id": job, "order_key": "k"});
+                visitor.done(&format!("{resource}.enqueue"), &[], input, None).await
+            };
+            let ends = async |visitor: &Visitor, job: &str| {
+                visitor.done(&format!("{resource}.complete"), &id(job), json!({"attempt": 1}), None).await
+            };
+            for job in 0..before {
+                comes(&visitor, &format!("x{job}")).await?;
+            }
+            claim_until(&visitor, resource, 9, before).await?;
+            let other = visitor.clone();
+            let (action_of, job) = match meantime {
+                Meantime::Comes => (format!("{resource}.enqueue"), json!({"job_id": "z", "order_key": "k"})),
+                Meantime::Ends => (format!("{resource}.complete"), json!({"attempt": 1})),
+            };
+            paused.before(&format!("{resource}s"), plan, async move {
+                let key = id("x1");
+                let key = if matches!(meantime, Meantime::Ends) { &key[..] } else { &[] };
+                // If this fails, there is nobody to be claimed afterwards, or somebody left.
+                drop(other.done(&action_of, key, job, None).await);
+            });
+            slow.done(&format!("{resource}.{action}"), &id("x0"), input.clone(), None).await?;
+            // Nobody is forgotten in line, and no room is lost.
+            if matches!(meantime, Meantime::Comes) {
+                if before == 2 {
+                    ends(&visitor, "x1").await?;
+                }
+                claim_until(&visitor, resource, 9, 1).await?;
+                ends(&visitor, "z").await?;
+            }
+            nobody_is_left_in_line(&visitor, resource).await.with_context(|| tenant)?;
+        }
+    }
+    Ok(())
+}
+
+async fn who_stands_in_line_is_not_overtaken(lab: &dyn Lab) -> Result<()> {
+    let store = lab.open().await?;
+    let clock = Arc::new(SystemClock);
+    let before = Visitor::over(store.clone(), BLUEPRINT, clock.clone()).await?;
+    let wider = BLUEPRINT.replace("per_key = 2", "per_key = 3");
+    let wider = Visitor::over(store, &wider, clock).await?;
+    let input = |job: &str, key: &str| json!({"job_id": job, "order_key": key});
+    for job in ["t0", "t1", "t2"] {
+        before.done("task.enqueue", &[], input(job, "k"), None).await?;
+    }
+    // The blueprint has become wider: there would be room, but somebody waits for it.
+    wider.done("task.enqueue", &[], input("t3", "k"), None).await?;
+    wider.shows("task", &id("t3"), &json!({"state": "PENDING", "run_at": null})).await?;
+    // Somebody saw room and nobody in line, and then another stood there.
+    for job in ["u0", "u1"] {
+        before.done("task.enqueue", &[], input(job, "l"), None).await?;
+    }
+    let late = wider.drafted("task.enqueue", &[], input("u3", "l"), None).await?;
+    before.done("task.enqueue", &[], input("u2", "l"), None).await?;
+    wider.too_late(&late).await
 }
 
 async fn a_unique_key_has_one_job(lab: &dyn Lab) -> Result<()> {
@@ -1712,4 +1842,344 @@ async fn a_process_that_is_killed_loses_no_job(lab: &dyn Lab) -> Result<()> {
     let again: BTreeSet<String> =
         quick.notes().into_iter().filter(|(.., attempt)| *attempt == 2).map(|(_, job, _)| job).collect();
     same("what was done again", &again, &slow.notes().into_iter().map(|(_, job, _)| job).collect())
+}
+
+/// Writes past the actions. Nobody should, and if somebody does, no third loses by it.
+async fn write(visitor: &Visitor, step: Step) -> Result<()> {
+    let client = visitor.client()?;
+    client.apply(client.one(step)).await.map(drop)
+}
+
+async fn draft(visitor: &Visitor, action: &str, name: &str, input: Json) -> Result<Plan> {
+    visitor.drafted(action, &id(name), input, None).await
+}
+
+fn failed() -> Json {
+    json!({"attempt": 1, "error": "no", "final": true})
+}
+
+async fn who_was_paused_comes_too_late(lab: &dyn Lab) -> Result<()> {
+    let (desk, clock) = desk(lab).await?;
+    let jobs = desk.table("jobs")?.clone();
+    let run_at = |job: &str, at: Value| Step::update(&jobs, id(job)).set("run_at", at);
+    let state = |job: &str, state: &str| Step::update(&jobs, id(job)).set("state", state);
+    // It is over, by the same attempt.
+    enqueue(&desk, "a", json!({})).await?;
+    claim(&desk, 1, 1).await?;
+    let fail = draft(&desk, "job.fail", "a", failed()).await?;
+    complete(&desk, "a", 1).await?;
+    desk.too_late(&fail).await?;
+
+    // One is admitted and another stands in line, or neither is so any more.
+    let visitor = desk.for_tenant("lanes")?;
+    for job in ["x0", "x1"] {
+        enqueue(&visitor, job, json!({"order_key": "k"})).await?;
+    }
+    let admitted = draft(&visitor, "job.cancel", "x0", json!({})).await?;
+    let in_line = draft(&visitor, "job.cancel", "x1", json!({})).await?;
+    let soon = Value::Time(clock.now());
+    for (plan, wrong, right) in [
+        (&admitted, run_at("x0", Value::Null), run_at("x0", soon.clone())),
+        (&in_line, run_at("x1", soon), run_at("x1", Value::Null)),
+        (&in_line, state("x1", "COMPLETED"), state("x1", "PENDING")),
+    ] {
+        write(&visitor, wrong).await?;
+        visitor.too_late(plan).await?;
+        write(&visitor, right).await?;
+    }
+    for (job, table) in [("x1", "job_lines"), ("x2", "job_lanes")] {
+        if job == "x2" {
+            enqueue(&visitor, job, json!({"order_key": "alone"})).await?;
+        }
+        let plan = draft(&visitor, "job.cancel", job, json!({})).await?;
+        let gone = plan.steps().iter().find(|step| step.table.name() == table).context("no such step")?;
+        write(&visitor, Step::delete(visitor.table(table)?, gone.key.iter().cloned())).await?;
+        visitor.too_late(&plan).await?;
+    }
+
+    // There was room, or there was none.
+    let task = |job: &str| json!({"job_id": job, "order_key": "k"});
+    visitor.done("task.enqueue", &[], task("t0"), None).await?;
+    let room = visitor.drafted("task.enqueue", &[], task("t1"), None).await?;
+    visitor.done("task.enqueue", &[], task("t2"), None).await?;
+    visitor.too_late(&room).await?;
+    let line = visitor.drafted("task.enqueue", &[], task("t3"), None).await?;
+    let lines = visitor.table("task_lines")?;
+    let place = line.steps().iter().find(|step| step.table.name() == lines.name()).context("no place")?;
+    let place = || place.key.iter().cloned();
+    let stray = Step::insert(lines, place()).set("job_id", "other").set("not_before", now());
+    write(&visitor, stray).await?;
+    visitor.too_late(&line).await?;
+    write(&visitor, Step::delete(lines, place())).await?;
+    visitor.done("task.cancel", &id("t0"), json!({}), None).await?;
+    visitor.too_late(&line).await?;
+
+    // Somebody else has its unique key, or nobody has it, or it was brought back to life already.
+    let visitor = desk.for_tenant("keys")?;
+    for (job, input) in
+        [("u", json!({"unique_key": "u"})), ("v", json!({"unique_key": "v"})), ("w", json!({}))]
+    {
+        enqueue(&visitor, job, input).await?;
+        same("what was claimed", &claim(&visitor, 1, 1).await?, &vec![(job.to_owned(), 1)])?;
+        visitor.done("job.fail", &id(job), failed(), None).await?;
+        let replay = draft(&visitor, "job.replay", job, json!({})).await?;
+        match job {
+            "u" => enqueue(&visitor, "heir", json!({"unique_key": "u", "after_ms": 3_600_000})).await?,
+            "v" => write(&visitor, Step::delete(visitor.table("job_uniques")?, id("v"))).await?,
+            _ => drop(visitor.done("job.replay", &id(job), json!({}), None).await?),
+        }
+        visitor.too_late(&replay).await?;
+    }
+    visitor.done("job.cancel", &id("w"), json!({}), None).await?;
+    // A key is free when its job was completed.
+    enqueue(&visitor, "c1", json!({"unique_key": "c"})).await?;
+    claim(&visitor, 1, 1).await?;
+    complete(&visitor, "c1", 1).await?;
+    enqueue(&visitor, "c2", json!({"unique_key": "c"})).await
+}
+
+async fn a_definition_that_changed_meanwhile_stays_so(lab: &dyn Lab) -> Result<()> {
+    let (visitor, clock) = desk(lab).await?;
+    let (client, jobs) = (visitor.client()?, visitor.table("jobs")?.clone());
+    let define_it = async || draft(&visitor, "job_definition.create", "d", every(60)).await;
+    let first = define_it().await?;
+    define(&visitor, "d", every(60)).await?;
+    visitor.too_late(&first).await?;
+    let mut stale = vec![define_it().await?];
+    for action in ["pause", "run", "delete"] {
+        stale.push(draft(&visitor, &format!("job_definition.{action}"), "d", json!({})).await?);
+    }
+    let run = draft(&visitor, "job_definition.run", "d", json!({})).await?;
+    let taken = run.steps().first().and_then(|step| step.key.first()?.as_text()).context("no job")?;
+    enqueue(&visitor, taken, json!({})).await?;
+    visitor.too_late(&run).await?;
+    visitor.done("job_definition.pause", &id("d"), json!({}), None).await?;
+    for plan in &stale {
+        visitor.too_late(plan).await?;
+    }
+    let resume = draft(&visitor, "job_definition.resume", "d", json!({})).await?;
+    visitor.done("job_definition.resume", &id("d"), json!({}), None).await?;
+    visitor.too_late(&resume).await?;
+    // The job that it would take back was claimed, or does not stand where it stood.
+    for (definition, overlap) in [("free", "allow"), ("line", "queue")] {
+        let mut input = every(60);
+        input["overlap"] = json!(overlap);
+        define(&visitor, definition, input).await?;
+    }
+    clock.advance(SECOND * 55);
+    visitor.drain_workers().await?;
+    let made = all_rows(&visitor, "jobs").await?;
+    let state = |job: &str, state: &str| Step::update(&jobs, id(job)).set("state", state);
+    for (definition, in_progress) in [("free", true), ("line", true), ("line", false)] {
+        let before = made.iter().find(|row| row.text("definition_id") == Some(definition));
+        let before = before.context("nothing was made")?;
+        let job = before.text("job_id").context("no id")?;
+        let pause = draft(&visitor, "job_definition.pause", definition, json!({})).await?;
+        let wrong = match in_progress {
+            true => state(job, "IN_PROGRESS"),
+            false => Step::update(&jobs, id(job)).set("run_at", Value::Null),
+        };
+        write(&visitor, wrong).await?;
+        visitor.too_late(&pause).await?;
+        let at = before.get("run_at").cloned().unwrap_or(Value::Null);
+        write(&visitor, state(job, "PENDING").set("run_at", at)).await?;
+        same("the job", &client.row(&jobs, id(job)).await?.text("state"), &Some("PENDING"))?;
+    }
+    // And the definition itself is gone.
+    let stale = [define_it().await?, draft(&visitor, "job_definition.run", "d", json!({})).await?];
+    write(&visitor, Step::delete(visitor.table("job_definitions")?, id("d"))).await?;
+    for plan in &stale {
+        visitor.too_late(plan).await?;
+    }
+    Ok(())
+}
+
+/// Steps of all workers until one of them was paused. An index may lag.
+async fn works_until_paused(slow: &Visitor, paused: &Paused) -> Result<()> {
+    for _ in 0..LOOKS_MAX {
+        slow.work(7).await?;
+        if paused.is_over() {
+            return Ok(());
+        }
+        pause().await;
+    }
+    bail!("nobody found anything to do")
+}
+
+/// A desk whose clock moves pauses by itself, and a process that is paused with a plan in its hands.
+async fn slow_desk(lab: &dyn Lab) -> Result<(Visitor, Visitor, Arc<Paused>, DrillClock)> {
+    let clock = DrillClock::new();
+    let store = lab.open_at(Arc::new(clock.clone())).await?;
+    let paused = Arc::new(Paused::default());
+    let slow = Arc::new(Around::new(store.clone(), paused.clone()));
+    let visitor = Visitor::over(store, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let slow = Visitor::over(slow, BLUEPRINT, Arc::new(clock.clone())).await?;
+    Ok((visitor, slow, paused, clock))
+}
+
+async fn who_looked_long_ago_claims_and_fails_nothing(lab: &dyn Lab) -> Result<()> {
+    let (visitor, slow, paused, clock) = slow_desk(lab).await?;
+    // What others do to the job's one attempt while somebody is about to claim it, or to fail it because its lease is over.
+    for (tenant, over, state) in [
+        ("claimed", false, "IN_PROGRESS"),
+        ("held", true, "IN_PROGRESS"),
+        ("replayed", true, "PENDING"),
+        ("replayed-and-claimed", true, "IN_PROGRESS"),
+    ] {
+        let (visitor, slow) = (visitor.for_tenant(tenant)?, slow.for_tenant(tenant)?);
+        enqueue(&visitor, "a", json!({"attempts_max": 1})).await?;
+        if over {
+            claim(&visitor, 1, 1).await?;
+            clock.advance(SECOND * 31);
+        }
+        let (others, clock) = (visitor.clone(), clock.clone());
+        paused.before("jobs", 1, async move {
+            let look = json!({"worker": "other", "limit": 1});
+            let ask = async |action: &str, key: &str, input: Json| {
+                // If this fails, the job is in another state than the case expects.
+                drop(others.done(action, &id(key), input, None).await);
+            };
+            match tenant {
+                "claimed" => {
+                    ask("job_queue.claim", "default", look).await;
+                    clock.advance(SECOND * 31);
+                }
+                "held" => {
+                    let beat = json!({"jobs": [{"job_id": "a", "attempt": 1}]});
+                    ask("job_queue.heartbeat", "default", beat).await;
+                }
+                _ => {
+                    ask("job_queue.claim", "default", look.clone()).await;
+                    ask("job.replay", "a", json!({})).await;
+                    if tenant != "replayed" {
+                        ask("job_queue.claim", "default", look).await;
+                        clock.advance(SECOND * 31);
+                    }
+                }
+            }
+        });
+        let mut claimed = Vec::new();
+        for _ in 0..LOOKS_MAX {
+            claimed.extend(claim_once(&slow, json!({"limit": 1})).await?);
+            if paused.is_over() {
+                break;
+            }
+            pause().await;
+        }
+        same(tenant, &claimed, &Vec::new())?;
+        visitor.shows("job", &id("a"), &json!({"state": state})).await.context(tenant)?;
+    }
+    Ok(())
+}
+
+async fn who_looked_long_ago_forgets_nothing(lab: &dyn Lab) -> Result<()> {
+    let (visitor, slow, paused, clock) = slow_desk(lab).await?;
+    enqueue(&visitor, "dead", json!({"attempts_max": 1})).await?;
+    claim(&visitor, 1, 1).await?;
+    visitor.done("job.fail", &id("dead"), json!({"attempt": 1}), None).await?;
+    clock.advance(SECOND * 24 * 3_600);
+    let others = visitor.clone();
+    paused.before("jobs", 1, async move {
+        // If this fails, the job is not there any more.
+        drop(others.done("job.replay", &id("dead"), json!({}), None).await);
+    });
+    works_until_paused(&slow, &paused).await?;
+    visitor.shows("job", &id("dead"), &json!({"state": "PENDING"})).await?;
+    visitor.done("job.cancel", &id("dead"), json!({}), None).await?;
+    clock.advance(SECOND * 3_600);
+    visitor.drain_workers().await?;
+    // Its key is another's by now.
+    enqueue(&visitor, "done", json!({"unique_key": "u"})).await?;
+    claim(&visitor, 1, 1).await?;
+    complete(&visitor, "done", 1).await?;
+    clock.advance(SECOND * 3_600);
+    let others = visitor.clone();
+    paused.before("jobs", 1, async move {
+        // If this fails, the key is free.
+        drop(enqueue(&others, "heir", json!({"unique_key": "u"})).await);
+    });
+    works_until_paused(&slow, &paused).await?;
+    let third = json!({"job_id": "third", "unique_key": "u"});
+    visitor.refused("job.enqueue", &[], third, None, Code::AlreadyExists).await.map(drop)
+}
+
+async fn who_looked_long_ago_makes_nothing(lab: &dyn Lab) -> Result<()> {
+    let (visitor, slow, paused, clock) = slow_desk(lab).await?;
+    // In which state the first job is when the second is due; what others do before the plan about the second is
+    // committed; and how many are made and skipped in the end.
+    for (tenant, before, meanwhile, made, skipped) in [
+        ("pending", "", "", 1, 1),
+        ("retrying", "retry", "", 1, 1),
+        ("failed", "fail", "", 2, 0),
+        ("cancelled", "cancel", "", 2, 0),
+        ("back-to-life", "fail", "replay", 1, 1),
+        ("ended", "claim", "complete", 2, 0),
+        ("deleted", "claim", "delete", 2, 0),
+    ] {
+        let (visitor, slow) = (visitor.for_tenant(tenant)?, slow.for_tenant(tenant)?);
+        let mut input = every(60);
+        input["overlap"] = json!("skip");
+        define(&visitor, "d", input).await?;
+        clock.advance(SECOND * 60);
+        visitor.drain_workers().await?;
+        let job = all_rows(&visitor, "jobs").await?;
+        let job = job.first().and_then(|row| row.text("job_id")).context("nothing was made")?.to_owned();
+        if !["", "cancel"].contains(&before) {
+            let lease = json!({"limit": 1, "lease_ms": 3_600_000});
+            let mut claimed = Vec::new();
+            while claimed.is_empty() {
+                claimed = claim_once(&visitor, lease.clone()).await?;
+            }
+        }
+        match before {
+            "retry" => drop(visitor.done("job.fail", &id(&job), json!({"attempt": 1}), None).await?),
+            "fail" => drop(visitor.done("job.fail", &id(&job), failed(), None).await?),
+            "cancel" => drop(visitor.done("job.cancel", &id(&job), json!({}), None).await?),
+            _ => {}
+        }
+        clock.advance(SECOND * 60);
+        if !meanwhile.is_empty() {
+            let (others, jobs) = (visitor.clone(), visitor.table("jobs")?.clone());
+            paused.before("job_definitions", 1, async move {
+                // If this fails, another number is made and skipped than the case expects.
+                match meanwhile {
+                    "replay" => drop(others.done("job.replay", &id(&job), json!({}), None).await),
+                    "complete" => drop(complete(&others, &job, 1).await),
+                    _ => {
+                        if let Ok(client) = others.client() {
+                            drop(client.apply(client.one(Step::delete(&jobs, id(&job)))).await);
+                        }
+                    }
+                }
+            });
+            works_until_paused(&slow, &paused).await?;
+        }
+        visitor.drain_workers().await?;
+        let shown = visitor.shown("job_definition", &id("d"), &["made", "skipped"]).await?;
+        same(tenant, &shown, &vec![json!(made), json!(skipped)])?;
+        visitor.done("job_definition.delete", &id("d"), json!({}), None).await?;
+    }
+    // It was defined anew meanwhile, and is due again: what it was before is not made.
+    let at = |clock: &DrillClock| json!({"at": clock.now().to_string()});
+    define(&visitor, "anew", json!({"when": at(&clock), "payload": "old"})).await?;
+    let (others, when) = (visitor.clone(), at(&clock));
+    paused.before("job_definitions", 1, async move {
+        // If this fails, the old one is made.
+        drop(define(&others, "anew", json!({"when": when, "payload": "new"})).await);
+    });
+    works_until_paused(&slow, &paused).await?;
+    visitor.drain_workers().await?;
+    let jobs = all_rows(&visitor, "jobs").await?;
+    let payloads: Vec<_> = jobs.iter().filter_map(|row| row.json("payload")).collect();
+    same("what was made", &payloads, &vec![&json!("new")])?;
+    // Somebody has a job of the name that one would get: it stays as it is.
+    let due = clock.now().plus(SECOND * 60);
+    enqueue(&visitor, &format!("taken@{due}.1"), json!({"payload": "mine"})).await?;
+    define(&visitor, "taken", json!({"when": {"at": due.to_string()}, "payload": "its own"})).await?;
+    clock.advance(SECOND * 60);
+    for _ in 0..3 {
+        // The worker says that it cannot.
+        drop(visitor.work(7).await);
+    }
+    visitor.shows("job", &id(&format!("taken@{due}.1")), &json!({"payload": "mine"})).await
 }

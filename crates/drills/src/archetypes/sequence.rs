@@ -9,16 +9,19 @@ use serde_json::{Value as Json, json};
 use statehouse::infra::sequence::draw::{Numbers, TimeIds};
 use statehouse::infra::sequence::gapless::take;
 use statehouse::infra::sequence::mint::{Layout, Minter};
-use statehouse::{Answer, Code, Operation};
+use statehouse::{Answer, Code, Operation, lock};
 use statehouse_store::clock::SkewedClock;
 use statehouse_store::faulty::{FaultyStore, Odds};
-use statehouse_store::{Clock, ManualClock, Scan, SystemClock, Time, Value};
+use statehouse_store::guard::{now, now_plus};
+use statehouse_store::{Clock, Commit, ManualClock, Scan, Step, SystemClock, Time, Value};
 
+use super::entity::outcome;
 use super::house::{Visitor, shows};
 use super::sequence;
+use crate::around::{Around, Meanwhile, Paused};
 use crate::client::{pause, same, scan};
 use crate::conformance::{Case, cases};
-use crate::drill::Drill;
+use crate::drill::{Drill, DrillClock};
 use crate::engines::Lab;
 
 pub(super) const CASES: &[Case] = cases! {
@@ -33,10 +36,15 @@ pub(super) const CASES: &[Case] = cases! {
         takers_leave_no_gap(5),
         a_number_can_stand_in_the_row_that_bears_it(6),
         the_guard_and_not_the_lock_keeps_numbers_apart(4),
+        takers_wait_for_one_that_crashed(4),
+        a_taker_that_lost_its_lock_takes_nothing(4),
+        a_lock_that_was_lost_is_left_to_others(4),
+        ranges_that_do_not_agree_are_not_made_worse(4),
         a_worker_id_is_leased_reserved_and_released(3),
         worker_ids_run_out_with_a_word(3),
         of_many_who_lease_a_worker_one_has_it(3),
         each_part_of_a_lease_is_asked_for(3),
+        a_holder_that_is_paused_extends_nothing(3),
         a_clock_that_is_set_back_repeats_no_id(3),
         two_who_believe_to_own_a_worker_share_no_id(3),
         processes_mint_apart(3),
@@ -424,6 +432,117 @@ async fn the_guard_and_not_the_lock_keeps_numbers_apart(lab: &dyn Lab) -> Result
     visitor.shows("invoice_no", &year(), &json!({"next": 4})).await
 }
 
+/// Takes the lock of a year for somebody who will not give it back.
+async fn hold(visitor: &Visitor, year: i64, holder: &str) -> Result<()> {
+    let client = visitor.client()?;
+    let lock = Step::upsert(visitor.table("invoice_nos_lock")?, [year.into()])
+        .set("held_by", holder)
+        .set("held_until", now_plus(lock::TERM));
+    client.apply(client.one(lock)).await?;
+    Ok(())
+}
+
+async fn takers_wait_for_one_that_crashed(lab: &dyn Lab) -> Result<()> {
+    let clock = standing();
+    let visitor = Visitor::open_at(lab, BLUEPRINT, Arc::new(clock.clone())).await?;
+    hold(&visitor, 2026, "crashed").await?;
+    let until = clock.now().plus(lock::TERM);
+    let call = visitor.start("invoice_no.take", &year(), json!({"subject": "a"}), None);
+    // Its clock stands, so it cannot even look again.
+    for _ in 0..5 {
+        pause().await;
+    }
+    ensure!(!call.is_finished(), "it did not wait for the lock");
+    let answer = outcome(&clock, call).await??;
+    shows(&answer, &json!({"number": 1}))?;
+    ensure!(time(&answer, "taken_at")? >= until, "{} was taken before the lock ran out", answer.body);
+    // The operation that holds a lock is let in at once: it is the holder, come back after a crash.
+    hold(&visitor, 2027, "retried").await?;
+    let subject = json!({"subject": "b"});
+    let answer = visitor.call_as("retried", "invoice_no.take", &[2027.into()], subject, None).await?;
+    shows(&answer, &json!({"number": 1}))
+}
+
+async fn a_taker_that_lost_its_lock_takes_nothing(lab: &dyn Lab) -> Result<()> {
+    let clock = standing();
+    let visitor = Visitor::open_at(lab, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let almost = lock::TERM - Duration::from_micros(1);
+    // How often the lock was taken since the plan was made, how long ago, and whether the plan may then be applied.
+    for (year, (taken, ago, applies)) in (2030..).zip([
+        (0, Duration::ZERO, false),
+        (1, Duration::ZERO, true),
+        (1, almost, true),
+        (1, lock::TERM, false),
+        (2, Duration::ZERO, false),
+    ]) {
+        let plan = visitor.drafted("invoice_no.take", &[year.into()], json!({"subject": "a"}), None).await?;
+        for holder in 0..taken {
+            hold(&visitor, year, &holder.to_string()).await?;
+        }
+        clock.advance(ago);
+        let applied = matches!(visitor.house.store().commit(&plan).await?, Commit::Applied(_));
+        same(&format!("taken {taken} times, {ago:?} ago"), &applied, &applies)?;
+        let next = if applied { 2 } else { 1 };
+        visitor.shows("invoice_no", &[year.into()], &json!({"next": next})).await?;
+    }
+    Ok(())
+}
+
+async fn a_lock_that_was_lost_is_left_to_others(lab: &dyn Lab) -> Result<()> {
+    let clock = standing();
+    let store = lab.open_at(Arc::new(clock.clone())).await?;
+    let meanwhile = Arc::new(Meanwhile::default());
+    let slow = Arc::new(Around::new(store.clone(), meanwhile.clone()));
+    let visitor = Visitor::over(store, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let slow = Visitor::over(slow, BLUEPRINT, Arc::new(clock.clone())).await?;
+    visitor.done("invoice_no.take", &year(), json!({"subject": "a"}), None).await?;
+    // Between the taking of the lock and the reading the caller is paused, for longer than its lock lasts.
+    meanwhile.next({
+        let (visitor, clock) = (visitor.clone(), clock.clone());
+        async move {
+            clock.advance(lock::TERM);
+            // If this fails, the case finds another holder than it expects.
+            let _ = hold(&visitor, 2026, "somebody").await;
+        }
+    });
+    // The subject has its number, so there is nothing to write, and the lock is given back: but it is another's by now.
+    let again = slow.done("invoice_no.take", &year(), json!({"subject": "a"}), None).await?;
+    shows(&again, &json!({"number": 1}))?;
+    let held = visitor.client()?.row(visitor.table("invoice_nos_lock")?, year()).await?;
+    same("the holder", &held.text("held_by"), &Some("somebody"))?;
+    ensure!(held.time("held_until") > Some(clock.now()), "somebody else's lock was given back: {held:?}");
+    Ok(())
+}
+
+async fn ranges_that_do_not_agree_are_not_made_worse(lab: &dyn Lab) -> Result<()> {
+    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+    let lease = async |desk: &str| {
+        let input = json!({"holder": "a", "count": 5});
+        visitor.drafted("ticket.lease", &[desk.into()], input, None).await
+    };
+    // Two who see that nothing was given out yet.
+    let late = lease("front").await?;
+    visitor.done("ticket.next", &desk(), json!({}), None).await?;
+    visitor.too_late(&late).await?;
+    // What is gone altogether is not made up.
+    let late = lease("front").await?;
+    visitor.done("invoice_no.take", &year(), json!({"subject": "a"}), None).await?;
+    let second = json!({"subject": "b", "number": 2});
+    let taken = visitor.drafted("invoice_no.take", &year(), second, None).await?;
+    for (table, key, plan) in [("tickets", desk(), &late), ("invoice_nos", year(), &taken)] {
+        let client = visitor.client()?;
+        client.apply(client.one(Step::delete(visitor.table(table)?, key))).await?;
+        visitor.too_late(plan).await?;
+    }
+    // Somebody lost the counter and has the ranges still: what was leased is not leased again.
+    let late = lease("back").await?;
+    let client = visitor.client()?;
+    let range = Step::insert(visitor.table("tickets_ranges")?, ["back".into(), 100.into()]);
+    let range = range.set("last", 104).set("holder", "b").set("leased_at", now()).set("expires_at", now());
+    client.apply(client.one(range)).await?;
+    visitor.too_late(&late).await
+}
+
 async fn a_worker_id_is_leased_reserved_and_released(lab: &dyn Lab) -> Result<()> {
     let clock = standing();
     let visitor = Visitor::open_at(lab, BLUEPRINT, Arc::new(clock.clone())).await?;
@@ -566,6 +685,13 @@ async fn each_part_of_a_lease_is_asked_for(lab: &dyn Lab) -> Result<()> {
     visitor.done("lone_id.reserve", &key, own.clone(), None).await?;
     clock.advance(Duration::from_secs(1));
     visitor.refused("lone_id.reserve", &key, own, None, Code::Expired).await?;
+    // What was given back long ago is leased from now on, not from where the mark was left.
+    let anew = visitor.done("lone_id.lease", &[], lease("a"), None).await?;
+    let own = json!({"holder": "a", "epoch": anew.body["epoch"]});
+    visitor.done("lone_id.release", &key, own, None).await?;
+    clock.advance(Duration::from_secs(10));
+    let leased = visitor.done("lone_id.lease", &[], lease("b"), None).await?;
+    shows(&leased, &json!({"reserved_from": clock.now().to_string()}))?;
     // Drawn twice at one moment, through the store.
     let mut ledger = Ledger::default();
     for _ in 0..3 {
@@ -575,6 +701,75 @@ async fn each_part_of_a_lease_is_asked_for(lab: &dyn Lab) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What becomes of a worker id while its holder is paused with a plan in its hands.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    /// Its time is up.
+    Over,
+    /// Its time was up, and the same holder has it anew.
+    Anew,
+    /// Somebody gave it to another by hand.
+    HandedOver,
+}
+
+async fn a_holder_that_is_paused_extends_nothing(lab: &dyn Lab) -> Result<()> {
+    let clock = DrillClock::new();
+    let store = lab.open_at(Arc::new(clock.clone())).await?;
+    let paused = Arc::new(Paused::default());
+    let slow = Arc::new(Around::new(store.clone(), paused.clone()));
+    let visitor = Visitor::over(store, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let slow = Visitor::over(slow, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let (key, lease) = ([1.into()], json!({"holder": "a"}));
+    let own = json!({"holder": "a", "epoch": 1});
+    for (number, (fate, reserved, leased)) in [
+        (Fate::Over, Err(Code::Expired), Ok(2)),
+        (Fate::Anew, Err(Code::NotHolder), Ok(2)),
+        (Fate::HandedOver, Err(Code::NotHolder), Err(Code::Held)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for (action, key, input, expected) in
+            [("reserve", &key[..], &own, reserved), ("lease", &key[..0], &lease, leased)]
+        {
+            // The first plan reserves from now on. If the mark is ahead of the clock that is in vain, and the second one
+            // reserves from the mark on.
+            for plan in [1, 2] {
+                let tenant = format!("{action}{plan}{number}");
+                let (visitor, slow) = (visitor.for_tenant(&tenant)?, slow.for_tenant(&tenant)?);
+                visitor.done("lone_id.lease", &[], lease.clone(), None).await?;
+                if plan == 1 {
+                    clock.advance(Duration::from_millis(200));
+                }
+                let (clock, lease) = (clock.clone(), lease.clone());
+                paused.before("lone_ids", plan, async move {
+                    // If any of this fails, the case finds another holder than it expects.
+                    if !matches!(fate, Fate::HandedOver) {
+                        clock.advance(Duration::from_secs(1));
+                    }
+                    match fate {
+                        Fate::Over => {}
+                        Fate::Anew => drop(visitor.done("lone_id.lease", &[], lease, None).await),
+                        Fate::HandedOver => drop(hand_over(&visitor, "b").await),
+                    }
+                });
+                let answer = slow.call(&format!("lone_id.{action}"), key, input.clone(), None).await;
+                let outcome = answer.map(|answer| answer.body["epoch"].as_i64().unwrap_or(0));
+                let outcome = outcome.map_err(|refusal| refusal.code);
+                same(&format!("{action}, {fate:?}, plan {plan}"), &outcome, &expected)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Gives the worker id 1 to another, past the actions.
+async fn hand_over(visitor: &Visitor, holder: &str) -> Result<()> {
+    let client = visitor.client()?;
+    let step = Step::update(visitor.table("lone_ids")?, [0.into(), 1.into()]).set("holder", holder);
+    client.apply(client.one(step)).await.map(drop)
 }
 
 /// What was minted and reserved: neither may repeat.

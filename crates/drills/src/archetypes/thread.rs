@@ -481,7 +481,12 @@ async fn a_list_that_does_not_agree_is_not_made_worse(lab: &dyn Lab) -> Result<(
     visitor.refused("comment.restore", &key(1, "a"), json!({}), None, Code::Internal).await?;
     client.apply(client.one(Step::delete(&table, place()))).await?;
     visitor.done("comment.restore", &key(1, "a"), json!({}), None).await?;
-    same("what is visible", &check_rows(&visitor, 1).await?, &ids(["a"]))
+    same("what is visible", &check_rows(&visitor, 1).await?, &ids(["a"]))?;
+    // Something stands already where a new one would.
+    let append = visitor.drafted("comment.append", &[], said(1, "b", "hello"), None).await?;
+    let listed = append.steps().iter().find(|step| step.table.name() == table.name()).context("no place")?;
+    client.apply(client.one(Step::insert(&table, listed.key.iter().cloned()))).await?;
+    visitor.too_late(&append).await
 }
 
 async fn lists_are_in_order_and_paged_over_buckets(lab: &dyn Lab) -> Result<()> {

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value as Json, json};
-use statehouse::Code;
 use statehouse::worker::Options;
+use statehouse::{Code, Expected};
 use statehouse_store::clock::SkewedClock;
 use statehouse_store::faulty::{FaultyStore, Odds};
-use statehouse_store::{Clock, ManualClock, Random, Record, Store, SystemClock, Time, Value};
+use statehouse_store::{Clock, ManualClock, Random, Record, Step, Store, SystemClock, Time, Value};
 
 use super::house::{Visitor, shows};
 use super::timer;
-use crate::around::{Around, Meanwhile};
+use crate::around::{Around, Meanwhile, Paused};
 use crate::client::{pause, same, whole_log};
 use crate::conformance::{Case, cases};
 use crate::engines::Lab;
@@ -33,6 +33,7 @@ pub(super) const CASES: &[Case] = cases! {
         what_cannot_be_released_does_not_hold_up_the_rest(3),
         a_write_wakes_the_scanner_of_its_process(3),
         processes_share_the_timers_and_survive_each_other(3),
+        a_timer_that_is_gone_does_not_come_back(4),
         a_timer_that_is_changed_meanwhile_does_not_fire_as_it_was(3),
     }
 };
@@ -369,7 +370,7 @@ async fn what_cannot_be_released_does_not_hold_up_the_rest(lab: &dyn Lab) -> Res
     let client = scene.visitor.client()?;
     let table = scene.visitor.table("reminders")?.clone();
     for id in 0..5_i64 {
-        let step = statehouse_store::Step::insert(&table, key(id))
+        let step = Step::insert(&table, key(id))
             .set("status", "SET")
             .set("payload", Value::Json(json!(heavy)))
             .set("updated_at", clock.now());
@@ -487,4 +488,29 @@ async fn a_timer_that_is_changed_meanwhile_does_not_fire_as_it_was(lab: &dyn Lab
         }
     }
     Ok(())
+}
+
+async fn a_timer_that_is_gone_does_not_come_back(lab: &dyn Lab) -> Result<()> {
+    let clock = standing();
+    let store = lab.open_at(Arc::new(clock.clone())).await?;
+    let paused = Arc::new(Paused::default());
+    let slow = Arc::new(Around::new(store.clone(), paused.clone()));
+    let visitor = Visitor::over(store, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let slow = Visitor::over(slow, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let table = visitor.table("reminders")?.clone();
+    visitor.done("reminder.set", &key(1), json!({"after_ms": 1_000}), None).await?;
+    let cancel = visitor.drafted("reminder.cancel", &key(1), json!({}), Some(Expected::Version(1))).await?;
+    clock.advance(Duration::from_secs(1));
+    // Somebody deletes it past the actions, while it is about to be released.
+    let (client, reminders) = (visitor.client()?, table.clone());
+    paused.before("reminders", 1, async move {
+        // If this fails, the row is there.
+        drop(client.apply(client.one(Step::delete(&reminders, key(1)))).await);
+    });
+    while !paused.is_over() {
+        slow.work(7).await?;
+        pause().await;
+    }
+    visitor.too_late(&cancel).await?;
+    same("what is gone", &visitor.client()?.find(&table, key(1)).await?, &None)
 }

@@ -386,12 +386,12 @@ fn input(action: &Action, number: i64, given: Map<String, Json>) -> Json {
 pub(crate) struct DrillClock(ManualClock);
 
 impl DrillClock {
-    fn new() -> DrillClock {
+    pub(crate) fn new() -> DrillClock {
         DrillClock(ManualClock::at(Time::from_millis(1_800_000_000_000)))
     }
 
     /// Lets time pass.
-    fn advance(&self, span: Duration) {
+    pub(crate) fn advance(&self, span: Duration) {
         self.0.advance(span);
     }
 

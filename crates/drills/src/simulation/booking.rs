@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value as Json, json};
+use statehouse::house::subject_of;
 use statehouse_store::{Time, Value};
 
 use super::{Acting, Client, Course, End, Told};
@@ -73,24 +74,35 @@ async fn act(client: &mut Client) {
 
 async fn check(end: &End) -> Result<()> {
     check_rows(&end.sound, "seat").await?;
-    // Order: the log of each booking is a way through its states, in time.
-    let mut states: BTreeMap<String, (String, Time)> = BTreeMap::new();
+    // Order: the log of each booking is a way through its states, in time, and has an event for each of its versions. One
+    // that lost its units to another hold ends in that one's record, which may stand in another partition.
+    let mut stories: BTreeMap<String, BTreeMap<i64, (String, Time, Json)>> = BTreeMap::new();
     for record in end.records().await? {
         for event in record.events.iter().filter(|event| event.name.starts_with("seat_booking.")) {
-            let row = &event.data["row"];
+            let booking = subject_of(&record, event).map_or("", |(_, key)| key).to_owned();
+            let row = event.data["row"].clone();
+            let version = row["version"].as_i64().context("a booking without a version")?;
+            let told = (event.name.clone(), record.at, row);
+            let twice = stories.entry(booking).or_default().insert(version, told);
+            ensure!(twice.is_none(), "{} is told twice of version {version}", record.key);
+        }
+    }
+    for (booking, story) in &stories {
+        let mut before: Option<(String, Time)> = None;
+        for ((version, (name, at, row)), expected) in story.iter().zip(1..) {
+            ensure!(*version == expected, "version {expected} of {booking} was told nobody: {story:?}");
             let until: Time = row["expires_at"].as_str().context("a booking without an end")?.parse()?;
-            let before = states.get(&record.key).map(|(state, end)| (state.as_str(), *end));
-            let in_time = before.is_some_and(|(_, end)| record.at < end);
-            let fits = match (before.map(|(state, _)| state), event.name.as_str()) {
+            let in_time = before.as_ref().is_some_and(|(_, end)| at < end);
+            let fits = match (before.as_ref().map(|(state, _)| state.as_str()), name.as_str()) {
                 (None, "seat_booking.held") => true,
                 (Some("IN_PROGRESS"), "seat_booking.extended" | "seat_booking.confirmed") => in_time,
                 (Some("IN_PROGRESS"), "seat_booking.expired") => !in_time,
                 (Some("IN_PROGRESS" | "CONFIRMED"), "seat_booking.cancelled") => true,
                 _ => false,
             };
-            ensure!(fits, "{} of {} at {}, after {before:?}", event.name, record.key, record.at);
+            ensure!(fits, "{name} of {booking} at {at}, after {before:?}");
             let state = row["state"].as_str().context("a booking without a state")?.to_owned();
-            states.insert(record.key.clone(), (state, until));
+            before = Some((state, until));
         }
     }
     // Everything that was held is over by now.
@@ -98,6 +110,9 @@ async fn check(end: &End) -> Result<()> {
     let scan = statehouse_store::Scan::of(table, &end.sound.tenant);
     for row in crate::client::scan(end.sound.house.store().as_ref(), scan).await? {
         ensure!(row.text("state") != Some("IN_PROGRESS"), "it was never swept: {row}");
+        let story = stories.get(row.text("booking_id").unwrap_or_default());
+        let told = story.and_then(|story| story.last_key_value()).map(|(version, _)| *version);
+        ensure!(told == Some(row.version()), "{row} at version {}, and the log has {told:?}", row.version());
     }
     Ok(())
 }

@@ -24,7 +24,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value as Json;
 use statehouse::{Answer, Blueprint, Code};
 use statehouse_store::clock::SkewedClock;
-use statehouse_store::{Clock, Fate, Ids, ModelStore, Random, Record, Store, Value};
+use statehouse_store::{Clock, Fate, Ids, ModelStore, Plan, Random, Record, Schema, Store, Time, Value};
 use tokio::task::JoinHandle;
 
 use crate::archetypes::house::Visitor;
@@ -34,13 +34,17 @@ use crate::conformance::Verdict;
 use crate::drill::{Plot, is_passing};
 use crate::linearize::Call;
 use time::VirtualClock;
-use world::{Wire, World};
+use world::{Gatekeeper, Wire, World};
 
 mod booking;
 mod entity;
 mod lease;
+mod relation;
+mod schedule;
+mod sequence;
 mod time;
 mod timer;
+mod view;
 mod world;
 
 pub use world::Tally;
@@ -62,7 +66,16 @@ pub struct Course {
 type Acting<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 /// Every course.
-pub const COURSES: &[Course] = &[booking::COURSE, entity::COURSE, lease::COURSE, timer::COURSE];
+pub const COURSES: &[Course] = &[
+    booking::COURSE,
+    entity::COURSE,
+    lease::COURSE,
+    relation::COURSE,
+    schedule::COURSE,
+    sequence::COURSE,
+    timer::COURSE,
+    view::COURSE,
+];
 
 /// Operations in one history.
 pub const OPERATIONS: u64 = 250;
@@ -98,6 +111,15 @@ pub struct Run {
     pub told: Vec<String>,
 }
 
+/// What was sent to the store in a history.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    /// The tables of its house.
+    pub schema: Schema,
+    /// The plans, each with the time at which it arrived.
+    pub plans: Vec<(Time, Plan)>,
+}
+
 /// How a seed is run.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
@@ -126,6 +148,31 @@ impl Course {
         COURSES.iter().find(|course| course.archetype == archetype)
     }
 
+    /// What it is about if nobody says otherwise.
+    fn own_plot(&self) -> Result<Plot> {
+        Plot::of(&Blueprint::read("simulation.toml", self.blueprint)?, self.resource)
+    }
+
+    /// The plans of a history, and the tables that they are about.
+    pub fn recorded(&self, seed: u64, operations: u64) -> Result<Recorded> {
+        let plot = self.own_plot()?;
+        let world = Arc::new(World::new(seed, false));
+        world.lock().plans = Some(Vec::new());
+        let clock: Arc<dyn Clock> = Arc::new(world.clock.clone());
+        let store: Arc<dyn Store> = Arc::new(ModelStore::with(clock.clone(), LOG_PARTITIONS));
+        let house = plot.furnish(store, clock.clone(), Ids::new(clock, Random::seeded(seed)));
+        // On a thread of its own, because the caller has a runtime already.
+        let size = Size { operations, ..Size::default() };
+        let history = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+            runtime.block_on(self.history(&plot, &world, seed, size))
+        };
+        let judged = std::thread::scope(|scope| scope.spawn(history).join());
+        judged.map_err(|_| anyhow::anyhow!("the history panicked"))??;
+        let plans = world.lock().plans.take().unwrap_or_default();
+        Ok(Recorded { schema: house.schema().clone(), plans })
+    }
+
     /// Runs the history of a seed, on another resource than its own if one is given.
     pub fn run(&self, plot: Option<&Plot>, seed: u64, size: Size) -> Result<Run> {
         // Without a driver: whoever sleeps by the machine's clock here has made a mistake, and panics.
@@ -134,7 +181,7 @@ impl Course {
         let plot = match plot {
             Some(plot) => plot,
             None => {
-                own = Plot::of(&Blueprint::read("simulation.toml", self.blueprint)?, self.resource)?;
+                own = self.own_plot()?;
                 &own
             }
         };
@@ -156,6 +203,7 @@ impl Course {
     async fn history(&self, plot: &Plot, world: &Arc<World>, seed: u64, size: Size) -> Result<()> {
         let clock: Arc<dyn Clock> = Arc::new(world.clock.clone());
         let store: Arc<dyn Store> = Arc::new(ModelStore::with(clock.clone(), LOG_PARTITIONS));
+        let store: Arc<dyn Store> = Arc::new(Around::new(store, Gatekeeper(world.clone())));
         let ids = Ids::new(clock.clone(), Random::seeded(seed ^ 0x5eed));
         let sound = Visitor::enter(plot.furnish(store.clone(), clock.clone(), ids)).await?;
         (self.prepare)(&sound).await.context("before anything went wrong")?;
@@ -381,13 +429,15 @@ impl Client {
             let told = self.visitor.call_as(&operation, action, key, input.clone(), version).await;
             match told {
                 Ok(answer) => {
-                    self.notes.lock().done.insert(operation);
+                    // An answer without a token says that nothing had to be written.
+                    if answer.token.is_some() {
+                        self.notes.lock().done.insert(operation);
+                    }
                     return Told::Done(answer);
                 }
                 Err(refusal) if refusal.code == Code::OutcomeUnknown => unknown = true,
                 Err(refusal) if is_passing(refusal.code) => {}
-                // After an unknown outcome a refusal is no answer: the first request may still arrive.
-                Err(_) if unknown => return Told::Unknown,
+                // Also after an unknown outcome: then the house has made sure that the first request does nothing any more.
                 Err(_) => {
                     self.notes.lock().refused.insert(operation);
                     return Told::Refused;

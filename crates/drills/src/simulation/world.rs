@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use statehouse_store::{Clock, Commit, Page, Plan, Query, Random, Resolution, Store, StoreError, Tenant};
+use statehouse_store::{
+    Clock, Commit, Page, Plan, Query, Random, Resolution, Store, StoreError, Tenant, Time,
+};
 
 use super::time::VirtualClock;
 use crate::around::Hook;
@@ -99,6 +101,8 @@ pub(crate) struct State {
     former: HashMap<String, Page>,
     /// The last plans in words, if they are wanted.
     pub(crate) told: Option<Vec<String>>,
+    /// All plans as they arrived, if they are wanted.
+    pub(crate) plans: Option<Vec<(Time, Plan)>>,
 }
 
 /// What happens to a commit.
@@ -131,6 +135,7 @@ impl World {
             paused_until: HashMap::new(),
             former: HashMap::new(),
             told: tells.then(Vec::new),
+            plans: None,
         };
         World { clock: VirtualClock::default(), state: Mutex::new(state) }
     }
@@ -155,6 +160,27 @@ impl World {
             told.push(format!("{at} process {process}: {}", text()));
         }
     }
+}
+
+/// Writes down what arrives at the store, if that is wanted.
+#[derive(Clone, Debug)]
+pub(crate) struct Gatekeeper(pub(crate) Arc<World>);
+
+#[async_trait]
+impl Hook for Gatekeeper {
+    async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
+        let at = self.0.clock.now();
+        if let Some(plans) = &mut self.0.lock().plans {
+            plans.push((at, plan.clone()));
+        }
+        inner.commit(plan).await
+    }
+}
+
+/// What tells a query from others. A query in full would be a page of text for each, with its whole table.
+fn asked(query: &Query) -> String {
+    let range = (query.partition_values(), query.prefix_values(), query.bounds(), query.cursor_values());
+    format!("{} {:?} {range:?} {}", query.source(), query.tenant(), query.page_limit())
 }
 
 /// A process's way to the store.
@@ -286,7 +312,7 @@ impl Hook for Wire {
             return Ok(page);
         }
         let state = &mut *self.world.lock();
-        let before = state.former.insert(format!("{query:?}"), page.clone());
+        let before = state.former.insert(asked(query), page.clone());
         match before {
             Some(before) if state.rough && state.random.below(1_000) < STALE => {
                 state.tally.stale_pages += u64::from(before.rows != page.rows);

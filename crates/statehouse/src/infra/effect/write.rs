@@ -240,7 +240,8 @@ impl Effect {
             .set(CREATED_AT, now())
             .set(UPDATED_AT, now());
         let event = EventDraft::named(self.event(PENDING)).with_row_of(0);
-        Ok(Pieces { subject: key.clone(), steps: vec![step], event })
+        let subject = crate::resource::key_text([&key.as_str().into()]);
+        Ok(Pieces { subject, steps: vec![step], event })
     }
 
     /// The event of a transition is named after the state that it leads to.

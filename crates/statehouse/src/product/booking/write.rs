@@ -8,6 +8,7 @@ use serde_json::{Map, Value as Json, json};
 use statehouse_store::guard::{column, is_in, now, now_minus, now_plus};
 use statehouse_store::limits::{LOG_ENTRY_OPERATIONS, PLAN_OPERATIONS_MAX};
 use statehouse_store::log::partition_of;
+use statehouse_store::plan::Expect;
 use statehouse_store::{
     Address, Consistency, Draft as EventDraft, Entry, Event, Guard, Plan, PlanError, Query, Reason, Refused,
     Row, Step, Table, Tenant, Time, Value,
@@ -335,7 +336,7 @@ impl Booking {
             return Err(Refusal::new(Code::Contended, message));
         }
         let event = EventDraft::named(format!("{}.held", self.bookings)).with_row_of(0);
-        Ok(Draft::Write(Pieces { subject: booking_id.to_owned(), steps, event }))
+        Ok(Draft::Write(Pieces { subject: key_text([&booking_id.into()]), steps, event }))
     }
 
     /// Takes a unit that is free, or from a booking whose time is up (I1).
@@ -499,7 +500,7 @@ impl Writer {
         });
         let steps = std::iter::once(step).chain(units).collect();
         let event = EventDraft::named(format!("{}.{what}", booking.bookings)).with_row_of(0);
-        Ok(Draft::Write(Pieces { subject: id.to_owned(), steps, event }))
+        Ok(Draft::Write(Pieces { subject: key_text(row.key()), steps, event }))
     }
 
     /// Why the booking's row does not let it happen.
@@ -571,6 +572,21 @@ impl Write for Writer {
             // The booking was seen in a state that it has left since, and its units with it.
             _ => Verdict::TryAgain,
         }
+    }
+
+    /// A hold that takes units over ends the bookings that had them.
+    fn besides(&self, steps: &[Step]) -> Vec<(String, EventDraft)> {
+        let is_end = |step: &Step| {
+            self.verb == Verb::Hold
+                && step.table.name() == self.booking.bookings_table.name()
+                && step.expect == Expect::Present
+        };
+        let ended = |number: usize, step: &Step| {
+            let event = EventDraft::named(format!("{}.expired", self.booking.bookings));
+            (key_text(&step.key), event.with_row_of(number))
+        };
+        let ends = steps.iter().enumerate().filter(|(_, step)| is_end(step));
+        ends.map(|(number, step)| ended(number, step)).collect()
     }
 
     fn answer(&self, _: &Call, event: &Event) -> Answer {

@@ -102,7 +102,8 @@ impl Entity {
         Step::assert(&self.table, call.key.iter().cloned()).guard(column(STATUS).eq(ACTIVE))
     }
 
-    /// A guarded update of a row that was read, or the answer that nothing has to change (I4).
+    /// A guarded update of a row that was read as active, or the answer that nothing has to change (I4). Its version says
+    /// enough: whoever deletes the row raises it.
     fn change(&self, call: &Call, row: &Row, changes: Vec<(&str, Value)>, locked: bool) -> Draft {
         let changed: Vec<(&str, Value)> =
             changes.into_iter().filter(|(name, value)| row.get(name) != Some(value)).collect();
@@ -111,7 +112,6 @@ impl Entity {
         }
         let mut step = Step::update(&self.table, call.key.iter().cloned())
             .guard(Guard::version(row.version()))
-            .guard(column(STATUS).eq(ACTIVE))
             .set(UPDATED_AT, now());
         for (name, value) in changed {
             step = step.set(name, value);

@@ -220,7 +220,7 @@ impl Schedule {
         let job_id = row.text(JOB_ID).unwrap_or_default();
         let attempt = row.int(ATTEMPT).unwrap_or(0);
         let step = Step::update(&self.jobs, row.key().iter().cloned())
-            .guard(column(ATTEMPT).eq(attempt))
+            .guard(Schedule::held(attempt))
             .guard(column(RUN_AT).le(now()))
             .set(ERROR, "the lease of the last attempt ran out");
         let mut steps = vec![self.over(step, row.tenant(), job_id, FAILED)];

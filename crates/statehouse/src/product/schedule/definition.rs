@@ -266,11 +266,7 @@ impl Schedule {
                 if job.text(STATE) == Some(PENDING)
                     && job.time(EXECUTION_TIME).is_some_and(|time| time > desk.clock.now()) =>
             {
-                let mut steps = self.cancelled(desk.store, &job).await?;
-                if let Some(step) = steps.first_mut() {
-                    *step = step.clone().guard(column(STATE).eq(PENDING));
-                }
-                Ok(steps)
+                self.cancelled(desk.store, &job, true).await
             }
             _ => Ok(Vec::new()),
         }

@@ -102,17 +102,26 @@ impl Schedule {
         due::set(step, self.shard_of(tenant, job_id), now_plus(keep))
     }
 
-    /// The steps that cancel a job: its own row first.
-    pub(super) async fn cancelled(&self, store: &dyn Store, row: &Row) -> Result<Vec<Step>, Refusal> {
+    /// The steps that cancel a job, or only one that nobody has claimed yet: its own row first.
+    pub(super) async fn cancelled(
+        &self,
+        store: &dyn Store,
+        row: &Row,
+        unclaimed: bool,
+    ) -> Result<Vec<Step>, Refusal> {
         let job_id = row.text(JOB_ID).unwrap_or_default();
-        let step = Step::update(&self.jobs, [job_id.into()]).guard(is_in(STATE, LIVE));
-        let step = self.over(step, row.tenant(), job_id, CANCELLED);
-        // Whether it stands in line or was admitted decides who else is concerned.
-        let (step, others) = match (row.text(ORDER_KEY), row.time(RUN_AT)) {
-            (None, _) => (step, Vec::new()),
-            (Some(_), None) => (step.guard(is_null(RUN_AT)), self.step_out(row)),
-            (Some(_), Some(_)) => (step.guard(is_set(RUN_AT)), self.leave(store, row).await?),
+        let waits = || column(STATE).eq(PENDING);
+        // Whether it stands in line or was admitted decides who else is concerned. Nobody has claimed one that stands in
+        // line, and one that has a time from which it can be claimed is not over.
+        let (guard, others) = match (row.text(ORDER_KEY), row.time(RUN_AT)) {
+            (None, _) if unclaimed => (waits(), Vec::new()),
+            (None, _) => (is_in(STATE, LIVE), Vec::new()),
+            (Some(_), None) => (waits().and(is_null(RUN_AT)), self.step_out(row)),
+            (Some(_), Some(_)) if unclaimed => (waits().and(is_set(RUN_AT)), self.leave(store, row).await?),
+            (Some(_), Some(_)) => (is_set(RUN_AT), self.leave(store, row).await?),
         };
+        let step = Step::update(&self.jobs, [job_id.into()]).guard(guard);
+        let step = self.over(step, row.tenant(), job_id, CANCELLED);
         Ok([step].into_iter().chain(others).collect())
     }
 
@@ -208,7 +217,7 @@ impl Writer {
 
     async fn cancel(&self, call: &Call, desk: &Desk<'_>, job_id: &str) -> Result<Draft, Refusal> {
         let row = self.schedule.job(desk.store, &call.tenant, job_id).await?;
-        let steps = self.schedule.cancelled(desk.store, &row).await?;
+        let steps = self.schedule.cancelled(desk.store, &row, false).await?;
         Ok(self.pieces(job_id, steps, "cancelled"))
     }
 

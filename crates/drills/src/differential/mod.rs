@@ -8,6 +8,8 @@
 //! Keys and values are drawn from small domains, so that plans meet on the same rows, and a guard is chosen with an
 //! eye on the row it will find, so that it holds often enough for something to happen and fails often enough to
 //! matter. A run in which nearly everything was applied, or nearly nothing, has shown little and is an error.
+//!
+//! [`archetypes`] does the same with the tables of archetypes, and plans that they made.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,6 +29,8 @@ use statehouse_store::{
 use crate::client::{Client, rows, scan, shown, whole_log};
 use crate::engines::Lab;
 use crate::samples::{ladder, ordered_types};
+
+pub mod archetypes;
 
 /// What a run did, and so what it has shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,12 +67,12 @@ impl fmt::Display for Tally {
 /// Runs so many random plans, of at most `largest_plan` operations each, on the model and on a lab's store.
 pub async fn run(lab: &dyn Lab, seed: u64, plans: usize, largest_plan: usize) -> Result<Tally> {
     let mut world = World::new(seed, largest_plan)?;
-    let mut pair = Pair::open(lab, &world).await?;
+    let mut pair = Pair::open(lab, &world.clock, &world.schema()?).await?;
     let mut tally = Tally::default();
     for number in 0..plans {
         if number == plans / 3 {
             world.grow_tables()?;
-            pair.migrate(&world)
+            pair.migrate(&world.schema()?)
                 .await
                 .with_context(|| format!("seed {seed}, migrating before plan {number}"))?;
         }
@@ -78,32 +82,13 @@ pub async fn run(lab: &dyn Lab, seed: u64, plans: usize, largest_plan: usize) ->
         world.clock.advance(Duration::from_micros(world.random.below(2_000_000)));
         if world.random.chance(0.06) {
             let (tenant, operation) = world.operation_to_resolve(number);
-            let (model, other) = (
-                pair.model.resolve(&tenant, &operation).await,
-                pair.other.resolve(&tenant, &operation).await,
-            );
-            tally.resolved += 1;
-            ensure!(
-                same_resolution(&model, &other),
-                "seed {seed}, call {number}, resolve {tenant}/{operation}:\n  model: {model:?}\n  other: {other:?}"
-            );
+            let resolved = pair.resolve(&tenant, &operation, &mut tally).await;
+            resolved.with_context(|| format!("seed {seed}, call {number}"))?;
             continue;
         }
         let plan = world.plan(number, &pair.model).await?;
-        let (model, other) = (pair.model.commit(&plan).await, pair.other.commit(&plan).await);
-        ensure!(
-            same_outcome(&model, &other),
-            "seed {seed}, call {number}, {}\n  model: {}\n  other: {}",
-            shown(&plan),
-            outcome_text(&model),
-            outcome_text(&other)
-        );
-        match model? {
-            Commit::Applied(applied) if applied.repeated => tally.repeated += 1,
-            Commit::Applied(_) => tally.applied += 1,
-            Commit::Refused(_) => tally.refused += 1,
-            Commit::Fenced => tally.fenced += 1,
-        }
+        let committed = pair.commit(&plan, &mut tally).await;
+        committed.with_context(|| format!("seed {seed}, call {number}"))?;
         world.plans.push(plan);
     }
     pair.compare_content(&mut world, &mut tally).await.with_context(|| format!("seed {seed}, at the end"))?;
@@ -122,21 +107,51 @@ struct Pair {
 }
 
 impl Pair {
-    async fn open(lab: &dyn Lab, world: &World) -> Result<Pair> {
-        let other = lab.open_at(Arc::new(world.clock.clone())).await?;
+    async fn open(lab: &dyn Lab, clock: &ManualClock, schema: &Schema) -> Result<Pair> {
+        let other = lab.open_at(Arc::new(clock.clone())).await?;
         // With as many partitions as the other store has, records stand at the same positions on both.
-        let model = ModelStore::with(Arc::new(world.clock.clone()), other.partitions());
+        let model = ModelStore::with(Arc::new(clock.clone()), other.partitions());
         let pair = Pair { model, other };
-        pair.migrate(world).await?;
+        pair.migrate(schema).await?;
         Ok(pair)
     }
 
-    async fn migrate(&self, world: &World) -> Result<()> {
-        let schema = Schema::new(world.tables.iter().map(|versions| versions.newest().clone()))?;
+    async fn migrate(&self, schema: &Schema) -> Result<()> {
         let printed = |changes: Vec<Change>| changes.iter().map(Change::to_string).collect::<Vec<_>>();
-        let model = printed(self.model.migrate(&schema, Migrate::Apply).await?);
-        let other = printed(self.other.migrate(&schema, Migrate::Apply).await?);
+        let model = printed(self.model.migrate(schema, Migrate::Apply).await?);
+        let other = printed(self.other.migrate(schema, Migrate::Apply).await?);
         ensure!(model == other, "the migrations differ:\n  model: {model:?}\n  other: {other:?}");
+        Ok(())
+    }
+
+    /// Commits a plan to both, which must come to the same.
+    async fn commit(&self, plan: &Plan, tally: &mut Tally) -> Result<()> {
+        let (model, other) = (self.model.commit(plan).await, self.other.commit(plan).await);
+        ensure!(
+            same_outcome(&model, &other),
+            "{}\n  model: {}\n  other: {}",
+            shown(plan),
+            outcome_text(&model),
+            outcome_text(&other)
+        );
+        match model? {
+            Commit::Applied(applied) if applied.repeated => tally.repeated += 1,
+            Commit::Applied(_) => tally.applied += 1,
+            Commit::Refused(_) => tally.refused += 1,
+            Commit::Fenced => tally.fenced += 1,
+        }
+        Ok(())
+    }
+
+    /// Resolves an operation on both.
+    async fn resolve(&self, tenant: &Tenant, operation: &str, tally: &mut Tally) -> Result<()> {
+        let model = self.model.resolve(tenant, operation).await;
+        let other = self.other.resolve(tenant, operation).await;
+        tally.resolved += 1;
+        ensure!(
+            same_resolution(&model, &other),
+            "resolve {tenant}/{operation}:\n  model: {model:?}\n  other: {other:?}"
+        );
         Ok(())
     }
 
@@ -320,6 +335,10 @@ impl World {
             world.tables.push(Versions(vec![table]));
         }
         Ok(world)
+    }
+
+    fn schema(&self) -> Result<Schema> {
+        Ok(Schema::new(self.tables.iter().map(|versions| versions.newest().clone()))?)
     }
 
     fn pick<T: Clone>(&mut self, items: &[T]) -> Result<T> {
