@@ -16,6 +16,8 @@ use statehouse_store::{
     Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
 };
 
+use crate::witness::aside;
+
 /// What becomes of calls. Unless it says otherwise they are handed on.
 #[async_trait]
 pub(crate) trait Hook: Send + Sync + fmt::Debug {
@@ -65,7 +67,7 @@ impl Meanwhile {
     async fn happen(&self) {
         let event = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(event) = event {
-            event.await;
+            aside(event).await;
         }
     }
 }
@@ -144,7 +146,7 @@ impl fmt::Debug for Paused {
 impl Hook for Arc<Paused> {
     async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
         if let Some(pause) = self.arrive(plan) {
-            pause.event.await;
+            aside(pause.event).await;
         }
         inner.commit(plan).await
     }

@@ -35,9 +35,27 @@ pub const REDUNDANT: &[Redundant] = &[
     },
     Redundant {
         actors: &["a reader of the house"],
-        step: "",
+        step: "era = ?",
         condition: "the row is present",
         reason: "It was read, and nobody deletes the progress of a group that is read.",
+    },
+    Redundant {
+        actors: &["a reader of the house"],
+        step: "reached = ? and parked = ? and epoch <= ?",
+        condition: "the row is present",
+        reason: "It was read, and nobody deletes the progress of a group that is read.",
+    },
+    Redundant {
+        actors: &["audit.park"],
+        step: "reached < ?",
+        condition: "the row is present",
+        reason: "One is added to the count of what is parked: there is no such count without a row.",
+    },
+    Redundant {
+        actors: &["worker job.forget"],
+        step: "",
+        condition: "the row is present",
+        reason: "What somebody else has forgotten is forgotten, and nothing is told of it.",
     },
     Redundant {
         actors: &["a reader of the house"],
@@ -199,7 +217,7 @@ impl Suspect {
 
     /// Who notices that it is missing: the quickest first.
     fn noticed_by(&mut self) -> Option<String> {
-        self.trials.sort_by(|one, other| (one.took, one.trial.name()).cmp(&(other.took, other.trial.name())));
+        self.trials.sort_by_key(|before| (before.took, before.trial.name()));
         self.trials.dedup_by_key(|before| before.trial.name());
         let noticed = self.trials.iter().find(|before| {
             let witness = Witness::without(self.sites.clone());

@@ -44,6 +44,11 @@ pub(crate) async fn acting<T>(actor: Actor, work: impl Future<Output = T>) -> T 
     ACTOR.scope(actor, work).await
 }
 
+/// Does something on nobody's behalf, while somebody else acts.
+pub(crate) async fn aside<T>(work: impl Future<Output = T>) -> T {
+    acting(Actor { archetype: "", name: String::new() }, work).await
+}
+
 /// A store whose commits are all on one actor's behalf, also those of tasks that the actor spawns.
 pub(crate) fn on_behalf(store: &Arc<dyn Store>, actor: Actor) -> Arc<dyn Store> {
     Arc::new(Around::new(store.clone(), Speaks(actor)))
@@ -283,7 +288,8 @@ fn actor(plan: &Plan, step: &Step) -> Option<Actor> {
     match step.table.name() {
         // Those of programs leave an event, those of the house's own readers do not.
         PROGRESS | PARKED
-            if plan.entry().is_none() && speaker.as_ref().is_none_or(|actor| actor.archetype != "log") =>
+            if plan.entry().is_none()
+                && speaker.as_ref().is_none_or(|actor| !["log", ""].contains(&actor.archetype)) =>
         {
             of("log", "a reader of the house")
         }

@@ -555,6 +555,11 @@ async fn every_transition_that_may_begin_does(lab: &dyn Lab) -> Result<()> {
                 _ => json!({}),
             };
             let version = shown[1].as_i64().filter(|_| versioned);
+            if let (true, Some(version)) = (may, version) {
+                let action = format!("{resource}.{action}");
+                let other = Some(version + 1);
+                visitor.refused(&action, &key(&name), input.clone(), other, Code::VersionConflict).await?;
+            }
             let told = visitor.call(&format!("{resource}.{action}"), &key(&name), input, version).await;
             let expected = if may { None } else { Some(Code::WrongState) };
             same(&format!("{resource} {name}"), &told.err().map(|refusal| refusal.code), &expected)?;
@@ -585,7 +590,7 @@ async fn who_was_paused_records_nothing(lab: &dyn Lab) -> Result<()> {
     // How an effect is, so that it is sent, given up as expired, taken from its sender, or asked about; and what is
     // otherwise by the time that this is written down.
     for (number, (setup, change)) in [
-        (vec![], text("status", "DELIVERED")),
+        (vec![], text("status", "CANCELLED")),
         (vec![over.clone()], text("status", "RETRYING")),
         (vec![over], attempt(7)),
         (sending.clone(), text("status", "RETRYING")),
@@ -614,8 +619,8 @@ async fn who_was_paused_records_nothing(lab: &dyn Lab) -> Result<()> {
             pause().await;
         }
         let row = client.row(&table, key(&name)).await?;
-        let mut expected: BTreeMap<&str, Value> = setup.into_iter().collect();
-        expected.extend([change]);
+        let mut expected: BTreeMap<&str, Value> = [text("status", "PENDING")].into();
+        expected.extend(setup.into_iter().chain([change]));
         for (column, value) in expected {
             same(&format!("{name}: {column}"), &row.get(column), &Some(&value))?;
         }

@@ -26,6 +26,7 @@ use crate::client::{pause, same, scan, whole_log};
 use crate::conformance::{Case, cases};
 use crate::drill::Drill;
 use crate::engines::Lab;
+use crate::witness::aside;
 
 pub(super) const CASES: &[Case] = cases! {
     log {
@@ -1193,11 +1194,13 @@ async fn each_part_of_a_claim_is_asked_for(lab: &dyn Lab) -> Result<()> {
     client.apply(client.one(Step::delete(&parked.table, parked.key.iter().cloned()))).await?;
     visitor.too_late(&settle).await?;
     // The row of progress is gone altogether: nobody makes it up.
-    let mut plans = vec![settle.clone()];
+    let next: Vec<Value> = behind.key.iter().skip(1).cloned().collect();
+    let mut plans = vec![visitor.drafted("audit_parked.settle", &next, json!({}), None).await?];
     for action in actions {
         plans.push(draft(action, "you", 2).await.with_context(|| action)?);
     }
-    client.apply(client.one(Step::delete(&progress.table, progress.key.iter().cloned()))).await?;
+    let gone = client.one(Step::delete(&progress.table, progress.key.iter().cloned()));
+    aside(client.apply(gone)).await?;
     for plan in &plans {
         visitor.too_late(plan).await?;
     }
