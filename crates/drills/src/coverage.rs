@@ -98,10 +98,6 @@ pub const RELIEFS: &[Relief] = &[
         "a page is one request for each bucket, without a switch",
         None,
     ),
-    relief("schedule", "due-time burstiness", "look_ahead = SPAN", None),
-    relief("schedule", "due bucket/index hotspot", "shards = N", None),
-    relief("schedule", "queue backlog", "a claim reads the beginning of a range, without a switch", None),
-    relief("schedule", "worker burst pressure", "limit=N jobs in one claim", None),
     relief("sequence", "allocator hot spot", "leased ranges, or a sequence of times", None),
     relief(
         "sequence",

@@ -46,6 +46,12 @@ pub const REDUNDANT: &[Redundant] = &[
         reason: "It was read, and nobody deletes the progress of a group that is read.",
     },
     Redundant {
+        actors: &["a builder"],
+        step: "version = ?",
+        condition: "the row is present",
+        reason: "It was read, and nobody deletes the state of a projection.",
+    },
+    Redundant {
         actors: &["audit.park"],
         step: "reached < ?",
         condition: "the row is present",

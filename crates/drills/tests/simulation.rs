@@ -17,7 +17,7 @@ use statehouse_drills::simulation::{self, OPERATIONS, Run, Size, Tally};
 /// As many as the machine that this is run on has cores, at least.
 const THREADS: u64 = 2;
 /// Operations in all.
-const SIMULATED: u64 = 250_000;
+const SIMULATED: u64 = 1_000_000;
 const SIMULATED_VARIABLE: &str = "STATEHOUSE_SIMULATED_OPERATIONS";
 /// Seeds that are run twice, and operations of each.
 const TWICE: u64 = 2_000;

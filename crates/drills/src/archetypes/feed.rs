@@ -802,6 +802,19 @@ async fn the_cursor_never_goes_back(lab: &dyn Lab) -> Result<()> {
         }
     }
     same("the newest", &seen(8, 22).await?, &json!(8))?;
+    // Who was paused comes too late: another device was first, or further, or the row is gone altogether.
+    let reader = [Value::from(2)];
+    let post = |post: i64, second: u64| json!({"post_id": post, "created_at": home.at(second)});
+    let draft = async |post: Json| visitor.drafted("home.seen", &reader, post, None).await;
+    for (drafted, meanwhile) in [(post(1, 1), post(5, 10)), (post(6, 11), post(7, 12))] {
+        let late = draft(drafted).await?;
+        visitor.done("home.seen", &reader, meanwhile, None).await?;
+        visitor.too_late(&late).await?;
+    }
+    let late = draft(post(8, 20)).await?;
+    let (client, cursor) = (visitor.client()?, late.steps().first().context("nothing is written")?);
+    client.apply(client.one(Step::delete(&cursor.table, reader.iter().cloned()))).await?;
+    visitor.too_late(&late).await?;
     let request = Visitor::request("home.seen", &[1.into()], &json!({"post_id": 1}), None::<Expected>);
     let refused = visitor.house.call(&visitor.tenant, request, Operation::default()).await;
     ensure!(refused.as_ref().is_err_and(|refusal| refusal.code == Code::InvalidInput), "{refused:?}");

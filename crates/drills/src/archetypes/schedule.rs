@@ -1897,6 +1897,12 @@ async fn who_was_paused_comes_too_late(lab: &dyn Lab) -> Result<()> {
         visitor.too_late(&plan).await?;
     }
 
+    // Two who see that nobody is in the lane.
+    let fresh = |job: &str| json!({"job_id": job, "order_key": "fresh"});
+    let late = visitor.drafted("job.enqueue", &[], fresh("n0"), None).await?;
+    visitor.done("job.enqueue", &[], fresh("n1"), None).await?;
+    visitor.too_late(&late).await?;
+
     // There was room, or there was none.
     let task = |job: &str| json!({"job_id": job, "order_key": "k"});
     visitor.done("task.enqueue", &[], task("t0"), None).await?;
