@@ -5,8 +5,8 @@
 //! alternative in it, and that a row is absent or present where that is the condition. Then, for one site at a time, the
 //! drills and cases that met it run again on plans that lack it, the quickest first, until one turns red. Resources of one
 //! archetype have their sites in common, because the same code makes their plans. A site that none misses is a
-//! *survivor*: a guard that is not tested, or not needed. Actions of an archetype share steps, which one function makes: a
-//! site of one action that nobody misses there counts as noticed if the same step of another action was. [`REDUNDANT`] lists the few that are not needed to keep an
+//! *survivor*: a guard that is not tested, or not needed. Actions of an archetype share steps, which one function makes, and
+//! a step of an action has variants: a site that nobody misses counts as noticed if it was in another of these. [`REDUNDANT`] lists the few that are not needed to keep an
 //! invariant, each with the reason; they must survive, or the list is wrong.
 //!
 //! Everything runs on the model, each trial in a runtime of one thread whose tasks take turns at every call of the store,
@@ -266,17 +266,25 @@ fn judge(archetype: &'static str, trials: Vec<Trial>, threads: usize) -> Result<
         })?;
     let mut judged: Vec<(Site, Mutant)> = judged.into_iter().flatten().collect();
     judged.sort_by(|(one, _), (other, _)| one.cmp(other));
-    let mut shared: BTreeMap<(String, String), String> = BTreeMap::new();
+    // What vouches for a site: the same step in another action, or a variant of the step in the same action, which has other
+    // conditions besides.
+    let vouched = |kind: &Site| {
+        let condition = || kind.condition.clone();
+        [(kind.step.clone(), condition()), (format!("{} {}", kind.actor.name, kind.head()), condition())]
+    };
+    let mut noticed: BTreeMap<(String, String), String> = BTreeMap::new();
     for (kind, mutant) in &judged {
         if let Some(by) = &mutant.killed_by {
             let by = format!("{by}, in {}", mutant.site.actor.name);
-            shared.entry((kind.step.clone(), kind.condition.clone())).or_insert(by);
+            for key in vouched(kind) {
+                noticed.entry(key).or_insert_with(|| by.clone());
+            }
         }
     }
-    for (kind, mutant) in
-        judged.iter_mut().filter(|(_, mutant)| !mutant.is_fine() && mutant.killed_by.is_none())
-    {
-        mutant.killed_by = shared.get(&(kind.step.clone(), kind.condition.clone())).cloned();
+    for (kind, mutant) in &mut judged {
+        if mutant.killed_by.is_none() && mutant.redundant.is_none() {
+            mutant.killed_by = vouched(kind).iter().find_map(|key| noticed.get(key)).cloned();
+        }
     }
     let mut mutants: Vec<Mutant> = judged.into_iter().map(|(_, mutant)| mutant).collect();
     mutants.sort_by(|one, other| one.site.cmp(&other.site));

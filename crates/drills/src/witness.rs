@@ -114,6 +114,11 @@ impl Site {
         }
     }
 
+    /// The step without its conditions.
+    pub(crate) fn head(&self) -> &str {
+        self.step.split_once(WHERE).map_or(&self.step, |(head, _)| head)
+    }
+
     /// Sites of one kind, as one.
     pub(crate) fn common(sites: &[Site]) -> Option<Site> {
         let mut names: Vec<&str> = sites.iter().map(|site| site.actor.name.as_str()).collect();
