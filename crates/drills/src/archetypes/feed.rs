@@ -34,6 +34,7 @@ use crate::client::{pause, same, scan};
 use crate::conformance::{Case, cases};
 use crate::drill::Drill;
 use crate::engines::Lab;
+use crate::witness::aside;
 
 pub(super) const CASES: &[Case] = cases! {
     feed {
@@ -360,7 +361,7 @@ impl Cut {
     async fn happen(&self) {
         let event = self.event.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(event) = event {
-            let outcome = event.await;
+            let outcome = aside(event).await;
             self.happened.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
         }
     }
