@@ -37,6 +37,7 @@ pub(super) const CASES: &[Case] = cases! {
         a_paused_holder_wakes_in_vain(9),
         a_holder_of_an_older_epoch_writes_nothing(9),
         what_cannot_be_done_holds_up_its_key_alone(9),
+        a_handler_that_panics_holds_up_its_key_alone(9),
         a_refusal_that_does_not_go_away_is_parked(9),
         what_is_parked_is_replayed_in_order_or_given_up(9),
         parking_that_changes_meanwhile_is_looked_at_again(9),
@@ -111,6 +112,8 @@ struct Scribe {
     most: usize,
     /// Numbers that cannot be done.
     poison: Mutex<BTreeSet<i64>>,
+    /// Numbers over which the handler panics.
+    panics: Mutex<BTreeSet<i64>>,
     /// Numbers that cannot be done now.
     later: Mutex<BTreeSet<i64>>,
     /// Numbers whose plan is refused.
@@ -133,6 +136,7 @@ impl Scribe {
             table: visitor.table("trails")?.clone(),
             most,
             poison: Mutex::default(),
+            panics: Mutex::default(),
             later: Mutex::default(),
             refused: Mutex::default(),
             gates: Mutex::default(),
@@ -200,6 +204,9 @@ impl Handler for Scribe {
         }
         if let Some(number) = numbers.iter().find(|number| has(&self.poison, **number)) {
             return Err(Unable::Never(format!("{number} cannot be done")));
+        }
+        if let Some(number) = numbers.iter().find(|number| has(&self.panics, **number)) {
+            std::panic::resume_unwind(Box::new(format!("{number} was not expected")));
         }
         if numbers.iter().any(|number| has(&self.later, *number)) {
             return Err(Unable::Later(StoreError::unavailable("not now")));
@@ -610,6 +617,30 @@ async fn what_cannot_be_done_holds_up_its_key_alone(lab: &dyn Lab) -> Result<()>
     ensure!(parked[0].offset < parked[1].offset && parked[1].offset < parked[2].offset, "{parked:?}");
     same("another tenant", &scene.parked("bond").await?, &vec![])?;
     same("what lies ahead", &scene.ahead().await?, &0)
+}
+
+async fn a_handler_that_panics_holds_up_its_key_alone(lab: &dyn Lab) -> Result<()> {
+    let scene = Scene::open(lab, 4).await?;
+    set(&scene.scribe.panics, &[9]);
+    for n in [1, 9, 2] {
+        scene.write("acme", 1, n).await?;
+        scene.write("acme", 2, n.min(2)).await?;
+        scene.write("bond", 1, n.min(2)).await?;
+    }
+    scene.drain().await?;
+    let trails = scene.trails().await?;
+    same("the key", &trails.get("acme/note/1").map(String::as_str), &Some("1"))?;
+    same("another key", &trails.get("acme/note/2").map(String::as_str), &Some("1 2"))?;
+    same("another tenant", &trails.get("bond/note/1").map(String::as_str), &Some("1 2"))?;
+    let parked = scene.parked("acme").await?;
+    same("how many", &parked.len(), &2)?;
+    ensure!(parked[0].reason.contains("panicked: 9 was not expected"), "{parked:?}");
+    same("what lies ahead", &scene.ahead().await?, &0)?;
+    // Mended, it goes on in order.
+    set(&scene.scribe.panics, &[]);
+    scene.group().replay(&scene.visitor.tenant, parked[0].partition, &parked[0].subject).await?;
+    eventually_parked(&scene, 0).await?;
+    same("in order", &scene.trails().await?.get("acme/note/1").map(String::as_str), &Some("1 9 2"))
 }
 
 async fn a_refusal_that_does_not_go_away_is_parked(lab: &dyn Lab) -> Result<()> {

@@ -25,6 +25,7 @@ use crate::client::{pause, same, scan};
 use crate::conformance::{Case, cases};
 use crate::drill::Drill;
 use crate::engines::Lab;
+use crate::witness::{Actor, on_behalf};
 
 pub(super) const CASES: &[Case] = cases! {
     projection {
@@ -157,8 +158,11 @@ impl Scene {
         let house = &self.visitor.house;
         let missing = || StoreError::schema(name, "there is no such worker");
         let worker = house.workers().iter().find(|worker| worker.name() == name).ok_or_else(missing)?;
-        let (store, clock, ids) = (house.store(), &**house.clock(), house.ids());
-        let shift = Shift { store, clock, ids, outside: house.outside(), shard, held: &self.held };
+        let owner = name.split('.').next().and_then(|owner| house.resource(owner).ok());
+        let archetype = owner.map_or("projection", |owner| owner.archetype.keyword());
+        let store = on_behalf(house.store(), Actor { archetype, name: format!("worker {name}") });
+        let (clock, ids) = (&**house.clock(), house.ids());
+        let shift = Shift { store: &store, clock, ids, outside: house.outside(), shard, held: &self.held };
         worker.step(&shift, limit).await.map(drop)
     }
 

@@ -3,8 +3,12 @@
 //! A step reads a page of the log, sorts its records by tenant, and sends each tenant's on a [`Course`] of its own, all at
 //! once. Then the low-water mark moves up to the first record that is not done.
 
+use std::any::Any;
 use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -153,6 +157,13 @@ pub async fn feed(
     Ok(progress)
 }
 
+/// What a handler said that panicked.
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("the handler panicked: {}", text.unwrap_or("it did not say why"))
+}
+
 /// The keys of which something is to be tried again.
 async fn ready(shift: &Shift<'_>, group: &str) -> Result<Vec<(Tenant, String)>, StoreError> {
     let books = Books::open()?;
@@ -262,7 +273,7 @@ impl Course {
             let drafted = match (run.is_empty(), why.take()) {
                 (true, _) => self.behind(first, &parked),
                 (false, Some(why)) => self.poison(first, why),
-                (false, None) => match self.handler.handle(run, &self.reading()).await {
+                (false, None) => match self.handled(run).await {
                     Ok(effect) => Drafted {
                         effect: Effect { taken: effect.taken.clamp(1, count), ..effect },
                         parked: None,
@@ -316,8 +327,15 @@ impl Course {
         }
     }
 
-    fn reading(&self) -> Reading<'_> {
-        Reading { store: &*self.store, tenant: &self.tenant, now: self.now }
+    /// What the handler makes of records. One that panics over a record can do it never, and holds up nothing else (I5).
+    async fn handled(&self, records: &[Record]) -> Result<Effect, Unable> {
+        let reading = Reading { store: &*self.store, tenant: &self.tenant, now: self.now };
+        let mut handling = self.handler.handle(records, &reading);
+        let polled = poll_fn(|context| {
+            let poll = catch_unwind(AssertUnwindSafe(|| handling.as_mut().poll(context)));
+            poll.unwrap_or_else(|panic| Poll::Ready(Err(Unable::Never(said(&*panic)))))
+        });
+        polled.await
     }
 
     /// A record that cannot be done is parked (I5).
@@ -429,7 +447,7 @@ impl Course {
         let Some(record) = page.records.first().filter(|record| offset_of(record) == parked.offset) else {
             return Ok(Err("the record was trimmed; it can only be discarded".to_owned()));
         };
-        Ok(match self.handler.handle(std::slice::from_ref(record), &self.reading()).await {
+        Ok(match self.handled(std::slice::from_ref(record)).await {
             Ok(effect) => Ok(effect),
             Err(Unable::Later(error)) => return Err(error),
             Err(Unable::Never(why)) => Err(why),
