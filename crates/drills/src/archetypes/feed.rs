@@ -1,6 +1,7 @@
 //! A05 Derived projection, as a feed: after everything was read, a feed is what posts and follows say, and no row is left of
 //! what was deleted or unfollowed, whoever raced, died or rebuilt on the way.
 
+mod bounds;
 mod races;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +23,11 @@ use statehouse_store::{
     Clock, Commit, Page, Plan, Query, Random, Scan, Step, Store, StoreError, SystemClock, Time, Value,
 };
 
+use self::bounds::{
+    a_build_that_fails_keeps_nobody_waiting, a_page_is_pulled_from_many,
+    a_post_goes_out_while_followers_come_all_the_time, nobody_gets_what_could_not_be_taken_back,
+    old_posts_are_brought_as_far_as_declared, readers_are_told_once_to_look,
+};
 use self::races::{
     first_follows_in_one_batch_come_to_an_end, pieces_and_edges_that_meet_leave_the_truth,
     versions_of_a_post_that_meet_go_out_in_their_order,
@@ -45,6 +51,12 @@ pub(super) const CASES: &[Case] = cases! {
         pieces_and_edges_that_meet_leave_the_truth(100),
         versions_of_a_post_that_meet_go_out_in_their_order(100),
         first_follows_in_one_batch_come_to_an_end(20),
+        a_post_goes_out_while_followers_come_all_the_time(20),
+        a_build_that_fails_keeps_nobody_waiting(9),
+        readers_are_told_once_to_look(9),
+        a_page_is_pulled_from_many(9),
+        nobody_gets_what_could_not_be_taken_back(9),
+        old_posts_are_brought_as_far_as_declared(9),
         authors_cross_the_line_in_both_directions(9),
         a_post_that_changes_its_way_is_shown_once(9),
         records_that_come_again_change_nothing(9),

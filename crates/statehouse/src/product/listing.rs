@@ -18,6 +18,7 @@
 //! part of it, not for one moment. When nobody writes it is exact.
 
 use std::cmp::Ordering;
+use std::collections::HashSet;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -267,10 +268,10 @@ pub(super) fn merge<T>(
     let whole = parts.iter().all(|part| part.is_whole);
     let mut rows = Vec::new();
     // Of each part, the number of its last row, if it is not whole: what comes behind that is not known.
-    let mut ends = Vec::new();
+    let mut ends = HashSet::new();
     for (number, part) in parts.into_iter().enumerate() {
         if !part.is_whole {
-            ends.push((number, part.rows.len()));
+            ends.insert((number, part.rows.len()));
         }
         rows.extend(part.rows.into_iter().enumerate().map(|(place, row)| (number, place + 1, row)));
     }
@@ -322,6 +323,20 @@ mod tests {
         check(&[(&[1], false), (&[2, 3], false)], 9, (&[1], true));
         check(&[(&[1, 2, 3], false), (&[4, 5, 6], false)], 3, (&[1, 2, 3], true));
         check(&[(&[7], false)], 1, (&[7], true));
+    }
+
+    #[test]
+    fn what_was_merged_can_be_merged_with_more() {
+        let part = |rows: &[i32], is_whole: bool| Part { rows: rows.to_vec(), is_whole };
+        let parts = [part(&[1, 9], false), part(&[2, 3], true), part(&[4, 8], false), part(&[5], true)];
+        for limit in 1..9 {
+            let at_once = merge(parts.to_vec(), limit, i32::cmp);
+            let one_by_one = parts.iter().fold(part(&[], true), |so_far, next| {
+                let (rows, goes_on) = merge(vec![so_far, next.clone()], limit, i32::cmp);
+                Part { rows, is_whole: !goes_on }
+            });
+            assert_eq!((one_by_one.rows, !one_by_one.is_whole), at_once, "by {limit}");
+        }
     }
 
     #[test]

@@ -26,7 +26,7 @@ const CROWD: i64 = 28;
 
 /// Lets so many plans through that change how far a post has got, and then no more: it dies there.
 #[derive(Debug)]
-struct Doomed(AtomicUsize);
+pub(super) struct Doomed(pub(super) AtomicUsize);
 
 #[async_trait]
 impl Hook for Arc<Doomed> {

@@ -273,7 +273,7 @@ impl Course {
             let drafted = match (run.is_empty(), why.take()) {
                 (true, _) => self.behind(first, &parked),
                 (false, Some(why)) => self.poison(first, why),
-                (false, None) => match self.handled(run).await {
+                (false, None) => match self.handled(run, tries).await {
                     Ok(effect) => Drafted {
                         effect: Effect { taken: effect.taken.clamp(1, count), ..effect },
                         parked: None,
@@ -328,8 +328,8 @@ impl Course {
     }
 
     /// What the handler makes of records. One that panics over a record can do it never, and holds up nothing else (I5).
-    async fn handled(&self, records: &[Record]) -> Result<Effect, Unable> {
-        let reading = Reading { store: &*self.store, tenant: &self.tenant, now: self.now };
+    async fn handled(&self, records: &[Record], refused: u32) -> Result<Effect, Unable> {
+        let reading = Reading { store: &*self.store, tenant: &self.tenant, now: self.now, refused };
         let mut handling = self.handler.handle(records, &reading);
         let polled = poll_fn(|context| {
             let poll = catch_unwind(AssertUnwindSafe(|| handling.as_mut().poll(context)));
@@ -397,7 +397,7 @@ impl Course {
     /// Tries what is parked of a key again: the oldest, and if it is done, the next one later.
     async fn retry(&self, subject: &str, progress: &mut Progress) -> Result<(), StoreError> {
         let mut reason = None;
-        for _ in 0..TRIES_MAX {
+        for tries in 0..TRIES_MAX {
             let mark = self.mark().await?;
             if mark.epoch > self.epoch {
                 return Ok(());
@@ -409,7 +409,7 @@ impl Course {
             let Some(head) = rows.first() else { return Ok(()) };
             let effect = match reason.take() {
                 Some(reason) => Err(reason),
-                None => self.again(head).await?,
+                None => self.again(head, tries).await?,
             };
             let goes_on = effect.as_ref().is_ok_and(|effect| effect.goes_on);
             let contends = effect.as_ref().is_ok_and(|effect| effect.contends);
@@ -442,12 +442,12 @@ impl Course {
     }
 
     /// The effect of a parked record, or why there is none.
-    async fn again(&self, parked: &Parked) -> Result<Result<Effect, String>, StoreError> {
+    async fn again(&self, parked: &Parked, refused: u32) -> Result<Result<Effect, String>, StoreError> {
         let page = self.store.read_log(self.partition, parked.offset.saturating_sub(1), 1).await?;
         let Some(record) = page.records.first().filter(|record| offset_of(record) == parked.offset) else {
             return Ok(Err("the record was trimmed; it can only be discarded".to_owned()));
         };
-        Ok(match self.handled(std::slice::from_ref(record)).await {
+        Ok(match self.handled(std::slice::from_ref(record), refused).await {
             Ok(effect) => Ok(effect),
             Err(Unable::Later(error)) => return Err(error),
             Err(Unable::Never(why)) => Err(why),

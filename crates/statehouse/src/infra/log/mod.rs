@@ -98,6 +98,8 @@ pub struct Reading<'a> {
     pub tenant: &'a Tenant,
     /// What time it is for this process.
     pub now: Time,
+    /// How often in a row what was to be written for this was refused, because others wrote at the same time.
+    pub refused: u32,
 }
 
 /// What is written for records, in one plan with the progress past them.

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -26,6 +27,8 @@ use crate::worker::{Next, Progress, Shift, Worker};
 const CHUNK_MAX: usize = 16;
 /// How often a plan of a scan is tried that met the log's.
 const RACES_MAX: u32 = 20;
+/// Pieces that one page of a scan writes at most, before the log has its turn.
+const PIECES_MAX: usize = 256;
 /// How many records a first build may be behind in a partition when it is switched to.
 const BEHIND_MAX: u64 = 50;
 /// The pause between two looks of a reader that waits for its write.
@@ -230,6 +233,22 @@ impl Projecting {
         Projecting { name: format!("{}.project", projector.name()), partitions, clock, projector }
     }
 
+    /// Feeds all generations of this definition from the log.
+    async fn feed(&self, shift: &Shift<'_>, limit: usize, progress: &mut Progress) -> Result<(), StoreError> {
+        let state = read_state(&**shift.store, self.projector.name()).await?;
+        for generation in state.filled_by(&self.projector.definition()) {
+            let handler: Arc<dyn Handler> = Arc::new(Feed::of(&self.projector, generation));
+            let fed = feed(&handler, shift, limit).await?;
+            progress.rows += fed.rows;
+            progress.lag = progress.lag.max(fed.lag);
+            progress.failures.extend(fed.failures);
+            if progress.next != Next::Now {
+                progress.next = fed.next;
+            }
+        }
+        Ok(())
+    }
+
     /// Looks after the generations. Says how many rows that took, and what went wrong.
     async fn tend(&self, shift: &Shift<'_>, limit: usize, progress: &mut Progress) -> Result<(), StoreError> {
         let (store, name) = (&**shift.store, self.projector.name());
@@ -288,7 +307,9 @@ impl Projecting {
         }
         let page = shift.store.scan(&scan).await?;
         let count = page.rows.len();
-        let mut plans: JoinSet<Result<(), StoreError>> = JoinSet::new();
+        // Whether a row is written to its end.
+        let mut plans: JoinSet<Result<bool, StoreError>> = JoinSet::new();
+        let left = Arc::new(AtomicUsize::new(PIECES_MAX));
         let mut by_tenant: BTreeMap<Tenant, Vec<Change>> = BTreeMap::new();
         for row in page.rows {
             if self.projector.reach().is_none() {
@@ -296,24 +317,38 @@ impl Projecting {
                 continue;
             }
             let (store, ids, now) = (shift.store.clone(), shift.ids.clone(), shift.clock.now());
-            let projector = self.projector.clone();
-            plans
-                .spawn(async move { put_in_pieces(&*store, &ids, &*projector, generation, &row, now).await });
+            let (projector, clock) = (self.projector.clone(), self.clock.clone());
+            let (held, left) = (shift.held.clone(), left.clone());
+            plans.spawn(async move {
+                let one_less = |left: usize| left.checked_sub(1);
+                let may = || {
+                    held.is_live(&*clock)
+                        && left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
+                };
+                put_in_pieces(&*store, &ids, &*projector, generation, &row, now, &may).await
+            });
         }
         for (tenant, changes) in by_tenant {
             for chunk in changes.chunks(CHUNK_MAX) {
                 let (store, ids) = (shift.store.clone(), shift.ids.clone());
                 let (projector, tenant, chunk) = (self.projector.clone(), tenant.clone(), chunk.to_vec());
-                plans.spawn(async move { put(&*store, &ids, &*projector, generation, &tenant, chunk).await });
+                plans.spawn(async move {
+                    put(&*store, &ids, &*projector, generation, &tenant, chunk).await.map(|()| true)
+                });
             }
         }
+        let mut is_done = true;
         while let Some(put) = plans.join_next().await {
-            put.map_err(|panic| StoreError::unavailable(panic.to_string()))??;
+            is_done &= put.map_err(|panic| StoreError::unavailable(panic.to_string()))??;
+        }
+        progress.rows += count.max(1);
+        // What was not written to its end is come to again, with its page; what is stored tells how far it is.
+        if !is_done {
+            return Ok(());
         }
         let rows = i64::try_from(count).unwrap_or(i64::MAX);
         let after = state.scanned_to(rows, page.next.map(|cursor| cursor.to_string()));
         change_state(&**shift.store, self.projector.name(), state, &after, Some(shift.guard())).await?;
-        progress.rows += count.max(1);
         Ok(())
     }
 
@@ -443,7 +478,8 @@ async fn put(
     Err(StoreError::unavailable("source rows change all the time; the scan tries again"))
 }
 
-/// Writes what a source row means piece by piece, unless the log has brought something newer (I2).
+/// Writes what a source row means piece by piece, unless the log has brought something newer (I2). Says whether it came to
+/// the end; each piece is asked for first.
 async fn put_in_pieces(
     store: &dyn Store,
     ids: &Ids,
@@ -451,14 +487,18 @@ async fn put_in_pieces(
     generation: i64,
     row: &Row,
     now: Time,
-) -> Result<(), StoreError> {
-    let Some(reach) = projector.reach() else { return Ok(()) };
-    let reading = Reading { store, tenant: row.tenant(), now };
+    may: &(dyn Fn() -> bool + Sync),
+) -> Result<bool, StoreError> {
+    let Some(reach) = projector.reach() else { return Ok(true) };
     let mut races = 0;
     while races < RACES_MAX {
+        let reading = Reading { store, tenant: row.tenant(), now, refused: races };
         let piece = reach.piece(generation, Matter::Row(row), &reading).await;
         let piece = piece.map_err(|unable| as_store_error(unable, projector.name()))?;
         if !piece.steps.is_empty() {
+            if !may() {
+                return Ok(false);
+            }
             let plan = Plan::of(row.tenant(), ids.next()).steps(piece.steps).without_rows().build();
             match store.commit(&plan.map_err(|error| misuse(&error))?).await {
                 Ok(Commit::Applied(_)) => races = 0,
@@ -471,7 +511,7 @@ async fn put_in_pieces(
             }
         }
         if piece.is_last {
-            return Ok(());
+            return Ok(true);
         }
     }
     Err(StoreError::unavailable("source rows change all the time; the scan tries again"))
@@ -540,24 +580,16 @@ impl Worker for Projecting {
 
     async fn step(&self, shift: &Shift<'_>, limit: usize) -> Result<Progress, StoreError> {
         let mut progress = Progress::idle();
+        let fed = self.feed(shift, limit, &mut progress).await;
+        // After the log has had its turn: whatever becomes of a build, the live generation does not wait for it.
         if shift.shard == 0 {
-            self.tend(shift, limit, &mut progress).await?;
-        }
-        let more = progress.rows > 0;
-        let state = read_state(&**shift.store, self.projector.name()).await?;
-        for generation in state.filled_by(&self.projector.definition()) {
-            let handler: Arc<dyn Handler> = Arc::new(Feed::of(&self.projector, generation));
-            let fed = feed(&handler, shift, limit).await?;
-            progress.rows += fed.rows;
-            progress.lag = progress.lag.max(fed.lag);
-            progress.failures.extend(fed.failures);
-            if progress.next != Next::Now {
-                progress.next = fed.next;
+            let before = progress.rows;
+            match self.tend(shift, limit, &mut progress).await {
+                Ok(()) if progress.rows > before => progress.next = Next::Now,
+                Ok(()) => {}
+                Err(error) => progress.failures.push(error.to_string()),
             }
         }
-        if more {
-            progress.next = Next::Now;
-        }
-        Ok(progress)
+        fed.map(|()| progress)
     }
 }

@@ -35,6 +35,9 @@ const DIFFERENCES_MAX: usize = STEPS_MAX / 2;
 /// How often a post is read that changes meanwhile.
 const READS_MAX: u32 = 8;
 
+/// How often a post is refused that goes out in one plan, before it goes out in pieces.
+const REFUSED_MAX: u32 = 2;
+
 /// What is going on with a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -400,7 +403,9 @@ impl Desk<'_> {
             Phase::Give => true,
             Phase::Point => false,
         };
-        let Some(author) = work.author(shown).filter(|_| is_all) else { return Ok(None) };
+        // Where followers come and go all the time, no plan would ever find all of them unchanged; pieces ask for less.
+        let is_calm = self.reading.refused < REFUSED_MAX;
+        let Some(author) = work.author(shown).filter(|_| is_all && is_calm) else { return Ok(None) };
         // The count is read first: what comes between it and the list is refused as well.
         let tally = self.tally(author).await?;
         let room = STEPS_MAX.saturating_sub(tally.parts()) / work.steps_each();

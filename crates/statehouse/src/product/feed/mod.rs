@@ -47,11 +47,12 @@
 //! entry*: F2, and the pipeline's I1. *Duplicate entry*: a row's key is the reader and the post's place; F4. *Tombstone not
 //! propagated*: F1, F3; a deleted post keeps its order in its entry. *Expensive reindex after schema change*: another
 //! definition is built beside the live one. *Stale ranking after source update*: a post whose time was changed leaves its
-//! old place in the plan that puts it into the new one, reader by reader.
+//! old place in the plan that puts it into the new one, reader by reader. One whose author was changed is taken from the
+//! followers of the one before it is brought to those of the other: who follows both misses it for a moment.
 //!
 //! **Hotspots.** *Fanout on write*: `pull_above`; a post goes out in bounded pieces. *Projection lag*: partitions are shared
 //! by processes. *Expensive ranking/recompute*: the order is the key's. *Rebuild cost*: posts that are over go nowhere.
-//! *Query fanout across shards*: a page is one range read, one for who is pulled, and one for each of those.
+//! *Query fanout across shards*: a page is one range read, those for who is pulled, and one for each of these, some at a time.
 
 mod actions;
 mod fan_out;

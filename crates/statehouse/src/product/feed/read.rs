@@ -17,6 +17,9 @@ use crate::infra::projection::{Consult, GENERATION};
 use crate::paging;
 use crate::product::listing::{Part, filled, merge, together};
 
+/// Authors' lists that are read at the same time.
+const TOGETHER_MAX: usize = 32;
+
 /// What is read.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reading {
@@ -65,17 +68,26 @@ impl Feed {
             })
         };
         let own = behind(&self.rows, vec![generation.into(), viewer.clone()], self.oldest(now))?;
-        let mut queries = vec![own.clone()];
-        for row in self.pulled_from(generation, &viewer, call, desk).await? {
-            let (Some(author), Some(since)) = (row.get(AUTHOR), row.time(SINCE)) else { continue };
-            let list = vec![generation.into(), author.clone(), PULL.into()];
-            queries.push(behind(&self.lists, list, self.oldest_since(since, now))?);
+        let (mut queries, mut so_far) = (vec![own.clone()], Part { rows: Vec::new(), is_whole: true });
+        let pulled = Query::table(&self.pulled, &call.tenant, [generation.into(), viewer.clone()])?;
+        let mut pulled = Some(pulled.limit(TOGETHER_MAX)?);
+        // However many there are to pull from, some are read at a time, and no more than a page is kept.
+        while let Some(query) = pulled {
+            let from = desk.store.query(&query).await?;
+            for row in &from.rows {
+                let (Some(author), Some(since)) = (row.get(AUTHOR), row.time(SINCE)) else { continue };
+                let list = vec![generation.into(), author.clone(), PULL.into()];
+                queries.push(behind(&self.lists, list, self.oldest_since(since, now))?);
+            }
+            let reads: Vec<Pin<Box<dyn Future<Output = _> + Send + '_>>> =
+                queries.drain(..).map(|query| Box::pin(filled(desk.store, query)) as _).collect();
+            let pages = together(reads).await.into_iter().collect::<Result<Vec<Page>, Refusal>>()?;
+            let parts = pages.into_iter().map(|page| Part { is_whole: page.next.is_none(), rows: page.rows });
+            let (rows, goes_on) = merge(parts.chain([so_far]).collect(), limit, newest_first);
+            so_far = Part { rows, is_whole: !goes_on };
+            pulled = from.next.map(|next| query.clone().after(next)).transpose()?;
         }
-        let reads: Vec<Pin<Box<dyn Future<Output = _> + Send + '_>>> =
-            queries.into_iter().map(|query| Box::pin(filled(desk.store, query)) as _).collect();
-        let pages = together(reads).await.into_iter().collect::<Result<Vec<Page>, Refusal>>()?;
-        let parts = pages.into_iter().map(|page| Part { is_whole: page.next.is_none(), rows: page.rows });
-        let (mut rows, goes_on) = merge(parts.collect(), limit, newest_first);
+        let (mut rows, goes_on) = (so_far.rows, !so_far.is_whole);
         // The rows of authors' lists have the same columns in their order.
         let next = rows.last().filter(|_| goes_on).map(|row| own.cursor_at(row));
         // The parts were not read at one moment: a post that was deleted and came back in between may have been pushed
@@ -85,24 +97,6 @@ impl Feed {
         let mut answer = paging::answer(rows.iter().map(|row| shown(row, &viewer, generation)), next);
         answer.next = answer.next.map(|next| Consult::cursor(generation, &next));
         Ok(answer)
-    }
-
-    /// The authors whose lists belong to a reader's feed.
-    async fn pulled_from(
-        &self,
-        generation: i64,
-        viewer: &Value,
-        call: &Call,
-        desk: &Desk<'_>,
-    ) -> Result<Vec<Row>, Refusal> {
-        let query = Query::table(&self.pulled, &call.tenant, [generation.into(), viewer.clone()])?;
-        let mut page = desk.store.query(&query).await?;
-        let mut rows = page.rows;
-        while let Some(next) = page.next.take() {
-            page = desk.store.query(&query.clone().after(next)?).await?;
-            rows.append(&mut page.rows);
-        }
-        Ok(rows)
     }
 }
 
