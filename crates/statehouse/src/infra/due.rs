@@ -138,10 +138,10 @@ struct Released {
 }
 
 /// Commits a plan until it is known what became of it. If that cannot be found out, the row tells the next step.
-pub(crate) async fn settled(store: Arc<dyn Store>, plan: Plan) -> Result<Commit, StoreError> {
+pub(crate) async fn settled(store: &dyn Store, plan: &Plan) -> Result<Commit, StoreError> {
     let mut unknown = 0;
     loop {
-        match store.commit(&plan).await {
+        match store.commit(plan).await {
             Err(StoreError::OutcomeUnknown { .. }) if unknown < UNKNOWN_MAX => unknown += 1,
             outcome => return outcome,
         }
@@ -155,9 +155,9 @@ async fn settled_or(
     otherwise: Option<Plan>,
     version: i64,
 ) -> Result<Commit, StoreError> {
-    match (settled(store.clone(), plan).await, otherwise) {
+    match (settled(&*store, &plan).await, otherwise) {
         (Ok(Commit::Refused(refused)), Some(otherwise)) if is_only_early(&refused, version) => {
-            settled(store, otherwise).await
+            settled(&*store, &otherwise).await
         }
         (outcome, _) => outcome,
     }

@@ -211,8 +211,7 @@ impl Effect {
         if matches!(self.destination, Destination::Hosts(_)) {
             for (row, wait) in left {
                 // What comes of it does not matter: it is due as before if it was not put off.
-                let _ =
-                    settled(shift.store.clone(), self.put_off(row, wait.unwrap_or_default(), &desk)?).await;
+                let _ = settled(&**shift.store, &self.put_off(row, wait.unwrap_or_default(), &desk)?).await;
             }
         }
         Ok(round)
@@ -584,7 +583,7 @@ impl Desk<'_, '_> {
 
     /// Commits a plan until its outcome is known, and says whether it was applied.
     async fn commit(&self, plan: Plan) -> Result<bool, StoreError> {
-        let commit = settled(self.shift.store.clone(), plan).await?;
+        let commit = settled(&**self.shift.store, &plan).await?;
         Ok(matches!(commit, Commit::Applied(_)))
     }
 }

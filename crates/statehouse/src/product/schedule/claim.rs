@@ -23,6 +23,7 @@ use super::{
     PAUSED, PRIORITY, QUEUE, RUN_AT, RUN_SHARD, RUNNABLE, STARTED_AT, STATE, Schedule, UPDATED_AT, WORKER,
 };
 use crate::action::{Answer, Call, Code, Desk, Refusal, Several};
+use crate::infra::due::settled;
 use crate::resource::key_text;
 
 /// Inputs.
@@ -36,8 +37,6 @@ pub(super) const MESSAGE: &str = "message";
 
 /// How often one that waits looks at what other processes may have enqueued.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How often a plan without an answer is sent again.
-const UNKNOWN_MAX: usize = 3;
 /// Pages of one range that a claim reads past jobs that others took.
 const PAGES_MAX: usize = 4;
 
@@ -266,17 +265,6 @@ impl Schedule {
             Commit::Refused(_) | Commit::Fenced => {
                 Err(Refusal::new(Code::NotFound, format!("{} {job_id} does not exist", self.name)))
             }
-        }
-    }
-}
-
-/// Commits a plan until it is known what became of it, a few times.
-pub(super) async fn settled(store: &dyn Store, plan: &Plan) -> Result<Commit, StoreError> {
-    let mut unknown = 0;
-    loop {
-        match store.commit(plan).await {
-            Err(StoreError::OutcomeUnknown { .. }) if unknown < UNKNOWN_MAX => unknown += 1,
-            outcome => return outcome,
         }
     }
 }

@@ -35,7 +35,6 @@ use statehouse_store::{
     Reason, Refused, Row, Step, Store, StoreError, Table, Tenant, Time, Type, Value,
 };
 
-use super::claim::settled;
 use super::rules::{Wanted, check_size, misfit, time};
 use super::when::When;
 use super::write::document;
@@ -48,7 +47,7 @@ use crate::action::{
     Refusal, Route, Verdict, Write, common_verdict,
 };
 use crate::form::{Form, Property};
-use crate::infra::due::{self, DUE, DUE_AT, DUE_SHARD};
+use crate::infra::due::{self, DUE, DUE_AT, DUE_SHARD, settled};
 use crate::infra::timer::Missed;
 use crate::paging;
 use crate::resource::{key_text, state_name};
