@@ -48,6 +48,17 @@ pub(crate) trait Hook: Send + Sync + fmt::Debug {
         inner.scan(scan).await
     }
 
+    /// Around a get.
+    async fn get(
+        &self,
+        inner: &Arc<dyn Store>,
+        addresses: &[Address],
+        consistency: Consistency,
+    ) -> Result<Vec<Option<Row>>, StoreError> {
+        self.read().await?;
+        inner.get(addresses, consistency).await
+    }
+
     /// Before any other read.
     async fn read(&self) -> Result<(), StoreError> {
         Ok(())
@@ -228,8 +239,7 @@ impl<H: Hook> Store for Around<H> {
         addresses: &[Address],
         consistency: Consistency,
     ) -> Result<Vec<Option<Row>>, StoreError> {
-        self.hook.read().await?;
-        self.inner.get(addresses, consistency).await
+        self.hook.get(&self.inner, addresses, consistency).await
     }
 
     async fn query(&self, query: &Query) -> Result<Page, StoreError> {

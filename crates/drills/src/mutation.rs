@@ -69,6 +69,30 @@ pub const REDUNDANT: &[Redundant] = &[
         condition: "the row is absent",
         reason: "The mark passes a record in the plan that parks it, so that nobody else has parked it.",
     },
+    Redundant {
+        actors: &["worker home.project"],
+        step: "assert follows where since = ?",
+        condition: "the row is present",
+        reason: "It was listed, and the row of an edge stays when the edge is removed.",
+    },
+    Redundant {
+        actors: &["worker home.project"],
+        step: "assert follows where version = ?",
+        condition: "the row is present",
+        reason: "It was read, and the row of an edge stays when the edge is removed.",
+    },
+    Redundant {
+        actors: &["worker home.project"],
+        step: "assert follows_in_count where version = ?",
+        condition: "the row is present",
+        reason: "It was read, and nobody deletes a part of a count.",
+    },
+    Redundant {
+        actors: &["worker home.project"],
+        step: "update user_feed_entries where version = ?",
+        condition: "the row is present",
+        reason: "It was read, and entries only go with their whole generation, which nobody reads any more.",
+    },
 ];
 
 /// See [`REDUNDANT`].

@@ -2,6 +2,7 @@
 //! what was deleted or unfollowed, whoever raced, died or rebuilt on the way.
 
 mod bounds;
+mod late;
 mod races;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,6 +29,14 @@ use self::bounds::{
     a_post_goes_out_while_followers_come_all_the_time, nobody_gets_what_could_not_be_taken_back,
     old_posts_are_brought_as_far_as_declared, readers_are_told_once_to_look,
 };
+use self::late::{
+    a_follow_that_arrives_late_brings_nothing_back, a_piece_of_one_version_is_none_of_the_next,
+    a_piece_that_arrives_after_the_last_one_changes_nothing,
+    a_piece_that_was_passed_does_not_take_the_work_back, a_sweeper_whose_clock_is_ahead_takes_nothing_away,
+    a_version_that_arrives_late_changes_nothing, readers_are_told_by_whoever_is_first,
+    the_first_who_follows_misses_no_post_that_is_under_way, what_a_late_unfollow_takes_is_not_anothers,
+    what_came_back_is_not_taken_for_what_was_left, work_that_was_not_seen_is_finished_first,
+};
 use self::races::{
     first_follows_in_one_batch_come_to_an_end, pieces_and_edges_that_meet_leave_the_truth,
     versions_of_a_post_that_meet_go_out_in_their_order,
@@ -51,6 +60,17 @@ pub(super) const CASES: &[Case] = cases! {
         pieces_and_edges_that_meet_leave_the_truth(100),
         versions_of_a_post_that_meet_go_out_in_their_order(100),
         first_follows_in_one_batch_come_to_an_end(20),
+        a_version_that_arrives_late_changes_nothing(9),
+        the_first_who_follows_misses_no_post_that_is_under_way(9),
+        a_follow_that_arrives_late_brings_nothing_back(9),
+        what_a_late_unfollow_takes_is_not_anothers(9),
+        what_came_back_is_not_taken_for_what_was_left(9),
+        a_piece_that_arrives_after_the_last_one_changes_nothing(9),
+        a_piece_of_one_version_is_none_of_the_next(9),
+        a_piece_that_was_passed_does_not_take_the_work_back(100),
+        work_that_was_not_seen_is_finished_first(9),
+        readers_are_told_by_whoever_is_first(9),
+        a_sweeper_whose_clock_is_ahead_takes_nothing_away(9),
         a_post_goes_out_while_followers_come_all_the_time(20),
         a_build_that_fails_keeps_nobody_waiting(9),
         readers_are_told_once_to_look(9),

@@ -115,7 +115,7 @@ impl Hook for Arc<Told> {
 
 pub(super) async fn readers_are_told_once_to_look(lab: &dyn Lab) -> Result<()> {
     let (store, told) = (lab.open().await?, Arc::new(Told::default()));
-    let doomed = Arc::new(Doomed(AtomicUsize::new(1)));
+    let doomed = Doomed::after(1, "user_feed_work");
     let doomed = Home::over(Arc::new(Around::new(store.clone(), doomed)), 1).await?;
     let home = Home::over(Arc::new(Around::new(store.clone(), told.clone())), 1).await?;
     for viewer in 1..=2 {

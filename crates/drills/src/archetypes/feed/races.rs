@@ -1,7 +1,7 @@
 //! Processes that meet at one post, where it goes out in pieces; and what must come to an end.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
 use async_trait::async_trait;
@@ -24,25 +24,43 @@ fn crowded() -> String {
 /// More than fit beside the parts of such a count.
 const CROWD: i64 = 28;
 
-/// Lets so many plans through that change how far a post has got, and then no more: it dies there.
+/// A process that dies: it lets so many plans through that write a table, and then no more. The first of those may still be
+/// under way.
 #[derive(Debug)]
-pub(super) struct Doomed(pub(super) AtomicUsize);
+pub(super) struct Doomed {
+    table: &'static str,
+    left: AtomicUsize,
+    under_way: Mutex<Option<Plan>>,
+}
+
+impl Doomed {
+    pub(super) fn after(plans: usize, table: &'static str) -> Arc<Doomed> {
+        Arc::new(Doomed { table, left: AtomicUsize::new(plans), under_way: Mutex::default() })
+    }
+
+    /// What it had sent when it died.
+    pub(super) fn under_way(&self) -> Option<Plan> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
 
 #[async_trait]
 impl Hook for Arc<Doomed> {
     async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
-        let is_work = |step: &Step| step.writes() && step.table.name() == "user_feed_work";
+        let is_theirs = |step: &Step| step.writes() && step.table.name() == self.table;
         let one_less = |left: usize| left.checked_sub(1);
-        if plan.steps().iter().any(is_work)
-            && self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_err()
+        if plan.steps().iter().any(is_theirs)
+            && self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_err()
         {
+            let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+            under_way.get_or_insert_with(|| plan.clone());
             return Err(StoreError::unavailable("it has died"));
         }
         inner.commit(plan).await
     }
 }
 
-async fn batch(home: &Home, requests: Vec<Request>) -> Result<()> {
+pub(super) async fn batch(home: &Home, requests: Vec<Request>) -> Result<()> {
     let visitor = home.visitor();
     let done = visitor.house.batch(&visitor.tenant, requests, Operation::default()).await;
     Ok(done.map(drop).map_err(|(_, refusal)| refusal)?)
@@ -82,7 +100,7 @@ pub(super) async fn versions_of_a_post_that_meet_go_out_in_their_order(lab: &dyn
     let (store, cut) = (lab.open().await?, Arc::new(Cut::default()));
     let over = async |store: Arc<dyn Store>| Home::with(store, &crowded(), Arc::new(SystemClock)).await;
     let slow = over(Arc::new(Around::new(store.clone(), cut.clone()))).await?;
-    let doomed = Arc::new(Doomed(AtomicUsize::new(2)));
+    let doomed = Doomed::after(2, "user_feed_work");
     let doomed = over(Arc::new(Around::new(store.clone(), doomed))).await?;
     let quick = Arc::new(over(store.clone()).await?);
     let (tenant, partitions) = (quick.visitor().tenant.clone(), store.partitions());

@@ -462,7 +462,7 @@ impl Desk<'_> {
     /// The next piece of work that is under way (F4).
     async fn go_on(&self, entry: &Entry, row: &Row) -> Result<Piece, Unable> {
         let feed = self.feed;
-        let same = || Guard::version(row.version()).and(column(SOURCE_ORDER).eq(entry.order));
+        let same = || column(SOURCE_ORDER).eq(entry.order);
         let done = || Step::delete(&feed.work, row.key().to_vec()).guard(same());
         let shown = Shown::of(entry.content.as_ref());
         let work = Work::of(row).and_then(|work| Some((work.author(shown.as_ref())?.clone(), work)));
@@ -488,7 +488,11 @@ impl Desk<'_> {
         let is_last = then.is_none();
         steps.push(match then {
             None => done(),
-            Some(then) => then.written(Step::update(&feed.work, row.key().to_vec()).guard(same())),
+            Some(then) => {
+                let step = Step::update(&feed.work, row.key().to_vec());
+                // A piece that was passed would take the work back; the last one has nothing behind it.
+                then.written(step.guard(Guard::version(row.version())).guard(same()))
+            }
         });
         Ok(Piece { steps, is_last })
     }

@@ -36,9 +36,10 @@
 //! - F3. What an edge has left is gone with it. *An unfollow compares the reader's own rows with the author's list, and takes
 //!   away what is not wanted, whatever became of the posts meanwhile.*
 //! - F4. A post goes out completely before the next version of it does. *While there is a row of work for it, whoever comes
-//!   to the post finishes that first. Guard:* `source_order = the entry's that was read, version = the row's`; a row that is
-//!   made anew begins with version 1 again, so that alone would not tell it from the one before. *A version that goes out
-//!   in one plan demands that there is no such row.*
+//!   to the post finishes that first. Guard of every piece:* `source_order = the entry's that was read`; *of every piece but
+//!   the last, so that one which was passed does not take the work back:* `version = the row's`. A row that is made anew
+//!   begins with version 1 again, so that alone would not tell it from the one before. *A version that goes out in one plan
+//!   demands that there is no such row.*
 //! - F5. The cursor never goes back. *Guard:* `version = the one that was read`, and an older place changes nothing.
 //! - F6. What is over is not shown. *A page begins at the oldest time that is kept;* rows beyond it are deleted in passing
 //!   ([`sweep`]).
