@@ -16,7 +16,7 @@
 //! place there, which is computed anew after a wait; otherwise behind a lock that is taken first.
 //!
 //! **One plan** makes a statement that is a transaction by itself, and nothing has to be sent before or after it: what
-//! has to be set for the transaction, it sets itself, first of all. **Several** updates or deletes of one
+//! has to be set for the transaction, it sets itself, first of all. **Several** updates, deletes or inserts of one
 //! [shape](crate::shape), on different rows, make one statement that takes their constants as arrays. It writes the rows
 //! in the order of their keys and takes the heads in the order of the partitions.
 
@@ -92,11 +92,11 @@ impl<'n> Compiler<'n> {
         Some(Compiled { plans: vec![plan], places: vec![0], partitions: self.partitions, settings: "", call })
     }
 
-    /// Compiles several plans, if most of them can be, are of the first one's shape, and write different rows that
-    /// are there. The others are left out.
+    /// Compiles several plans, if most of them can be, are of the first one's shape, and write different rows, of which
+    /// it is clear whether they are to be there. The others are left out.
     pub(crate) fn several<'p>(&self, plans: &'p [Plan]) -> Option<Compiled<'p>> {
         let first = plans.first()?;
-        let step = compilable(first).filter(|step| step.expect == Expect::Present)?;
+        let step = compilable(first).filter(|step| step.expect != Expect::Either)?;
         let alike = |plan: &Plan| are_alike(first, plan) && compilable(plan).is_some();
         // Rows are locked in the order of the arrays.
         let mut ordered: BTreeMap<Vec<u8>, (usize, &'p Plan, &'p Step)> = BTreeMap::new();
@@ -320,6 +320,9 @@ impl<'n, 'p> Statement<'n, 'p> {
         if self.reads_clock {
             parts.push(self.clock(&key));
         }
+        if let (Source::Rows(kinds), Expect::Absent) = (self.source, step.expect) {
+            parts.push(format!("inserted as (\n{}\n)", self.insert_several(kinds, &operands)));
+        }
         if record.is_empty() {
             let lead = if parts.is_empty() { String::new() } else { format!("with {}\n", parts.join(", ")) };
             return Some(format!("{lead}{write}"));
@@ -414,15 +417,15 @@ impl<'n, 'p> Statement<'n, 'p> {
         returned.extend(returns_row.then(|| all_columns(&step.table, "t")));
         let returning = returned.join(", ");
         match (step.verb, step.expect) {
+            (Verb::Put, Expect::Absent) if matches!(self.source, Source::Rows(_)) => {
+                format!("select {returning}{from}\njoin inserted as t on {key}")
+            }
             (Verb::Put, Expect::Present) => {
                 let set = self.changes(operands, false);
                 format!("update {table} as t\nset {set}{from}\nwhere {key}{condition}\nreturning {returning}")
             }
             (Verb::Put, expect) => {
                 let (columns, values) = self.new_row(operands);
-                let keys: Vec<String> = std::iter::once(TENANT.to_owned())
-                    .chain(step.table.key_columns().iter().map(|column| name(&column.name)))
-                    .collect();
                 let conflict = if expect == Expect::Either {
                     let set = self.changes(operands, true);
                     let condition = condition.strip_prefix(" and ").map(|text| format!("\nwhere {text}"));
@@ -433,11 +436,30 @@ impl<'n, 'p> Statement<'n, 'p> {
                 format!(
                     "insert into {table} as t ({columns})\nvalues ({values})\non conflict ({}) {conflict}\n\
                      returning {returning}",
-                    keys.join(", "),
+                    self.key_columns(),
                 )
             }
             _ => format!("delete from {table} as t{using}\nwhere {key}{condition}\nreturning {returning}"),
         }
+    }
+
+    /// Inserts the rows of several plans. An insert can return only what is in its table, so what belongs to the plans is
+    /// joined to it afterwards.
+    fn insert_several(&self, kinds: &[&str], operands: &[Vec<String>]) -> String {
+        let table = self.compiler.names.table(self.step.table.name());
+        let (columns, values) = self.new_row(operands);
+        format!(
+            "insert into {table} as t ({columns})\nselect {values}\nfrom {}\norder by k._place\n\
+             on conflict ({}) do nothing\nreturning t.*",
+            self.rows(kinds),
+            self.key_columns(),
+        )
+    }
+
+    /// The columns of the primary key, as they stand in a list.
+    fn key_columns(&self) -> String {
+        let columns = self.step.table.key_columns().iter().map(|column| name(&column.name));
+        std::iter::once(TENANT.to_owned()).chain(columns).collect::<Vec<_>>().join(", ")
     }
 
     /// The events of a record, with the row taken in where that is asked for.
@@ -527,8 +549,11 @@ impl<'n, 'p> Statement<'n, 'p> {
             columns.push(name(&column.name));
             let mut assigned = step.assignments.iter().zip(operands);
             values.push(match assigned.find(|(assignment, _)| assignment.column == column.name) {
-                // The key's values follow the tenant and the lists among the parameters.
-                _ if place < step.table.key_len() => placeholder(1 + self.lists + place),
+                // The key's values are the first constants.
+                _ if place < step.table.key_len() => match self.source {
+                    Source::Parameters => placeholder(1 + self.lists + place),
+                    Source::Rows(_) => format!("k.c{}", place + 1),
+                },
                 Some((assignment, names)) => {
                     self.expression(&assignment.expr, names, &column.name, Found::Nothing)
                 }

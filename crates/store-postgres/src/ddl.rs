@@ -3,9 +3,9 @@
 //! A declared table is an ordinary table with native types: the tenant first, the key, the other columns with their
 //! defaults, the version, and a primary key that the tenant leads. Text that is part of a key or an index is
 //! `collate "C"`, because its order is a promise; other text is left to the database. A declared index lists the
-//! tenant, its columns, and the rest of the key, so that it gives the rows of a page in their full order; over a
-//! column that may be null it is partial, which is what "sparse" means in SQL. An index across tenants lists the tenant
-//! behind its columns.
+//! tenant, its columns, and the rest of the key, so that it gives the rows of a page in their full order; it is
+//! partial over a column that may be null, which is what "sparse" means in SQL, and always by [`INDEXED`]. An index
+//! across tenants lists the tenant behind its columns.
 //!
 //! Statehouse's own tables stand in the same schema:
 //! - `statehouse_meta`: the format of all this and the number of log partitions;
@@ -25,6 +25,14 @@ pub(crate) const FORMAT: i64 = 1;
 
 /// Columns that every PostgreSQL table has, under names that no other column can take.
 const SYSTEM_COLUMNS: [&str; 6] = ["cmax", "cmin", "ctid", "tableoid", "xmax", "xmin"];
+
+/// What holds for every row, and is said by nobody who looks a row up by its key: the condition of every declared
+/// index. Of a table that was never analyzed, PostgreSQL believes that a tenant has one row, so to look a key up by any
+/// index that the tenant leads costs the same for it as by the primary key, and it takes the newest one. The plan is
+/// kept, and reads all rows of the tenant each time when they have become many. An index with a condition that the
+/// statement does not name is not considered. Its column never changes, so it does not stand in the way of updates
+/// within a page.
+pub(crate) const INDEXED: &str = "tenant <> ''";
 
 /// The longest name that PostgreSQL keeps.
 const NAME_BYTES_MAX: usize = 63;
@@ -164,18 +172,15 @@ impl Names {
             .chain(behind.map(str::to_owned))
             .chain(rest.map(|key| name(&key.name)))
             .collect::<Vec<_>>();
-        let sparse: Vec<String> = listed
-            .iter()
-            .filter(|column| !column.required)
-            .map(|column| format!("{} is not null", name(&column.name)))
-            .collect();
-        let sparse =
-            if sparse.is_empty() { String::new() } else { format!(" where {}", sparse.join(" and ")) };
+        let sparse = listed.iter().filter(|column| !column.required);
+        let sparse = sparse.map(|column| format!("{} is not null", name(&column.name)));
+        let conditions: Vec<String> = std::iter::once(INDEXED.to_owned()).chain(sparse).collect();
         format!(
-            "create index {} on {} ({}){sparse}",
+            "create index {} on {} ({}) where {}",
             name(&index_name(table.name(), &index.name)),
             self.table(table.name()),
             columns.join(", "),
+            conditions.join(" and "),
         )
     }
 
@@ -257,7 +262,7 @@ mod tests {
                  updated_at timestamptz,\n    version bigint not null default 1,\n    \
                  primary key (tenant, user_id)\n)",
                 "create index profiles_by_status_idx on public.profiles (tenant, status, updated_at, user_id) \
-                 where updated_at is not null",
+                 where tenant <> '' and updated_at is not null",
             ],
         );
     }
@@ -293,7 +298,7 @@ mod tests {
             (
                 Difference::AddIndex(table.indexes()[0].clone()),
                 "create index order_by_note_idx on \"My House\".\"order\" (tenant, note collate \"C\", \"user\") \
-                 where note is not null",
+                 where tenant <> '' and note is not null",
             ),
             (Difference::DropIndex(table.indexes()[0].clone()), "drop index \"My House\".order_by_note_idx"),
             (Difference::DropTable, "drop table \"My House\".\"order\""),
@@ -317,7 +322,7 @@ mod tests {
                 .statements(&table, &Difference::AddIndex(table.indexes()[0].clone()))
                 .unwrap(),
             &["create index jobs_due_idx on public.jobs (due_shard, due_at, tenant, queue, number) \
-               where due_shard is not null and due_at is not null"],
+               where tenant <> '' and due_shard is not null and due_at is not null"],
         );
     }
 

@@ -11,7 +11,7 @@ use statehouse_store::read::Direction;
 use statehouse_store::table::TENANT;
 use statehouse_store::{Address, Column, Page, Query, Row, Scan, StoreError, Table, Tenant, Type, Value};
 
-use crate::ddl::Names;
+use crate::ddl::{INDEXED, Names};
 use crate::link::Call;
 use crate::shared::Shared;
 use crate::sql::{Arg, all_columns, int_at, name, placeholder, row_at, text_at};
@@ -145,10 +145,12 @@ pub(crate) fn range_call<'q>(names: &Names, query: &'q Query) -> Option<Call<'q>
             conditions.push(format!("{} {operator} {}", ordered(column), placeholder(args.len() - 1)));
         }
     }
-    for column in query.read_index().into_iter().flat_map(statehouse_store::Index::columns) {
-        if table.column(column).is_some_and(|column| !column.required) {
-            conditions.push(format!("t.{} is not null", name(column)));
-        }
+    if let Some(index) = query.read_index() {
+        // Only a statement that names an index's conditions may use it.
+        conditions.push(format!("t.{INDEXED}"));
+        let sparse =
+            index.columns().filter_map(|column| table.column(column)).filter(|column| !column.required);
+        conditions.extend(sparse.map(|column| format!("t.{} is not null", name(&column.name))));
     }
     let order = query.order_columns();
     let (operator, direction) = match query.direction() {

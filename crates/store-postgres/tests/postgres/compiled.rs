@@ -140,7 +140,7 @@ async fn plans_of_one_shape_mean_together_what_they_mean_alone() {
     let at = Time::from_millis(1_700_000_000_000);
     let acme = tenant("acme");
     let row = |id: i64| Step::update(&table, [id.into(), at.into()]);
-    let shapes: [&dyn Fn(i64) -> Step; 7] = [
+    let shapes: [&dyn Fn(i64) -> Step; 9] = [
         &|id| row(id).guard(column("count").lt(id % 7)).set("int", column("int").add(id)),
         &|id| row(id).guard(column("text").gt(format!("t{}", id % 5))).set("time", now()),
         &|id| row(id).guard(column("time").le(now())).set("time", now_plus(Duration::from_secs(600))),
@@ -152,6 +152,18 @@ async fn plans_of_one_shape_mean_together_what_they_mean_alone() {
         },
         &|id| row(id).set("bytes", vec![id as u8, 0, 255]).set("text", column("text")),
         &|id| Step::delete(&table, [id.into(), at.into()]).guard(column("count").ne(id % 4)),
+        // Two of these rows are there already.
+        &|id| {
+            Step::insert(&table, [(id + ROWS - 2).into(), at.into()])
+                .set("int", id)
+                .set("text", format!("it's {id}"))
+                .set("time", now())
+        },
+        &|id| {
+            Step::insert(&table, [(id + ROWS - 2).into(), at.into()])
+                .set("count", Expr::Add(Operand::ColumnOr("count".into(), id.into()), 1.into()))
+                .set("time", now_plus(Duration::from_secs(60)))
+        },
     ];
     for (number, shape) in shapes.iter().enumerate() {
         let clock = Arc::new(ManualClock::at(at));
@@ -212,4 +224,42 @@ async fn plans_of_one_shape_mean_together_what_they_mean_alone() {
         let (counts, applied) = (store.counts(), expected.iter().filter(|c| matches!(c, Commit::Applied(_))));
         assert_eq!(counts.alike, applied.count() as u64, "shape {number}: {counts:?}");
     }
+}
+
+/// Inserts that wait together, by the server's clock: the row, the record and the answer tell one time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn inserts_that_wait_together_are_stamped_by_the_server() {
+    const BLOCKED: i64 = 1000;
+    let (table, acme, at) = (everything(), tenant("acme"), Time::from_millis(1_700_000_000_000));
+    let mut namespace = Namespace::new();
+    namespace.options.writers = 1;
+    let store = Arc::new(namespace.open_with(&[&table]).await);
+    let insert = |id: i64| Step::insert(&table, [id.into(), at.into()]);
+    store.commit(&Plan::of(&acme, "blocked").step(insert(BLOCKED)).build().unwrap()).await.unwrap();
+    let holder = raw().await;
+    let hold =
+        format!("begin; select from {}.everything where id = {BLOCKED} for update", namespace.schema());
+    holder.batch_execute(&hold).await.unwrap();
+    let waiting = Step::update(&table, [BLOCKED.into(), at.into()]).set("int", 1);
+    let waiting = begun(&store, Plan::of(&acme, "waiting").step(waiting).build().unwrap()).await;
+    let mut running = Vec::new();
+    for id in 0..9 {
+        let event = Draft::named("thing.made").with_row_of(0);
+        let plan = Plan::of(&acme, format!("op-{id}")).step(insert(id).set("time", now()));
+        let plan = plan.log(Entry::about("thing", id.to_string()).event(event));
+        running.push(begun(&store, plan.build().unwrap()).await);
+    }
+    holder.batch_execute("rollback").await.unwrap();
+    waiting.await.unwrap();
+    for running in running {
+        let record = running.await.unwrap().applied().unwrap().record.unwrap();
+        assert_eq!(
+            record.events[0].data["row"]["time"],
+            serde_json::json!(record.at.to_string()),
+            "{record:?}"
+        );
+        let place = record.position.unwrap();
+        assert_eq!(store.read_log(place.partition, place.offset - 1, 1).await.unwrap().records, [record]);
+    }
+    assert_eq!(store.counts().alike, 9, "{:?}", store.counts());
 }

@@ -7,4 +7,4 @@ create table house.jobs (
     version bigint not null default 1,
     primary key (tenant, queue, number)
 );
-create index jobs_due_idx on house.jobs (due_shard, due_at, tenant, queue, number) where due_shard is not null and due_at is not null;
+create index jobs_due_idx on house.jobs (due_shard, due_at, tenant, queue, number) where tenant <> '' and due_shard is not null and due_at is not null;

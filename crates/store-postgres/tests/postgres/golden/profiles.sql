@@ -9,4 +9,4 @@ create table house.profiles (
     version bigint not null default 1,
     primary key (tenant, user_id)
 );
-create index profiles_by_status_idx on house.profiles (tenant, status, updated_at, user_id) where updated_at is not null;
+create index profiles_by_status_idx on house.profiles (tenant, status, updated_at, user_id) where tenant <> '' and updated_at is not null;
