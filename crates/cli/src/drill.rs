@@ -26,8 +26,11 @@ pub(crate) async fn run(arguments: &arguments::Drill, output: &Output) -> Result
         }
     };
     let engine = engines::at(&arguments.on)?;
+    let chosen = chosen(arguments)?;
+    // A store that does not open shows nothing about what is drilled.
+    engine.lab("first look")?.open().await?.close().await;
     let mut reports = Vec::new();
-    for drill in chosen(arguments)? {
+    for drill in chosen {
         let plot = match &plots {
             None => None,
             Some(plots) => match plots.iter().find(|(keyword, _)| *keyword == drill.archetype) {

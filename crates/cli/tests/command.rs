@@ -111,6 +111,21 @@ fn wrong_usage_is_told_apart() {
 }
 
 #[test]
+fn a_drill_that_finds_no_store_is_an_error_and_not_red() {
+    let shell = Shell::new();
+    for (code, store, why) in [
+        (1, "dynamodb://shop?colour=red", "there is no parameter colour"),
+        (1, "postgres://shop@localhost/shop?colour=red", "colour"),
+        (1, "sqlite:nowhere/house.db", "a folder for the drill's file"),
+        (2, "house.db", "names no store"),
+    ] {
+        let said = shell.expect(code, &["drill", "duplicate hold", "--on", store]);
+        assert!(said.contains(why), "{store}: {said}");
+        assert!(!said.contains("drills on"), "{store}: {said}");
+    }
+}
+
+#[test]
 fn a_removal_asks_first() {
     let shell = Shell::new();
     shell.write("statehouse.toml", "[entity.a]\nkey = { id = \"int\" }\nfields = { n = \"int?\" }\n");

@@ -9,13 +9,14 @@
 //! every case of that engine fails. An engine that was not tested must never look like one that passed.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use async_trait::async_trait;
+use statehouse::engine::{Engine as Kind, OpenError};
 use statehouse_store::limits::PLAN_OPERATIONS_MAX;
 use statehouse_store::model::PARTITIONS;
 use statehouse_store::{Clock, ModelStore, Random, Store, SystemClock, Time};
@@ -63,16 +64,36 @@ pub fn all() -> Vec<Arc<dyn Engine>> {
 }
 
 /// The engine that a URL names, with labs beside what the URL names and never in it: a file of its own in the same folder,
-/// a schema of its own in the same database, a prefix of its own at the same server.
-pub fn at(url: &str) -> Result<Arc<dyn Engine>> {
-    let kind = statehouse::engine::Engine::of_url(url)?;
-    Ok(Arc::new(Named { kind, url: url.to_owned() }))
+/// a schema of its own in the same database, a prefix of its own at the same server. What is wrong with the URL is said
+/// here, and not by each lab.
+pub fn at(url: &str) -> Result<Arc<dyn Engine>, OpenError> {
+    let kind = Kind::of_url(url)?;
+    let beside = match kind {
+        Kind::Model => Beside::Nothing,
+        Kind::Sqlite => {
+            let path = url.strip_prefix("sqlite:").unwrap_or(url);
+            let path = Path::new(path.strip_prefix("//").unwrap_or(path));
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            Beside::Files(folder.unwrap_or(Path::new(".")).to_owned())
+        }
+        Kind::Postgres => Beside::Schemas(Box::new(statehouse_store_postgres::Options::from_url(url)?)),
+        Kind::Dynamodb => Beside::Prefixes(statehouse_store_dynamodb::Options::from_url(url)?),
+    };
+    Ok(Arc::new(Named { kind, beside }))
 }
 
 /// See [`at`].
 struct Named {
-    kind: statehouse::engine::Engine,
-    url: String,
+    kind: Kind,
+    beside: Beside,
+}
+
+/// Beside what labs are.
+enum Beside {
+    Nothing,
+    Files(PathBuf),
+    Schemas(Box<statehouse_store_postgres::Options>),
+    Prefixes(statehouse_store_dynamodb::Options),
 }
 
 impl Engine for Named {
@@ -81,26 +102,22 @@ impl Engine for Named {
     }
 
     fn lab(&self, namespace: &str) -> Result<Arc<dyn Lab>> {
-        use statehouse::engine::Engine as Kind;
-        match self.kind {
-            Kind::Model => Model.lab(namespace),
-            Kind::Sqlite => {
-                let path = self.url.strip_prefix("sqlite:").unwrap_or(&self.url);
-                let path = Path::new(path.strip_prefix("//").unwrap_or(path));
-                let beside = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        match &self.beside {
+            Beside::Nothing => Model.lab(namespace),
+            Beside::Files(beside) => {
                 let folder = tempfile::Builder::new()
                     .prefix(".statehouse-drill-")
-                    .tempdir_in(beside.unwrap_or(Path::new(".")))
+                    .tempdir_in(beside)
                     .context("a folder for the drill's file")?;
                 Ok(Arc::new(SqliteLab { folder }))
             }
-            Kind::Postgres => {
-                let mut options = statehouse_store_postgres::Options::from_url(&self.url)?;
+            Beside::Schemas(options) => {
+                let mut options = options.as_ref().clone();
                 options.schema = own_name("drill", '_');
                 Ok(Arc::new(PostgresLab { options }))
             }
-            Kind::Dynamodb => {
-                let mut options = statehouse_store_dynamodb::Options::from_url(&self.url)?;
+            Beside::Prefixes(options) => {
+                let mut options = options.clone();
                 options.prefix = own_name("drill", '-');
                 Ok(Arc::new(DynamoDbLab { options }))
             }
