@@ -89,6 +89,8 @@ const PAGES: [(&str, &[&str]); 12] = [
             "\"max_points\":9,\"sum_points\":14",
             "\"DELETED\"",
             "\"max_points\":5,\"sum_points\":5",
+            "\"queue\":\"mail\",\"state\":\"CANCELLED\"",
+            "\"queue\":\"mail\",\"state\":\"LIVE\"",
             "generation 2",
         ],
     ),

@@ -61,7 +61,7 @@ pub const REDUNDANT: &[Redundant] = &[
         actors: &["worker job.forget"],
         step: "",
         condition: "the row is present",
-        reason: "What somebody else has forgotten is forgotten, and nothing is told of it.",
+        reason: "What somebody else has forgotten is forgotten. Told twice, it names a row that is gone all the same.",
     },
     Redundant {
         actors: &["a reader of the house"],

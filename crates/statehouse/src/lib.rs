@@ -20,6 +20,7 @@ pub mod own;
 mod paging;
 pub mod product;
 pub mod resource;
+pub mod told;
 pub mod worker;
 
 pub use action::{Answer, Code, Expected, Refusal};

@@ -15,6 +15,7 @@ use crate::infra::log::Handler;
 use crate::infra::projection::Projector;
 use crate::own;
 use crate::product;
+use crate::told::Telling;
 use crate::worker::Worker;
 
 /// A declared thing with its tables and actions.
@@ -34,6 +35,8 @@ pub struct Resource {
     pub workers: Vec<Arc<dyn Worker>>,
     /// What it does with the records of the log, by itself; each becomes a worker with a shard for each partition.
     pub consumers: Vec<Consuming>,
+    /// What the log tells of its rows, for views.
+    pub telling: Telling,
 }
 
 /// What is done with the records of the log.
@@ -148,6 +151,11 @@ type DeclareOver = fn(&Thing, &Blueprint, &[Resource], &mut Problems) -> Vec<Res
 const STANDING_ON: [(&str, DeclareOver); 2] =
     [("feed", product::feed::declare), ("view", product::view::declare)];
 
+/// Whether a thing is declared over others.
+pub(crate) fn stands_on_others(thing: &Thing) -> bool {
+    STANDING_ON.iter().any(|(keyword, _)| *keyword == thing.keyword)
+}
+
 /// What is built and has nothing to declare: others stand on it.
 const BENEATH: [&str; 1] = ["projection"];
 
@@ -166,8 +174,8 @@ pub fn is_declared(archetype: &Archetype) -> bool {
 pub fn declare(blueprint: &Blueprint) -> Result<Vec<Resource>, Problems> {
     let mut problems = blueprint.problems();
     let mut resources: Vec<Resource> = Vec::new();
-    let stands_on = |thing: &&Thing| STANDING_ON.iter().any(|(keyword, _)| *keyword == thing.keyword);
-    let (over, plain): (Vec<&Thing>, Vec<&Thing>) = blueprint.things.iter().partition(stands_on);
+    let (over, plain): (Vec<&Thing>, Vec<&Thing>) =
+        blueprint.things.iter().partition(|thing| stands_on_others(thing));
     for thing in plain.into_iter().chain(over) {
         let keyword = thing.keyword;
         let declare = BUILT.iter().find(|(built, _)| *built == keyword).map(|(_, declare)| declare);

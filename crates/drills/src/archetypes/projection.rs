@@ -1,6 +1,8 @@
 //! I06 Projection pipeline, and the view of A05 that stands on it: after everything was read, a view is what its source
 //! says, whoever died, raced or rebuilt on the way; and nobody reads two generations at once.
 
+mod sources;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,6 +20,7 @@ use statehouse_store::{Commit, Page, Plan, Random, Row, Scan, Step, Store, Store
 
 use tokio::sync::Notify;
 
+use self::sources::*;
 use super::house::Visitor;
 use super::projection;
 use crate::around::{Around, Hook};
@@ -49,6 +52,14 @@ pub(super) const CASES: &[Case] = cases! {
         a_reader_waits_for_its_own_write(20),
         tenants_count_apart(9),
         processes_share_a_projection_and_survive_each_other(20),
+        edges_are_counted_while_they_are_there(9),
+        comments_are_counted_while_they_are_visible(9),
+        seats_and_bookings_are_counted_by_state(12),
+        jobs_are_counted_as_live_until_they_are_over(9),
+        effects_are_counted_by_status(9),
+        what_was_forgotten_since_a_look_does_not_come_back(9),
+        what_changed_back_since_a_look_stays_so(9),
+        a_record_of_many_rows_is_done_in_pieces(100),
         views_that_cannot_be_are_refused(0),
     }
 };
@@ -124,7 +135,8 @@ impl Scene {
         let leases = Leases::of(house.store().clone(), house.clock().clone(), table, tenant);
         let key = ["drill".into(), house.ids().next().into()];
         let held = loop {
-            match leases.acquire(&key, "drill", Duration::from_secs(600)).await {
+            // For longer than any case lasts, also those that move the clock.
+            match leases.acquire(&key, "drill", Duration::from_secs(30 * 86_400)).await {
                 Ok(held) => break held.map_err(|lease| anyhow::anyhow!("{lease:?} is taken"))?,
                 Err(error) => ensure!(error.is_transient(), "{error}"),
             }
@@ -191,8 +203,13 @@ impl Scene {
 
     /// Works until nothing is ahead and nothing is being built.
     pub async fn drain(&self) -> Result<()> {
+        self.drain_by(1).await
+    }
+
+    /// The same, by steps of so many rows.
+    pub async fn drain_by(&self, limit: usize) -> Result<()> {
         for _ in 0..5_000 {
-            if !self.work(1).await? {
+            if !self.work(limit).await? {
                 return Ok(());
             }
         }
@@ -1007,16 +1024,41 @@ async fn processes_share_a_projection_and_survive_each_other(lab: &dyn Lab) -> R
 }
 
 async fn views_that_cannot_be_are_refused(_: &dyn Lab) -> Result<()> {
+    let others = r#"
+[relation.follow]
+from = { a = "int" }
+to   = { b = "int" }
+[thread.comment]
+parent = { post_id = "int" }
+fields = { body = "text" }
+[schedule.job]
+[sequence.ticket]
+kind = "counter"
+key  = { series = "text" }
+[log.audit]
+[view.other]
+of = "profile"
+"#;
     for (view, expected) in [
         ("count = true", "does not say what it is of"),
         ("of = \"nothing\"", "not a resource that a view can be of"),
+        ("of = \"profiles\"", "did you mean `profile`?"),
         ("of = \"profile\"\nsum = [\"height\"]", "`height` is float; `sum` takes int"),
         ("of = \"profile\"\nmin = [\"team\"]", "`team` is text"),
         ("of = \"profile\"\ngroup_by = [\"height\"]", "`height` is float"),
         ("of = \"profile\"\nmax = [\"age\"]", "no column `age`"),
         ("of = \"profile\"\ngroup_bye = [\"team\"]", "did you mean `group_by`?"),
+        ("of = \"follow_out\"", "its rows are a list of others"),
+        ("of = \"follow_in\"", "write `of = \"follow\"`"),
+        ("of = \"comment_thread\"", "write `of = \"comment\"`"),
+        ("of = \"ticket\"", "its row says how far it has got"),
+        ("of = \"audit\"", "its rows say how far readers have got"),
+        ("of = \"other\"", "its rows follow from others"),
+        ("of = \"v\"", "its rows follow from others"),
+        ("of = \"job\"\nmax = [\"attempt\"]", "`attempt` of `job` cannot be followed: claims and heartbeats"),
+        ("of = \"job\"\ngroup_by = [\"worker\"]", "can be of job_id, queue, state, owner, priority,"),
     ] {
-        let text = blueprint(&format!("[view.v]\n{view}\n"));
+        let text = blueprint(&format!("{others}[view.v]\n{view}\n"));
         let declared = resource::declare(&Blueprint::read("statehouse.toml", &text)?);
         let problems = declared.err().with_context(|| format!("{view} was accepted"))?.render(false);
         ensure!(problems.contains(expected), "{view}: expected {expected:?}, got {problems}");

@@ -59,6 +59,7 @@ use crate::blueprint::settings::Field;
 use crate::form::{Form, Misfit, Property};
 use crate::paging;
 use crate::resource::{Resource, key_text, plural, state_name};
+use crate::told::{Telling, Told};
 
 /// The states of a row. `EXPIRED` is how a held one reads after its time; it is not stored.
 const STATES: [&str; 3] = [HELD, FREE, EXPIRED];
@@ -405,6 +406,7 @@ pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
         }
     };
     let lease = Arc::new(Declared { name: thing.name.clone(), table: table.clone(), duration });
+    let told = Told::with_row(&thing.name, &table);
     Some(Resource {
         name: thing.name.clone(),
         archetype: thing.archetype,
@@ -413,6 +415,7 @@ pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
         actions: actions(&lease, &key, max),
         workers: Vec::new(),
         consumers: Vec::new(),
+        telling: Telling::Rows(Box::new(told)),
     })
 }
 

@@ -56,6 +56,7 @@ use crate::form::{Form, Misfit, Property};
 use crate::infra::due::{self, DUE_AT, DUE_SHARD, Due, Scanner};
 use crate::paging;
 use crate::resource::{Resource, key_text, plural, state_name};
+use crate::told::{Telling, Told};
 use crate::worker::{Wake, Worker};
 
 /// The states of a row.
@@ -146,6 +147,7 @@ pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
         missed: if missed == "all" { Missed::All } else { Missed::Once },
     });
     let scanner: Arc<dyn Worker> = Arc::new(Scanner::new(timer.worker(), timer.shards, Timer::clone(&timer)));
+    let told = Told::with_row(&thing.name, &table);
     Some(Resource {
         name: thing.name.clone(),
         archetype: thing.archetype,
@@ -154,6 +156,7 @@ pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
         actions: actions(&timer, &key),
         workers: vec![scanner],
         consumers: Vec::new(),
+        telling: Telling::Rows(Box::new(told)),
     })
 }
 

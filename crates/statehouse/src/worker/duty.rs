@@ -13,6 +13,9 @@ use crate::infra::lease::Held;
 
 /// The first pause of a worker without work, and after a step that said "more" and did nothing.
 const IDLE_MIN: Duration = Duration::from_millis(20);
+/// How much longer a reader of the log may pause than others. It is woken by what is written; what it does not hear of is only
+/// what others do about its group: a replay of what is parked, a build that somebody begins.
+const LOG_PAUSES: u32 = 8;
 
 /// A worker on one shard.
 pub(super) struct Duty {
@@ -23,6 +26,14 @@ pub(super) struct Duty {
     pub(super) held: Arc<Mutex<Held>>,
     pub(super) leave: Arc<Leave>,
     pub(super) random: Random,
+}
+
+/// The n-th pause in a row of a worker that found nothing to do.
+fn pause_of(next: Next, number: u32, idle_max: Duration) -> Duration {
+    match next {
+        Next::Log(_) => growing(idle_max, number, idle_max.saturating_mul(LOG_PAUSES)),
+        _ => growing(IDLE_MIN, number, idle_max),
+    }
 }
 
 impl Duty {
@@ -45,11 +56,9 @@ impl Duty {
                     failures = 0;
                     self.note(&progress);
                     idle = if progress.rows == 0 { idle + 1 } else { 0 };
-                    let pause = growing(IDLE_MIN, idle.max(1), options.idle_max);
-                    (
-                        progress.next,
-                        if progress.rows > 0 && progress.next == Next::Now { Duration::ZERO } else { pause },
-                    )
+                    let at_once = progress.rows > 0 && progress.next == Next::Now;
+                    let pause = pause_of(progress.next, idle.max(1), options.idle_max);
+                    (progress.next, if at_once { Duration::ZERO } else { pause })
                 }
             };
             if self.wait(next, pause).await {
@@ -94,8 +103,7 @@ impl Duty {
             Next::At(at) => {
                 at.since(clock.now()).min(self.shop.options.idle_max).max(Duration::from_millis(1))
             }
-            Next::Log(_) => self.shop.options.idle_max,
-            Next::Now | Next::Idle => pause,
+            Next::Now | Next::Idle | Next::Log(_) => pause,
         };
         if pause.is_zero() {
             // Others have their turn, too.
@@ -124,5 +132,20 @@ impl Duty {
             () = news => true,
             () = self.leave.changed.notified() => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_their_bounds() {
+        let pauses = |next: Next| {
+            [1, 2, 3, 4, 9].map(|number| pause_of(next, number, Duration::from_secs(1)).as_millis())
+        };
+        assert_eq!(pauses(Next::Idle), [20, 40, 80, 160, 1_000]);
+        let log = Next::Log(Position { partition: 0, offset: 7 });
+        assert_eq!(pauses(log), [1_000, 2_000, 4_000, 8_000, 8_000]);
     }
 }

@@ -28,7 +28,8 @@
 //!
 //! **Pacing.** A step says what comes [`Next`]: more at once, more at a time, more when the log goes on, or nothing known.
 //! Whoever writes something due rings ([`Bells`]), so that this process does not sleep through it; another process finds
-//! it within [`Options::idle_max`].
+//! it within [`Options::idle_max`]. Readers of the log are woken by it, from whichever process it is written; while nothing
+//! is, their pauses grow to eight times that.
 //!
 //! All time and chance come from the house's clock and [`Options::random`]: under a manual clock nothing happens until it
 //! is moved.
@@ -151,7 +152,8 @@ pub struct Options {
     pub lease: Duration,
     /// Rows in one step.
     pub step_rows: usize,
-    /// The longest pause of a worker that knows of nothing to do.
+    /// The longest pause of a worker that knows of nothing to do; readers of the log, which are woken by it, pause up to eight
+    /// times as long.
     pub idle_max: Duration,
     /// The longest pause after a step that failed.
     pub error_max: Duration,

@@ -68,6 +68,7 @@ use crate::blueprint::problem::{Problem, Problems};
 use crate::blueprint::settings::Settings;
 use crate::infra::due;
 use crate::resource::{Resource, plural};
+use crate::told::{Telling, Told};
 use crate::worker::Worker;
 use rules::{Reconcile, Rules};
 use secret::{Reference, Template};
@@ -258,6 +259,9 @@ fn encoded(text: &str) -> String {
 pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
     let effect = Arc::new(read_settings(thing, problems)?);
     let sender: Arc<dyn Worker> = Arc::new(worker::Sender(effect.clone()));
+    // Events of attempts do without the row, whose body may be large; and rows are forgotten.
+    let told = Told::by_name(&effect.table, [(thing.name.as_str(), KEY)])
+        .untold(&[due::DUE_AT], "an effect that has to wait for its target is put off without an event");
     Some(Resource {
         name: thing.name.clone(),
         archetype: thing.archetype,
@@ -266,6 +270,7 @@ pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
         actions: actions::actions(&effect),
         workers: vec![sender],
         consumers: Vec::new(),
+        telling: Telling::Rows(Box::new(told)),
     })
 }
 

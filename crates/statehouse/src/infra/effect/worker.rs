@@ -28,8 +28,8 @@ use super::secret::Secrets;
 use super::target::{Admission, Pass};
 use super::{
     ANSWER, ATTEMPT, BODY, CANCELLED, CHECKS, DELIVERED, DELIVERED_AT, DETAIL, DOUBT, Destination,
-    EXPIRES_AT, Effect, HEADERS, HTTP_STATUS, JSON, PENDING, REASON, RETRYING, SENDING, SENT_KEY, STATUS,
-    STUCK_AT, TARGET, TRIES, UNCERTAIN, UPDATED_AT, URL, check_url, encoded, signature,
+    EXPIRES_AT, Effect, HEADERS, HTTP_STATUS, JSON, KEY, PENDING, REASON, RETRYING, SENDING, SENT_KEY,
+    STATUS, STUCK_AT, TARGET, TRIES, UNCERTAIN, UPDATED_AT, URL, check_url, encoded, signature,
 };
 use crate::infra::due::{DUE, DUE_AT, settled};
 use crate::outside::{Courier, Parcel, Reply, Sent};
@@ -328,7 +328,9 @@ impl Effect {
         let step = Step::delete(&self.table, row.key().iter().cloned())
             .guard(column(STATUS).eq(status))
             .guard(column(DUE_AT).le(now()));
-        let event = EventDraft::named(format!("{}.forgotten", self.name)).with(STATUS, status);
+        let event = EventDraft::named(format!("{}.forgotten", self.name))
+            .with(KEY, name_of(row))
+            .with(STATUS, status);
         let entry = Entry::about(&self.name, key_text(row.key())).event(event);
         let plan = Plan::of(row.tenant(), desk.shift.ids.next()).step(step).log(entry).without_rows().build();
         Ok(if desk.commit(plan.map_err(|error| misuse(&error))?).await? { Done::Moved } else { Done::Passed })
@@ -349,6 +351,7 @@ impl Effect {
             .set(DUE_AT, now_plus(self.lease))
             .set(UPDATED_AT, now());
         let event = EventDraft::named(self.event(SENDING))
+            .with(KEY, name_of(row))
             .with(ATTEMPT, attempt + 1)
             .with(TARGET, row.text(TARGET).unwrap_or_default());
         let entry = Entry::about(&self.name, key_text(row.key())).event(event);
@@ -384,6 +387,7 @@ impl Effect {
             step = step.set(DELIVERED_AT, now());
         }
         let event = EventDraft::named(self.event(status))
+            .with(KEY, name_of(row))
             .with(TARGET, row.text(TARGET).unwrap_or_default())
             .with(DOUBT, *doubt)
             .with("stuck", *stuck)
@@ -522,6 +526,11 @@ fn before(row: &Row, resource: &str) -> Before {
 
 fn misuse(error: &PlanError) -> StoreError {
     StoreError::schema("an effect", error.to_string())
+}
+
+/// What names an effect, for its events.
+fn name_of(row: &Row) -> &str {
+    row.text(KEY).unwrap_or_default()
 }
 
 /// A transition of a row that is being put together.

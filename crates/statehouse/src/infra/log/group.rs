@@ -33,6 +33,7 @@ use crate::form::{Form, Misfit, Property};
 use crate::infra::lease::{self, EPOCH, EXPIRES_AT, HOLDER};
 use crate::paging;
 use crate::resource::{Resource, key_text, state_name};
+use crate::told::Telling;
 
 /// How long a partition is held, if neither the blueprint nor the caller says.
 const DURATION_DEFAULT: Duration = Duration::from_secs(30);
@@ -81,6 +82,10 @@ pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
     let group = Arc::new(Declared { name: thing.name.clone(), of, duration });
     let parked = format!("{}_parked", thing.name);
     let key = |parts: &[(&str, Type)]| parts.iter().map(|(name, kind)| ((*name).to_owned(), *kind)).collect();
+    let telling = Telling::nothing(
+        "its rows say how far readers have got",
+        format!("call `{}.list`, or make the view of a resource that is written", thing.name),
+    );
     vec![
         Resource {
             name: thing.name.clone(),
@@ -90,6 +95,7 @@ pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
             actions: actions(&group),
             workers: Vec::new(),
             consumers: Vec::new(),
+            telling: telling.clone(),
         },
         Resource {
             name: parked.clone(),
@@ -99,6 +105,7 @@ pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
             actions: parked_actions(&group, &parked),
             workers: Vec::new(),
             consumers: Vec::new(),
+            telling: telling.clone(),
         },
     ]
 }

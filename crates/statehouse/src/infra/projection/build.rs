@@ -19,7 +19,7 @@ use super::pipeline::{Digest, Feed, Sheet, as_store_error, group_of};
 use super::state::{Phase, State, projections_table};
 use super::{Change, Entry, GENERATION, Matter, Projector, SOURCE};
 use crate::cache::Token;
-use crate::infra::log::{Group, Handler, Reading, Standing, feed, has_passed};
+use crate::infra::log::{Group, Handler, Reading, Standing, Unable, feed, has_passed};
 use crate::own;
 use crate::worker::{Next, Progress, Shift, Worker};
 
@@ -310,10 +310,10 @@ impl Projecting {
         // Whether a row is written to its end.
         let mut plans: JoinSet<Result<bool, StoreError>> = JoinSet::new();
         let left = Arc::new(AtomicUsize::new(PIECES_MAX));
-        let mut by_tenant: BTreeMap<Tenant, Vec<Change>> = BTreeMap::new();
+        let mut by_tenant: BTreeMap<Tenant, Vec<Row>> = BTreeMap::new();
         for row in page.rows {
             if self.projector.reach().is_none() {
-                by_tenant.entry(row.tenant().clone()).or_default().push(self.projector.change_of(&row));
+                by_tenant.entry(row.tenant().clone()).or_default().push(row);
                 continue;
             }
             let (store, ids, now) = (shift.store.clone(), shift.ids.clone(), shift.clock.now());
@@ -328,8 +328,8 @@ impl Projecting {
                 put_in_pieces(&*store, &ids, &*projector, generation, &row, now, &may).await
             });
         }
-        for (tenant, changes) in by_tenant {
-            for chunk in changes.chunks(CHUNK_MAX) {
+        for (tenant, rows) in by_tenant {
+            for chunk in rows.chunks(CHUNK_MAX) {
                 let (store, ids) = (shift.store.clone(), shift.ids.clone());
                 let (projector, tenant, chunk) = (self.projector.clone(), tenant.clone(), chunk.to_vec());
                 plans.spawn(async move {
@@ -456,26 +456,51 @@ async fn put(
     projector: &dyn Projector,
     generation: i64,
     tenant: &Tenant,
-    changes: Vec<Change>,
+    rows: Vec<Row>,
 ) -> Result<(), StoreError> {
-    for _ in 0..RACES_MAX {
+    let mut races = 0;
+    while races < RACES_MAX {
         let mut sheet = Sheet::over(projector, generation);
-        let read = sheet.read(store, tenant, changes.iter()).await;
-        read.map_err(|unable| as_store_error(unable, projector.name()))?;
-        changes.iter().for_each(|change| sheet.apply(change.clone()));
+        let changes = changes_of(&mut sheet, store, projector, tenant, &rows).await;
+        let changes = changes.map_err(|unable| as_store_error(unable, projector.name()))?;
+        let (sheet, taken) = sheet.take(vec![changes]);
         let steps = sheet.steps();
         if steps.is_empty() {
             return Ok(());
         }
         let plan = Plan::of(tenant, ids.next()).steps(steps).without_rows().build();
         match store.commit(&plan.map_err(|error| misuse(&error))?).await {
-            Ok(Commit::Applied(_)) => return Ok(()),
+            Ok(Commit::Applied(_)) if taken > 0 => return Ok(()),
+            // That was only a part of it.
+            Ok(Commit::Applied(_)) => races = 0,
             // Whatever became of it, the entries tell.
-            Ok(_) | Err(StoreError::OutcomeUnknown { .. }) => {}
+            Ok(_) | Err(StoreError::OutcomeUnknown { .. }) => races += 1,
             Err(error) => return Err(error),
         }
     }
     Err(StoreError::unavailable("source rows change all the time; the scan tries again"))
+}
+
+/// What rows mean that a scan has come to, over their entries. Those that have to be looked up are, once more: the entries
+/// were read after the scan.
+async fn changes_of(
+    sheet: &mut Sheet<'_>,
+    store: &dyn Store,
+    projector: &dyn Projector,
+    tenant: &Tenant,
+    rows: &[Row],
+) -> Result<Vec<Change>, Unable> {
+    let Some(look) = projector.look() else {
+        let changes: Vec<Change> = rows.iter().map(|row| projector.change_of(row)).collect();
+        sheet.read(store, tenant, changes.iter()).await?;
+        return Ok(changes);
+    };
+    let keys: Vec<Vec<Value>> = rows.iter().map(|row| row.key().to_vec()).collect();
+    let seen = sheet.look(look, store, tenant, keys.iter()).await?;
+    // What cannot be understood is no entry. Of the log it would be parked, with the reason.
+    let change =
+        |(key, seen): (&Vec<Value>, Result<Change, String>)| seen.or_else(|_| look.seen(key, None)).ok();
+    Ok(keys.iter().zip(seen).filter_map(change).collect())
 }
 
 /// Writes what a source row means piece by piece, unless the log has brought something newer (I2). Says whether it came to

@@ -14,6 +14,9 @@
 //! the generation that readers read. A new generation is filled from a scan of the source while the log is followed from
 //! where it stood before the scan, so that nothing is missed; then the row of the house is switched.
 //!
+//! Where the log only names the rows that a write has changed, the projector has a [`Look`]: their entries are read, then the
+//! rows themselves, and what they are then is what is written.
+//!
 //! Where one source row means more rows than fit into a plan, as a post does that goes to thousands of readers, the projector
 //! has a [`Reach`]: it hands out pieces, each of them a plan, and sees from what is stored how far it has come.
 //!
@@ -28,6 +31,8 @@
 //! - I2. A row's versions count once each and in their order, from wherever they come: the log, a second partition of it, or a
 //!   scan. *A change whose order is not above the entry's is nothing; guard of every other:* `version = the entry's that was
 //!   read`, or that there is none.
+//!   Of rows that are looked up, the last look counts: *the entry is read before its row, and written, if only with what it
+//!   says already, under the same guard;* so whoever has looked before and comes to write later is refused, and looks again.
 //! - I3. What is gone stays gone. *An entry that is gone keeps its order, as a tombstone, so that an older row that a scan has
 //!   read before does not come back.*
 //! - I4. A reader never sees two generations mixed. *It reads the row of the house once and everything else under the
@@ -35,7 +40,7 @@
 //! - I5. A generation is switched to once its scan is done, it has passed everything that the live one has, and its entries
 //!   are those of the source. *Guard of the switch:* `version = the one that was read` of the house's row, and the lease.
 //! - I6. The scan's place is never ahead of its work. *It is written after the plans of its page.*
-//! - I7. A record that is done in pieces is passed with the last of them. *A piece before it leaves the progress where it
+//! - I7. A record that is done in pieces, because it has more rows than fit into a plan, is passed with the last of them. *A piece before it leaves the progress where it
 //!   is.*
 //!
 //! **Failures.** *Stale index*: lag is said, and a reader that brings the token of its own write waits for it
@@ -162,6 +167,16 @@ pub trait Reach: Send + Sync {
     async fn piece(&self, generation: i64, of: Matter<'_>, reading: &Reading<'_>) -> Result<Piece, Unable>;
 }
 
+/// How rows are followed that the log names and does not have.
+pub trait Look: Send + Sync {
+    /// The keys of the source rows that a record names, after the tenant.
+    fn named(&self, record: &Record) -> Vec<Vec<Value>>;
+
+    /// What a row means that was looked up, by its key; `None` if it is not there. Or why it cannot be understood. The order
+    /// does not count.
+    fn seen(&self, key: &[Value], row: Option<&Row>) -> Result<Change, String>;
+}
+
 /// What follows from source rows. Pure: the same row always means the same.
 pub trait Projector: Send + Sync + fmt::Debug {
     /// The projection's name.
@@ -196,6 +211,12 @@ pub trait Projector: Send + Sync + fmt::Debug {
         before: Option<&Content>,
         after: Option<&Content>,
     ) -> Vec<Delta>;
+
+    /// How source rows are looked up, if they are; [`Projector::changes`] is then not asked. The order of all changes, also
+    /// of [`Projector::change_of`], is then 0.
+    fn look(&self) -> Option<&dyn Look> {
+        None
+    }
 
     /// How it is done in pieces, if it is; [`Projector::deltas`] is then not asked.
     fn reach(&self) -> Option<&dyn Reach> {

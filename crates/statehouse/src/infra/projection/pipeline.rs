@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use statehouse_store::{
-    Address, Consistency, Guard, Operand, PlanError, Record, Step, Store, StoreError, Table, Tenant, Value,
+    Address, Consistency, Guard, Operand, PlanError, Record, Row, Step, Store, StoreError, Table, Tenant,
+    Value,
 };
 
-use super::{Change, Content, Delta, Entry, GONE, Matter, Projector, SOURCE_ORDER};
+use super::{Change, Content, Delta, Entry, GONE, Look, Matter, Projector, SOURCE_ORDER};
 use crate::infra::log::{Effect, Handler, Reading, Unable};
 
 /// Rows in one plan at most; one more is the group's progress.
@@ -50,22 +51,25 @@ impl Handler for Feed {
             let effect = Effect::of(1, piece.steps);
             return Ok(Effect { goes_on: !piece.is_last, contends: true, ..effect });
         }
-        let mut changes = Vec::with_capacity(records.len());
-        for record in records {
-            changes.push(self.projector.changes(record).map_err(Unable::Never)?);
-        }
         let mut sheet = Sheet::over(&*self.projector, self.generation);
-        sheet.read(reading.store, reading.tenant, changes.iter().flatten()).await?;
-        let mut taken = 0;
-        for changes in changes {
-            let mut next = sheet.clone();
-            changes.into_iter().for_each(|change| next.apply(change));
-            if taken > 0 && next.rows() > STEPS_MAX {
-                break;
+        let changes = match self.projector.look() {
+            None => {
+                let changes = records.iter().map(|record| self.projector.changes(record));
+                let changes = changes.collect::<Result<Vec<_>, _>>().map_err(Unable::Never)?;
+                sheet.read(reading.store, reading.tenant, changes.iter().flatten()).await?;
+                changes
             }
-            (sheet, taken) = (next, taken + 1);
-        }
-        Ok(Effect::of(taken, sheet.steps()))
+            Some(look) => {
+                let named: Vec<Vec<Vec<Value>>> = records.iter().map(|record| look.named(record)).collect();
+                let seen = sheet.look(look, reading.store, reading.tenant, named.iter().flatten()).await?;
+                let mut seen = seen.into_iter();
+                let of_record = |keys: &Vec<Vec<Value>>| seen.by_ref().take(keys.len()).collect();
+                named.iter().map(of_record).collect::<Result<Vec<_>, String>>().map_err(Unable::Never)?
+            }
+        };
+        let (sheet, taken) = sheet.take(changes);
+        let effect = Effect::of(taken.max(1), sheet.steps());
+        Ok(Effect { goes_on: taken == 0, contends: self.projector.look().is_some(), ..effect })
     }
 }
 
@@ -116,22 +120,106 @@ impl<'p> Sheet<'p> {
         Ok(())
     }
 
+    /// Looks up rows, after their entries were read (I2): by key, what they mean, or why they cannot be understood.
+    pub(super) async fn look(
+        &mut self,
+        look: &dyn Look,
+        store: &dyn Store,
+        tenant: &Tenant,
+        keys: impl Iterator<Item = &Vec<Value>>,
+    ) -> Result<Vec<Result<Change, String>>, Unable> {
+        // Without the rows first: that is enough to know the entries.
+        let blanks: Vec<(&Vec<Value>, Result<Change, String>)> =
+            keys.map(|key| (key, look.seen(key, None))).collect();
+        let known = || blanks.iter().filter_map(|(key, blank)| Some((*key, blank.as_ref().ok()?)));
+        self.read(store, tenant, known().map(|(_, blank)| blank)).await?;
+        let by_source: BTreeMap<&str, &Vec<Value>> =
+            known().map(|(key, blank)| (blank.source.as_str(), key)).collect();
+        let address = |key: &&Vec<Value>| Address::new(self.projector.source(), tenant, key.iter().cloned());
+        let addresses = by_source.values().map(address).collect::<Result<Vec<Address>, PlanError>>()?;
+        let rows = match addresses.is_empty() {
+            true => Vec::new(),
+            false => store.get(&addresses, Consistency::Strong).await?,
+        };
+        let rows: BTreeMap<&str, Option<Row>> = by_source.into_keys().zip(rows).collect();
+        let seen = |(key, blank): &(&Vec<Value>, Result<Change, String>)| match blank {
+            Ok(blank) => look.seen(key, rows.get(blank.source.as_str()).and_then(Option::as_ref)),
+            Err(why) => Err(why.clone()),
+        };
+        Ok(blanks.iter().map(seen).collect())
+    }
+
+    /// What is known of a source: the order, and what the entry says.
+    fn known(&self, source: &str) -> (i64, Option<&Content>) {
+        match (self.changed.get(source), self.read.get(source)) {
+            (Some((order, content)), _) => (*order, content.as_ref()),
+            (None, Some(entry)) => (entry.order, entry.content.as_ref()),
+            (None, None) => (i64::MIN, None),
+        }
+    }
+
+    /// Whether a change makes a difference.
+    fn differs(&self, change: &Change) -> bool {
+        let (order, content) = self.known(&change.source);
+        match self.projector.look() {
+            Some(_) => content != change.content.as_ref(),
+            None => change.order > order,
+        }
+    }
+
     /// Takes a change in, unless something newer is known (I2).
     pub(super) fn apply(&mut self, change: Change) {
-        let Change { source, order, content } = change;
-        let (known, before) = match (self.changed.get(&source), self.read.get(&source)) {
-            (Some((order, content)), _) => (*order, content.clone()),
-            (None, Some(entry)) => (entry.order, entry.content.clone()),
-            (None, None) => (i64::MIN, None),
-        };
-        if order <= known {
+        if self.projector.look().is_none() && !self.differs(&change) {
             return;
         }
-        let deltas = self.projector.deltas(self.generation, &source, before.as_ref(), content.as_ref());
-        for delta in deltas {
-            self.add(delta);
+        let Change { source, order, content } = change;
+        let (_, before) = self.known(&source);
+        if before != content.as_ref() {
+            let deltas = self.projector.deltas(self.generation, &source, before, content.as_ref());
+            for delta in deltas {
+                self.add(delta);
+            }
         }
         self.changed.insert(source, (order, content));
+    }
+
+    /// Takes in the changes of as many records as fit into a plan, and says how many. If not even the first one does, then
+    /// of that one what fits, and none is done yet (I7).
+    pub(super) fn take(mut self, changes: Vec<Vec<Change>>) -> (Sheet<'p>, usize) {
+        let mut taken = 0;
+        for changes in changes {
+            let mut next = self.clone();
+            changes.iter().cloned().for_each(|change| next.apply(change));
+            if next.rows() > STEPS_MAX {
+                if taken > 0 {
+                    break;
+                }
+                // What is stored tells the next piece what is left: only that makes a difference. Those that make none are
+                // written with the last piece, and then there are no more of them than a plan has written.
+                let part = self.clone().part(&changes);
+                if part.rows() > 0 {
+                    return (part, 0);
+                }
+            }
+            (self, taken) = (next, taken + 1);
+        }
+        (self, taken)
+    }
+
+    /// As many as fit of the changes that make a difference.
+    pub(super) fn part(mut self, changes: &[Change]) -> Sheet<'p> {
+        for change in changes {
+            if !self.differs(change) {
+                continue;
+            }
+            let mut next = self.clone();
+            next.apply(change.clone());
+            if self.rows() > 0 && next.rows() > STEPS_MAX {
+                break;
+            }
+            self = next;
+        }
+        self
     }
 
     fn add(&mut self, delta: Delta) {

@@ -82,6 +82,7 @@ pub(super) fn declare(
         actions: actions(&counter),
         workers: Vec::new(),
         consumers: Vec::new(),
+        telling: super::telling(&thing.name),
     })
 }
 

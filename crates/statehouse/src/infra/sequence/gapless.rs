@@ -91,6 +91,7 @@ pub(super) fn declare(
         actions: actions(&gapless),
         workers: Vec::new(),
         consumers: Vec::new(),
+        telling: super::telling(&thing.name),
     })
 }
 

@@ -57,6 +57,7 @@ use crate::blueprint::problem::{Problem, Problems};
 use crate::blueprint::settings::{Field, Settings};
 use crate::form::{Form, Property};
 use crate::resource::{Resource, plural};
+use crate::told::Telling;
 use statehouse_store::Table;
 use statehouse_store::table::Builder;
 use std::sync::Arc;
@@ -71,6 +72,12 @@ const FIRST: &str = "first";
 const COUNT: &str = "count";
 const HOLDER: &str = "holder";
 const UPDATED_AT: &str = "updated_at";
+
+/// What a view could be of: a sequence's row is a number already.
+fn telling(name: &str) -> Telling {
+    let instead = format!("call `{name}.list`, or make the view of what has its numbers");
+    Telling::nothing("its row says how far it has got", instead)
+}
 
 /// Reads `[sequence.NAME]`.
 pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {

@@ -113,6 +113,7 @@ pub(super) fn declare(
         actions: actions(&ids),
         workers: Vec::new(),
         consumers: Vec::new(),
+        telling: super::telling(&thing.name),
     })
 }
 

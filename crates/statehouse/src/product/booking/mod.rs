@@ -62,6 +62,7 @@ use crate::blueprint::settings::Field;
 use crate::blueprint::{Blueprint, Thing};
 use crate::infra::due::{self, Scanner};
 use crate::resource::{Resource, plural};
+use crate::told::{Telling, Told};
 use crate::worker::Worker;
 
 /// The states of a unit.
@@ -238,6 +239,10 @@ fn declare_both(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 2]>
     let sweeper: Arc<dyn Worker> =
         Arc::new(Scanner::new(booking.sweeper(), booking.shards, write::Sweep(booking.clone())));
     let key = booking.group.iter().chain([&booking.unit]);
+    // A plan of a booking changes all its units, and its event is about the booking, which names them.
+    let namings = [(booking.name.as_str(), booking.unit.name.as_str()), (booking.bookings.as_str(), UNITS)];
+    let units_told = Told::by_name(&booking.units_table, namings);
+    let told = Told::with_row(&booking.bookings, &booking.bookings_table);
     Some([
         Resource {
             name: thing.name.clone(),
@@ -247,6 +252,7 @@ fn declare_both(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 2]>
             actions: actions::unit_actions(&booking),
             workers: Vec::new(),
             consumers: Vec::new(),
+            telling: Telling::Rows(Box::new(units_told)),
         },
         Resource {
             name: booking.bookings.clone(),
@@ -256,6 +262,7 @@ fn declare_both(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 2]>
             actions: actions::booking_actions(&booking),
             workers: vec![sweeper],
             consumers: Vec::new(),
+            telling: Telling::Rows(Box::new(told)),
         },
     ])
 }

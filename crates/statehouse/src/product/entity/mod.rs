@@ -64,6 +64,7 @@ use crate::blueprint::problem::{Problem, Problems};
 use crate::blueprint::settings::Field;
 use crate::lock;
 use crate::resource::{Resource, plural};
+use crate::told::{Counts, Telling, Told};
 
 /// The states of a row.
 const STATUSES: [&str; 2] = [ACTIVE, DELETED];
@@ -149,6 +150,7 @@ pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
         _ => None,
     };
     let tables = std::iter::once(main.clone()).chain(hot_table.clone()).chain(lock_table.clone()).collect();
+    let told = Told::with_row(&thing.name, &main).counting(Counts::With(STATUS, &[ACTIVE]));
     let entity =
         Arc::new(Entity { name: thing.name.clone(), fields, hot, table: main, hot_table, lock_table });
     Some(Resource {
@@ -159,6 +161,7 @@ pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
         actions: actions::actions(&entity, &key, require_version),
         workers: Vec::new(),
         consumers: Vec::new(),
+        telling: Telling::Rows(Box::new(told)),
     })
 }
 

@@ -77,6 +77,7 @@ use crate::infra::projection::{
     Change, Content, Delta, GENERATION, Projector, Reach, SOURCE, SOURCE_ORDER, entries_table,
 };
 use crate::resource::{Consuming, Resource, key_text};
+use crate::told::Telling;
 
 const VIEWER: &str = "viewer_id";
 const AUTHOR: &str = "author_id";
@@ -260,6 +261,7 @@ fn declare_feed(
         actions: actions::actions(&feed),
         workers: vec![Arc::new(Sweeper::of(feed.clone()))],
         consumers: vec![Consuming::Projection(feed)],
+        telling: Telling::derived(),
     })
 }
 

@@ -48,6 +48,7 @@ use crate::blueprint::Thing;
 use crate::blueprint::problem::{Problem, Problems};
 use crate::blueprint::settings::Field;
 use crate::resource::{Resource, key_text, plural};
+use crate::told::{Counts, Telling, Told};
 
 /// Since when the edge is there; null for one that is not.
 pub(super) const SINCE: &str = "since";
@@ -136,7 +137,7 @@ pub(super) fn declared(thing: &Thing, problems: &mut Problems) -> Option<Relatio
 
 fn declare_all(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 3]> {
     let relation = Arc::new(declared(thing, problems)?);
-    let resource = |name: String, key: Vec<&Field>, tables, actions| Resource {
+    let resource = |name: String, key: Vec<&Field>, tables, actions, telling| Resource {
         name,
         archetype: thing.archetype,
         key: key.into_iter().map(|field| (field.name.clone(), field.kind)).collect(),
@@ -144,16 +145,19 @@ fn declare_all(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 3]> 
         actions,
         workers: Vec::new(),
         consumers: Vec::new(),
+        telling,
     };
     let end = |end: End| {
         let listing = relation.listing(end);
         let tables = vec![listing.table.clone(), listing.counts.clone()];
         let key = relation.owner(end).iter().collect();
-        resource(relation.end_name(end), key, tables, actions::end_actions(&relation, end))
+        let actions = actions::end_actions(&relation, end);
+        resource(relation.end_name(end), key, tables, actions, Telling::list_of(&relation.name))
     };
     let key = relation.from.iter().chain(&relation.to).collect();
-    let edge =
-        resource(thing.name.clone(), key, vec![relation.table.clone()], actions::edge_actions(&relation));
+    let told = Told::with_row(&relation.name, &relation.table).counting(Counts::Having(SINCE));
+    let (actions, telling) = (actions::edge_actions(&relation), Telling::Rows(Box::new(told)));
+    let edge = resource(thing.name.clone(), key, vec![relation.table.clone()], actions, telling);
     Some([edge, end(End::Out), end(End::In)])
 }
 

@@ -51,6 +51,7 @@ use crate::infra::due::{self, DUE, DUE_AT, DUE_SHARD, settled};
 use crate::infra::timer::Missed;
 use crate::paging;
 use crate::resource::{key_text, state_name};
+use crate::told::{Counts, Told};
 use crate::worker::{Next, Progress, Shift, Wake, Worker};
 
 /// The states of a definition.
@@ -69,7 +70,7 @@ const MISSED: &str = "missed";
 const OVERLAP: &str = "overlap";
 const NEXT_TIME: &str = "next_time";
 const LAST_TIME: &str = "last_time";
-const LAST_JOB_ID: &str = "last_job_id";
+pub(super) const LAST_JOB_ID: &str = "last_job_id";
 const REVISION: &str = "revision";
 const MADE: &str = "made";
 const SKIPPED: &str = "skipped";
@@ -143,6 +144,12 @@ impl Schedule {
 
     pub(super) fn maker(&self) -> String {
         format!("{}.make", self.name)
+    }
+
+    /// How views follow its definitions.
+    pub(super) fn definitions_told(&self) -> Told {
+        let counts = Counts::With(STATUS, &[ACTIVE, PAUSED, ENDED]);
+        Told::with_row(&self.definition_resource(), &self.definitions).counting(counts)
     }
 
     async fn definition(

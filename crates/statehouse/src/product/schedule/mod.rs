@@ -64,6 +64,7 @@ use crate::blueprint::Thing;
 use crate::blueprint::problem::{Problem, Problems};
 use crate::infra::due::{self, Scanner};
 use crate::resource::{Resource, plural};
+use crate::told::{Alike, Telling, Told};
 use crate::worker::Worker;
 
 /// The states of a job.
@@ -72,6 +73,8 @@ const STATES: [&str; 6] = [PENDING, IN_PROGRESS, RETRYING, COMPLETED, FAILED, CA
 const LIVE: [&str; 3] = [PENDING, IN_PROGRESS, RETRYING];
 /// Those in which it is.
 const OVER: [&str; 3] = [COMPLETED, FAILED, CANCELLED];
+/// Columns that claims, heartbeats and the ends of other jobs change, without an event.
+const UNTOLD: [&str; 8] = [RUN_SHARD, RUN_AT, ATTEMPT, WORKER, CLAIM_ID, UNIQUE_HELD, STARTED_AT, UPDATED_AT];
 const PENDING: &str = "PENDING";
 const IN_PROGRESS: &str = "IN_PROGRESS";
 const RETRYING: &str = "RETRYING";
@@ -185,6 +188,16 @@ impl Schedule {
 
     fn sweeper(&self) -> String {
         format!("{}.forget", self.name)
+    }
+
+    /// How views follow its jobs. Claims, heartbeats and the ends of others change a job without an event. A definition's
+    /// events are about the definition, and name the job that was made or withdrawn.
+    fn told(&self) -> Told {
+        let definitions = self.definition_resource();
+        let namings = [(self.name.as_str(), JOB_ID), (definitions.as_str(), definition::LAST_JOB_ID)];
+        Told::by_name(&self.jobs, namings)
+            .untold(&UNTOLD, "claims and heartbeats leave nothing in the log")
+            .alike(Alike { column: STATE, values: &LIVE, shown: "LIVE" })
     }
 
     fn tell(&self) {
@@ -337,6 +350,7 @@ fn declare_all(thing: &Thing, problems: &mut Problems) -> Option<Vec<Resource>> 
             actions: actions::job_actions(&schedule),
             workers: vec![sweeper],
             consumers: Vec::new(),
+            telling: Telling::Rows(Box::new(schedule.told())),
         },
         Resource {
             name: schedule.queue_resource(),
@@ -346,6 +360,7 @@ fn declare_all(thing: &Thing, problems: &mut Problems) -> Option<Vec<Resource>> 
             actions: actions::queue_actions(&schedule),
             workers: Vec::new(),
             consumers: Vec::new(),
+            telling: Telling::Rows(Box::new(Told::with_row(&schedule.queue_resource(), &schedule.queues))),
         },
         Resource {
             name: schedule.definition_resource(),
@@ -355,6 +370,7 @@ fn declare_all(thing: &Thing, problems: &mut Problems) -> Option<Vec<Resource>> 
             actions: definition::actions(&schedule, &actions::job_form(&schedule)),
             workers: vec![maker],
             consumers: Vec::new(),
+            telling: Telling::Rows(Box::new(schedule.definitions_told())),
         },
     ])
 }

@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use serde_json::Value as Json;
 use statehouse_store::guard::{column, is_in, is_null, is_set, now, now_plus};
 use statehouse_store::{
-    Address, Consistency, Draft as EventDraft, Event, Expr, Guard, Plan, PlanError, Reason, Refused, Row,
-    Step, Store, Table, Tenant, Time, Type, Value,
+    Address, Consistency, Draft as EventDraft, Entry, Event, Expr, Guard, Plan, PlanError, Reason, Refused,
+    Row, Step, Store, Table, Tenant, Time, Type, Value,
 };
 
 use super::lanes::Place;
@@ -321,9 +321,12 @@ impl Due for Forget {
 
     fn plan(&self, row: &Row, _: Time, operation: &str) -> Result<Plan, PlanError> {
         let job = Step::delete(&self.0.jobs, row.key().iter().cloned()).guard(column(DUE_AT).le(now()));
-        let mut plan = Plan::of(row.tenant(), operation).step(job).without_rows();
+        let job_id = row.text(JOB_ID).unwrap_or_default();
+        // Whoever counts jobs has to know; what it was is of no use to anybody.
+        let event = EventDraft::named(format!("{}.forgotten", self.0.name)).with(JOB_ID, job_id);
+        let entry = Entry::about(&self.0.name, key_text(row.key())).event(event);
+        let mut plan = Plan::of(row.tenant(), operation).step(job).log(entry).without_rows();
         if let (Some(key), Some(true)) = (row.text(UNIQUE_KEY), row.bool(UNIQUE_HELD)) {
-            let job_id = row.text(JOB_ID).unwrap_or_default();
             plan = plan.step(Step::delete(&self.0.uniques, [key.into()]).guard(column(JOB_ID).eq(job_id)));
         }
         plan.build()

@@ -50,6 +50,7 @@ use crate::blueprint::Thing;
 use crate::blueprint::problem::{Problem, Problems};
 use crate::blueprint::settings::Field;
 use crate::resource::{Resource, key_text, plural};
+use crate::told::{Counts, Telling, Told};
 
 /// The states of a child.
 const STATUSES: [&str; 3] = [VISIBLE, HIDDEN, REMOVED];
@@ -147,7 +148,7 @@ fn declare_both(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 2]>
         table: children,
         listing,
     });
-    let resource = |name: &str, key: Vec<&Field>, tables, actions| Resource {
+    let resource = |name: &str, key: Vec<&Field>, tables, actions, telling| Resource {
         name: name.to_owned(),
         archetype: thing.archetype,
         key: key.into_iter().map(|field| (field.name.clone(), field.kind)).collect(),
@@ -155,18 +156,17 @@ fn declare_both(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 2]>
         actions,
         workers: Vec::new(),
         consumers: Vec::new(),
+        telling,
     };
     let key = thread.parent.iter().chain([&thread.id]).collect();
     let lists = vec![thread.listing.table.clone(), thread.listing.counts.clone()];
-    Some([
-        resource(
-            &thread.name,
-            key,
-            vec![thread.table.clone()],
-            actions::child_actions(&thread, require_version),
-        ),
-        resource(&thread.threads, thread.parent.iter().collect(), lists, actions::thread_actions(&thread)),
-    ])
+    let told = Told::with_row(&thread.name, &thread.table).counting(Counts::With(STATUS, &[VISIBLE]));
+    let actions = actions::child_actions(&thread, require_version);
+    let telling = Telling::Rows(Box::new(told));
+    let children = resource(&thread.name, key, vec![thread.table.clone()], actions, telling);
+    let (actions, telling) = (actions::thread_actions(&thread), Telling::list_of(&thread.name));
+    let threads = resource(&thread.threads, thread.parent.iter().collect(), lists, actions, telling);
+    Some([children, threads])
 }
 
 impl Thread {

@@ -2,8 +2,11 @@
 //!
 //! ```text
 //!   source rows (truth) ──► log ──► entries ──► totals by group
-//!                                      └──────► rows in order, for min, max and latest
+//!         └─ looked up, where the ──┘  └──────► rows in order, for min, max and latest
+//!            log only names them
 //! ```
+//!
+//! What the log tells of a source's rows is said by its archetype ([`crate::told`]).
 //!
 //! **Rows.** `profiles_by_status(tenant, generation, group_key, group columns…, members, sum_…, version)`: one for each group.
 //! `profiles_by_status_entries`: what each source row counts for. `profiles_by_status_order(tenant, generation, group_key,
@@ -15,7 +18,10 @@
 //!   one, in one plan, by adding to the totals and not by writing them.*
 //! - V2. A minimum, maximum or latest is that of an entry that is there. *It is the first or last of rows in order, which come
 //!   and go with their entries in one plan.*
-//! - V3. A deleted row counts nowhere. *An entity's row counts while it is `ACTIVE`, unless the view groups by status.*
+//! - V3. A deleted row counts nowhere. *A row that stays as a tombstone says so, and counts no more, unless the view groups by
+//!   what says it* ([`Counts`]); *of one that is gone the log names the key, and nothing is found there.*
+//! - V4. Nothing is counted that changes without the log being told. *Such columns are refused, and values of a state that
+//!   change into each other in this way count as one* ([`crate::told::Alike`]).
 //!
 //! **Failures.** *Stale projection*: the lag is known, and a read with `after`, the token of a write, waits for it. *Missing
 //! entry*, *duplicate entry*: effect and progress are one plan, and the row's version counts once. *Tombstone not
@@ -25,43 +31,36 @@
 //! **Hotspots.** *Fanout on write*, *expensive ranking/recompute*: a source row changes a bounded number of rows. *Projection
 //! lag*, *rebuild cost*: the pipeline's. *Query fanout across shards*: a group is one row, and one more read for each extreme.
 
+mod read;
+
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
-use async_trait::async_trait;
-use serde_json::{Map, Value as Json, json};
-use statehouse_store::{Address, Consistency, Query, Record, Row, Table, Tenant, Type, Value};
+use serde_json::Value as Json;
+use statehouse_store::{Record, Row, Table, Type, Value};
 
-use crate::action::{Action, Answer, Call, Code, Desk, Does, Method, Place, Read, Refusal, Route};
+use crate::action::Does;
 use crate::blueprint::problem::{Problem, Problems};
 use crate::blueprint::settings::Settings;
-use crate::blueprint::{Blueprint, Thing};
-use crate::form::{Form, Property};
-use crate::infra::projection::{
-    Change, Consult, Content, Delta, GENERATION, Projector, SOURCE, entries_table, fresh,
-};
-use crate::paging;
-use crate::resource::{Consuming, Resource, key_text, state_name};
+use crate::blueprint::{self, Blueprint, Thing};
+use crate::infra::projection::{Change, Content, Delta, GENERATION, Look, Projector, SOURCE, entries_table};
+use crate::resource::{Consuming, Resource, key_text, stands_on_others};
+use crate::told::{Counts, How, Telling, Told};
 
 const GROUP_KEY: &str = "group_key";
 const MEMBERS: &str = "members";
 const FIELD: &str = "field";
 const RANK: &str = "rank";
 const VALUE: &str = "value";
-const STATUS: &str = "status";
-const ACTIVE: &str = "ACTIVE";
 /// Bytes of a group's values, and of a source's key, that fit into the keys of the view's rows.
 const KEY_BYTES_MAX: usize = 300;
-/// The archetypes of which every write of a row is an event with that row.
-const TOLD: [&str; 3] = ["entity", "lease", "timer"];
 
 /// One declared view.
 #[derive(Debug)]
 struct View {
     name: String,
     of: String,
-    source: Arc<Table>,
+    told: Told,
     totals: Arc<Table>,
     entries: Arc<Table>,
     order: Arc<Table>,
@@ -71,21 +70,28 @@ struct View {
     min: Vec<String>,
     max: Vec<String>,
     latest: Vec<String>,
-    /// Whether only rows that are `ACTIVE` count.
-    active_only: bool,
+    /// Which rows count.
+    counts: Counts,
+    /// What has to be done before there is something to see, for those who explain.
+    after: Vec<String>,
 }
 
 /// Reads `[view.NAME]`, over a resource that is declared elsewhere in the blueprint.
 pub fn declare(
     thing: &Thing,
-    _: &Blueprint,
+    blueprint: &Blueprint,
     resources: &[Resource],
     problems: &mut Problems,
 ) -> Vec<Resource> {
-    declare_view(thing, resources, problems).into_iter().collect()
+    declare_view(thing, blueprint, resources, problems).into_iter().collect()
 }
 
-fn declare_view(thing: &Thing, resources: &[Resource], problems: &mut Problems) -> Option<Resource> {
+fn declare_view(
+    thing: &Thing,
+    blueprint: &Blueprint,
+    resources: &[Resource],
+    problems: &mut Problems,
+) -> Option<Resource> {
     let mut settings = thing.settings.clone();
     let of = settings.text("of", problems);
     let group_by = settings.texts("group_by", problems).unwrap_or_default();
@@ -102,12 +108,12 @@ fn declare_view(thing: &Thing, resources: &[Resource], problems: &mut Problems) 
         return None;
     };
     let before = problems.len();
-    let told = |resource: &&Resource| resource.name == of && TOLD.contains(&resource.archetype.keyword());
-    let Some(source) = resources.iter().find(told).and_then(|resource| resource.tables.first()) else {
-        let title = format!("`{of}` is not a resource that a view can be of");
-        let advice = format!("declare it as one of {}", TOLD.join(", "));
-        problems.add(Problem::at(settings.span_of("of"), title).advice(advice));
-        return None;
+    let (source, told) = match followed(&of, blueprint, resources) {
+        Ok(found) => found,
+        Err((title, advice)) => {
+            problems.add(Problem::at(settings.span_of("of"), title).advice(advice));
+            return None;
+        }
     };
     let numbers = [Type::Int, Type::Float, Type::Time];
     let groups = [Type::Text, Type::Int, Type::Bool, Type::Time];
@@ -119,12 +125,12 @@ fn declare_view(thing: &Thing, resources: &[Resource], problems: &mut Problems) 
         ("latest", &latest, &numbers),
     ];
     for (setting, names, kinds) in lists {
-        check_columns(&settings, setting, names, kinds, source, &of, problems);
+        check_columns(&settings, setting, names, kinds, told, &of, problems);
     }
     if problems.len() > before {
         return None;
     }
-    let kind = |name: &str| source.type_of(name).unwrap_or(Type::Text);
+    let kind = |name: &str| told.table.type_of(name).unwrap_or(Type::Text);
     let group_by: Vec<(String, Type)> = group_by.iter().map(|name| (name.clone(), kind(name))).collect();
     let tables = tables(&thing.name, &group_by, &sum, [&min, &max, &latest]);
     let [totals, entries, order] = match tables {
@@ -134,13 +140,15 @@ fn declare_view(thing: &Thing, resources: &[Resource], problems: &mut Problems) 
             return None;
         }
     };
-    let active_only = source.column(STATUS).is_some_and(|column| column.default == Some(ACTIVE.into()))
-        && !group_by.iter().any(|(name, _)| name == STATUS);
-    let source = source.clone();
+    let counts = match told.counts {
+        Counts::With(column, _) if group_by.iter().any(|(name, _)| name == column) => Counts::All,
+        counts => counts,
+    };
+    let (told, after) = (told.clone(), makers(source));
     let view = Arc::new(View {
         name: thing.name.clone(),
         of,
-        source,
+        told,
         totals,
         entries,
         order,
@@ -150,17 +158,58 @@ fn declare_view(thing: &Thing, resources: &[Resource], problems: &mut Problems) 
         min,
         max,
         latest,
-        active_only,
+        counts,
+        after,
     });
     Some(Resource {
         name: thing.name.clone(),
         archetype: thing.archetype,
         key: view.group_by.clone(),
         tables: view.tables(),
-        actions: actions(&view),
+        actions: read::actions(&view),
         workers: Vec::new(),
         consumers: vec![Consuming::Projection(view)],
+        telling: Telling::derived(),
     })
+}
+
+/// The resource that a view is of, and how it is followed; or what is wrong with it, and what to do.
+fn followed<'r>(
+    of: &str,
+    blueprint: &Blueprint,
+    resources: &'r [Resource],
+) -> Result<(&'r Resource, &'r Told), (String, String)> {
+    let is_told = |resource: &&Resource| matches!(resource.telling, Telling::Rows(_));
+    let names = || resources.iter().filter(is_told).map(|resource| resource.name.as_str());
+    let title = format!("`{of}` is not a resource that a view can be of");
+    let cannot = |telling: &Telling| match telling {
+        Telling::Nothing { why, instead } => (format!("{title}: {why}"), instead.clone()),
+        Telling::Rows(_) => (title.clone(), String::new()),
+    };
+    match resources.iter().find(|resource| resource.name == of) {
+        Some(source) => match &source.telling {
+            Telling::Rows(told) => Ok((source, told)),
+            nothing => Err(cannot(nothing)),
+        },
+        // What stands on others may be declared after this view, or be the view itself.
+        None if blueprint.thing(of).is_some_and(stands_on_others) => Err(cannot(&Telling::derived())),
+        None => {
+            let advice = match blueprint::nearest(of, names()) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None if names().next().is_none() => "declare one: `[entity.NAME]`".to_owned(),
+                None => format!("there are {}", names().collect::<Vec<_>>().join(", ")),
+            };
+            Err((title, advice))
+        }
+    }
+}
+
+/// The actions by which a resource comes to have a row.
+fn makers(source: &Resource) -> Vec<String> {
+    let maker = source.actions.iter().find(|action| action.shape == "create target");
+    let maker = maker.or_else(|| source.actions.iter().find(|action| matches!(action.does, Does::Write(_))));
+    let own = maker.map(|action| format!("{}.{}", source.name, action.name));
+    maker.into_iter().flat_map(|action| action.after.clone()).chain(own).collect()
 }
 
 /// Says which names are not columns of the source that can be used like this.
@@ -169,20 +218,29 @@ fn check_columns(
     setting: &'static str,
     names: &[String],
     kinds: &[Type],
-    source: &Table,
+    told: &Told,
     of: &str,
     problems: &mut Problems,
 ) {
+    let untold = |name: &str| told.untold.columns.contains(&name);
+    let usable = || {
+        let columns = told.table.columns().iter().filter(|column| kinds.contains(&column.kind));
+        columns.map(|column| column.name.as_str()).filter(|name| !untold(name)).collect::<Vec<_>>().join(", ")
+    };
     for name in names {
         let words: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
-        let title = match source.column(name).map(|column| column.kind) {
+        let title = match told.table.column(name).map(|column| column.kind) {
             None => format!("`{of}` has no column `{name}` that a view can be made of"),
             Some(kind) if !kinds.contains(&kind) => {
                 format!("`{name}` is {kind}; `{setting}` takes {}", words.join(", "))
             }
+            Some(_) if untold(name) => {
+                format!("`{name}` of `{of}` cannot be followed: {}", told.untold.why)
+            }
             Some(_) => continue,
         };
-        problems.add(Problem::at(settings.span_of(setting), title));
+        let advice = format!("`{setting}` of `{of}` can be of {}", usable());
+        problems.add(Problem::at(settings.span_of(setting), title).advice(advice));
     }
 }
 
@@ -259,9 +317,15 @@ impl View {
 
     /// What a source row means, whose columns are these.
     fn meaning(&self, get: &dyn Fn(&str) -> Value) -> Result<Option<Content>, String> {
-        if self.active_only && get(STATUS) != Value::from(ACTIVE) {
+        let counts = match self.counts {
+            Counts::All => true,
+            Counts::With(column, values) => get(column).as_text().is_some_and(|text| values.contains(&text)),
+            Counts::Having(column) => !get(column).is_null(),
+        };
+        if !counts {
             return Ok(None);
         }
+        let get = |name: &str| self.told.shown(name, get(name));
         let mut content = Content::new();
         let groups: Vec<Value> = self.group_by.iter().map(|(name, _)| get(name)).collect();
         content.insert(GROUP_KEY.to_owned(), group_key(&groups)?.into());
@@ -275,8 +339,12 @@ impl View {
     }
 
     fn source_key(&self, get: &dyn Fn(&str) -> Value) -> Result<String, String> {
-        let key: Vec<Value> = self.source.key_columns().iter().map(|column| get(&column.name)).collect();
-        let text = key_text(&key);
+        let key: Vec<Value> = self.told.table.key_columns().iter().map(|column| get(&column.name)).collect();
+        self.source_text(&key)
+    }
+
+    fn source_text(&self, key: &[Value]) -> Result<String, String> {
+        let text = key_text(key);
         if text.len() > KEY_BYTES_MAX {
             return Err(format!("its key has {} bytes; a view takes up to {KEY_BYTES_MAX}", text.len()));
         }
@@ -332,14 +400,14 @@ impl Projector for View {
     }
 
     fn definition(&self) -> String {
-        let View { of, group_by, sum, active_only, .. } = self;
+        let View { of, group_by, sum, counts, .. } = self;
         let groups: Vec<String> = group_by.iter().map(|(name, kind)| format!("{name} {kind}")).collect();
         let (sums, ranks) = (sum.join(","), self.ranked().join(","));
-        format!("of {of} by {} sum {sums} order {ranks} active_only {active_only}", groups.join(","))
+        format!("of {of} by {} sum {sums} order {ranks} counts {counts}", groups.join(","))
     }
 
     fn source(&self) -> &Arc<Table> {
-        &self.source
+        &self.told.table
     }
 
     fn entries(&self) -> &Arc<Table> {
@@ -351,25 +419,19 @@ impl Projector for View {
     }
 
     fn wants(&self, record: &Record) -> bool {
-        record.events.iter().any(|event| event.name.split('.').next() == Some(&self.of))
+        self.told.wants(record)
     }
 
     fn changes(&self, record: &Record) -> Result<Vec<Change>, String> {
-        let mut changes = Vec::new();
-        for event in record.events.iter().filter(|event| event.name.split('.').next() == Some(&self.of)) {
-            let Some(row) = event.data.get("row").and_then(Json::as_object) else { continue };
-            // Events of what stands beside the row, like hot fields, do not have all of its columns.
-            let is_whole = self.source.columns().iter().all(|column| row.contains_key(&column.name));
-            let (true, Some(order)) = (is_whole, row.get("version").and_then(Json::as_i64)) else { continue };
+        let change = |(row, order): (&serde_json::Map<String, Json>, i64)| {
             let get = |name: &str| {
-                let kind = self.source.type_of(name).unwrap_or(Type::Text);
+                let kind = self.told.table.type_of(name).unwrap_or(Type::Text);
                 let json = row.get(name).cloned().unwrap_or_default();
                 Value::from_json(json, kind).unwrap_or(Value::Null)
             };
-            let source = self.source_key(&get)?;
-            changes.push(Change { source, order, content: self.meaning(&get)? });
-        }
-        Ok(changes)
+            Ok(Change { source: self.source_key(&get)?, order, content: self.meaning(&get)? })
+        };
+        self.told.rows(record).into_iter().map(change).collect()
     }
 
     fn change_of(&self, row: &Row) -> Change {
@@ -378,7 +440,15 @@ impl Projector for View {
         let source = self.source_key(&get);
         let content = if source.is_ok() { self.meaning(&get).unwrap_or(None) } else { None };
         let source = source.unwrap_or_else(|_| "(too long)".to_owned());
-        Change { source, order: row.version(), content }
+        let order = if self.look().is_some() { 0 } else { row.version() };
+        Change { source, order, content }
+    }
+
+    fn look(&self) -> Option<&dyn Look> {
+        match self.told.how {
+            How::WithRow(_) => None,
+            How::ByName(_) => Some(self),
+        }
     }
 
     fn deltas(
@@ -402,7 +472,7 @@ impl Projector for View {
             let table = self.order.clone();
             deltas.extend(old.map(|key| Delta::Remove { table: table.clone(), key }));
             deltas.extend(new.map(|key| {
-                let kind = self.source.type_of(field).unwrap_or(Type::Int);
+                let kind = self.told.table.type_of(field).unwrap_or(Type::Int);
                 let rank = key.get(3).and_then(Value::as_text).unwrap_or_default();
                 let value = Value::Json(unranked(rank, kind).to_json());
                 Delta::Put { table, key, columns: Content::from([(VALUE.to_owned(), value)]) }
@@ -412,162 +482,15 @@ impl Projector for View {
     }
 }
 
-fn actions(view: &Arc<View>) -> Vec<Action> {
-    let name = &view.name;
-    let target = format!("{}View", state_name(name).trim_end_matches("State"));
-    let read = |list: bool| Does::Read(Arc::new(Reader { view: view.clone(), list }));
-    let create = format!("{}.create", view.of);
-    let mut actions = vec![Action {
-        name: "list",
-        summary: format!("List the groups of {name}."),
-        target: target.clone(),
-        shape: "read projection",
-        mechanism: "range read under the live generation",
-        route: Route { method: Method::Get, place: Place::Collection },
-        input: fresh().into_iter().chain(paging::properties()).collect(),
-        output: Form::List(Box::new(view.form())),
-        refusals: &[Code::Unavailable],
-        needs_version: false,
-        answers: &["stale projection", "missing entry", "duplicate entry", "tombstone not propagated"],
-        after: vec![create.clone()],
-        does: read(true),
-    }];
-    if !view.group_by.is_empty() {
-        actions.push(Action {
-            name: "read",
-            summary: format!("Read one group of {name}; one without rows counts nothing."),
-            target,
-            shape: "read projection",
-            mechanism: "strong read by key under the live generation",
-            route: Route { method: Method::Get, place: Place::Item },
-            input: fresh().into(),
-            output: view.form(),
-            refusals: &[Code::Unavailable],
-            needs_version: false,
-            answers: &["stale projection", "stale ranking after source update"],
-            after: vec![create],
-            does: read(false),
-        });
-    }
-    actions
-}
-
-impl View {
-    fn form(&self) -> Form {
-        let kind = |name: &str| Form::Value(self.source.type_of(name).unwrap_or(Type::Int));
-        let mut properties: Vec<Property> = self
-            .group_by
-            .iter()
-            .map(|(name, kind)| Property::required(name, Form::Value(*kind), "").or_null())
-            .collect();
-        if self.count {
-            properties.push(Property::required("count", Form::Value(Type::Int), "rows in the group"));
-        }
-        for (prefix, names) in [("sum", &self.sum), ("min", &self.min), ("max", &self.max)] {
-            for name in names {
-                let form = if prefix == "sum" { Form::Value(Type::Int) } else { kind(name) };
-                properties.push(Property::required(&format!("{prefix}_{name}"), form, "").or_null());
-            }
-        }
-        for name in &self.latest {
-            let row = Form::Object(vec![
-                Property::required("key", Form::Value(Type::Text), "the key of the row"),
-                Property::required(name, kind(name), ""),
-            ]);
-            properties.push(Property::required("latest", row, "the row with the greatest").or_null());
-        }
-        properties.push(Property::required(GENERATION, Form::Value(Type::Int), "of the projection"));
-        Form::Object(properties)
+impl Look for View {
+    fn named(&self, record: &Record) -> Vec<Vec<Value>> {
+        self.told.keys(record)
     }
 
-    /// The row of a group as callers see it.
-    async fn shown(
-        &self,
-        groups: &[Value],
-        row: Option<&Row>,
-        generation: i64,
-        tenant: &Tenant,
-        desk: &Desk<'_>,
-    ) -> Result<Json, Refusal> {
-        let mut body: Map<String, Json> = self
-            .group_by
-            .iter()
-            .zip(groups)
-            .map(|((name, _), value)| (name.clone(), value.to_json()))
-            .collect();
-        let int = |name: &str| row.and_then(|row| row.int(name)).unwrap_or(0);
-        if self.count {
-            body.insert("count".into(), int(MEMBERS).into());
-        }
-        for name in &self.sum {
-            body.insert(format!("sum_{name}"), int(&format!("sum_{name}")).into());
-        }
-        let group = group_key(groups).map_err(|why| Refusal::new(Code::InvalidInput, why))?;
-        let sides = [("min", &self.min, false), ("max", &self.max, true), ("latest", &self.latest, true)];
-        for (side, names, backward) in sides {
-            for name in names {
-                let key = [generation.into(), group.as_str().into(), name.as_str().into()];
-                let query = Query::table(&self.order, tenant, key)?.limit(1)?;
-                let query = if backward { query.backward() } else { query };
-                let page = desk.store.query(&query).await?;
-                let found = page.rows.first();
-                let value = found.and_then(|row| row.json(VALUE)).cloned().unwrap_or_default();
-                if side == "latest" {
-                    let source = found.and_then(|row| row.text(SOURCE));
-                    body.insert(
-                        side.into(),
-                        source.map_or(Json::Null, |key| json!({"key": key, name: value})),
-                    );
-                } else {
-                    body.insert(format!("{side}_{name}"), value);
-                }
-            }
-        }
-        body.insert(GENERATION.into(), generation.into());
-        Ok(Json::Object(body))
-    }
-}
-
-struct Reader {
-    view: Arc<View>,
-    list: bool,
-}
-
-impl fmt::Debug for Reader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Reader({})", self.view.name)
-    }
-}
-
-#[async_trait]
-impl Read for Reader {
-    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
-        let view = &*self.view;
-        let consult = Consult { name: &view.name, desk };
-        let (generation, cursor) = consult.open(call).await?;
-        if !self.list {
-            let group = group_key(&call.key).map_err(|why| Refusal::new(Code::InvalidInput, why))?;
-            let address = Address::new(&view.totals, &call.tenant, [generation.into(), group.into()])?;
-            let row = desk.store.get(&[address], Consistency::Strong).await?.into_iter().next().flatten();
-            let body = view.shown(&call.key, row.as_ref(), generation, &call.tenant, desk).await?;
-            return Ok(Arc::new(Answer::row(body)));
-        }
-        let mut asked = call.clone();
-        asked.input.remove("cursor");
-        if let Some(cursor) = cursor {
-            asked.input.insert("cursor".into(), cursor.into());
-        }
-        let query = Query::table(&view.totals, &call.tenant, [generation.into()])?;
-        let page = desk.store.query(&paging::page_of(query, &asked)?).await?;
-        let mut rows = Vec::new();
-        for row in page.rows.iter().filter(|row| row.int(MEMBERS) != Some(0)) {
-            let groups: Vec<Value> =
-                view.group_by.iter().map(|(name, _)| row.get(name).cloned().unwrap_or(Value::Null)).collect();
-            rows.push(view.shown(&groups, Some(row), generation, &call.tenant, desk).await?);
-        }
-        let mut answer = paging::answer(rows, page.next);
-        answer.next = answer.next.map(|next| Consult::cursor(generation, &next));
-        Ok(Arc::new(answer))
+    fn seen(&self, key: &[Value], row: Option<&Row>) -> Result<Change, String> {
+        let source = self.source_text(key)?;
+        let meaning = |row: &Row| self.meaning(&|name: &str| row.get(name).cloned().unwrap_or(Value::Null));
+        Ok(Change { source, order: 0, content: row.map(meaning).transpose()?.flatten() })
     }
 }
 
