@@ -26,7 +26,8 @@ use statehouse_store::guard::Comparison;
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::table::{TENANT, VERSION};
 use statehouse_store::{
-    Applied, Expr, Guard, Operand, Plan, Position, Record, Row, Step, StoreError, Table, Time, Type, eval,
+    Applied, Expr, Guard, Operand, Plan, Position, Record, Row, Step, StoreError, Table, Time, Type, Value,
+    eval,
 };
 
 use crate::ddl::Names;
@@ -39,6 +40,7 @@ use crate::shape::{
     takers,
 };
 use crate::sql::{Arg, all_columns, int_at, literal, name, placeholder, row_at, time_at, type_name};
+use crate::tenancy::Scope;
 
 /// What plans are compiled with.
 #[derive(Clone, Copy)]
@@ -59,18 +61,26 @@ pub(crate) struct Compiled<'p> {
     /// Of each plan, where it stood when it was given.
     pub places: Vec<usize>,
     partitions: u32,
-    /// What the words that open the transaction of several plans have to set for them.
-    pub settings: &'static str,
     pub call: Call<'p>,
 }
 
+/// So many plans of one shape are worth a transaction without those of other shapes that wait with them.
+const ALIKE_MIN: usize = 8;
+
 /// Only lookups in an index, because the plan of a statement is kept while its tables grow: with the few rows that
-/// are expected of the arrays, a nested loop is the cheapest join whatever the other side is.
-const LOOKUPS: &str = "; set local plan_cache_mode = force_generic_plan; set local enable_seqscan = off; \
-                       set local random_page_cost = 0";
-/// The same, and floats in events have all their digits, whatever the server is set to.
-const LOOKUPS_AND_DIGITS: &str = "; set local plan_cache_mode = force_generic_plan; set local enable_seqscan = off; \
-                                  set local random_page_cost = 0; set local extra_float_digits = 1";
+/// are expected of the arrays, a nested loop is the cheapest join whatever the other side is. And floats in events have all
+/// their digits.
+pub(crate) const LOOKUPS: [(&str, &str); 4] = [
+    ("plan_cache_mode", "force_generic_plan"),
+    ("enable_seqscan", "off"),
+    ("random_page_cost", "0"),
+    ("extra_float_digits", "1"),
+];
+
+/// The words that set [`LOOKUPS`] for one transaction.
+pub(crate) fn lookup_words() -> String {
+    LOOKUPS.iter().map(|(name, value)| format!("; set local {name} = {value}")).collect()
+}
 
 impl<'n> Compiler<'n> {
     pub(crate) fn new(names: &'n Names, options: &Options, partitions: u32) -> Compiler<'n> {
@@ -89,25 +99,30 @@ impl<'n> Compiler<'n> {
             constants(plan, step, self.now, self.partitions).into_iter().map(|constant| constant.arg),
         );
         let call = Call::new(text, args);
-        Some(Compiled { plans: vec![plan], places: vec![0], partitions: self.partitions, settings: "", call })
+        Some(Compiled { plans: vec![plan], places: vec![0], partitions: self.partitions, call })
     }
 
     /// Compiles several plans, if most of them can be, are of the first one's shape, and write different rows, of which
-    /// it is clear whether they are to be there. The others are left out.
-    pub(crate) fn several<'p>(&self, plans: &'p [Plan]) -> Option<Compiled<'p>> {
+    /// it is clear whether they are to be there. The others are left out. The statement sets what it needs itself, or, with
+    /// `told`, is told by the words that open its transaction.
+    pub(crate) fn several<'p>(&self, plans: &'p [Plan], told: bool) -> Option<Compiled<'p>> {
         let first = plans.first()?;
         let step = compilable(first).filter(|step| step.expect != Expect::Either)?;
-        let alike = |plan: &Plan| are_alike(first, plan) && compilable(plan).is_some();
         // Rows are locked in the order of the arrays.
         let mut ordered: BTreeMap<Vec<u8>, (usize, &'p Plan, &'p Step)> = BTreeMap::new();
+        let mut alike = 0;
         for (number, plan) in plans.iter().enumerate() {
-            if let Some(step) = plan.steps().first().filter(|_| number == 0 || alike(plan)) {
+            let is_alike = number == 0 || (are_alike(first, plan) && compilable(plan).is_some());
+            if let Some(step) = plan.steps().first().filter(|_| is_alike) {
                 let row = order::place(step.table.name(), 0, plan.tenant(), &step.key);
                 ordered.entry(row).or_insert((number, plan, step));
+                alike += 1;
             }
         }
-        // Those left out wait for another transaction, and many plans on one row are better combined.
-        if ordered.len() < 2 || plans.len() - ordered.len() > plans.len() / 4 {
+        // Those left out wait for another transaction. Many plans on one row are better combined, and so are few of each
+        // shape.
+        let is_mixed = plans.len() - alike > plans.len() / 4 && ordered.len() < ALIKE_MIN;
+        if ordered.len() < 2 || is_mixed || alike - ordered.len() > alike / 4 {
             return None;
         }
         let given: Vec<Vec<Constant<'p>>> = ordered
@@ -115,7 +130,7 @@ impl<'n> Compiler<'n> {
             .map(|(_, plan, step)| constants(plan, step, self.now, self.partitions))
             .collect();
         let kinds: Vec<&'static str> = given.first()?.iter().map(|constant| constant.kind).collect();
-        let text = Statement::new(self, first, step, Source::Rows(&kinds)).text()?;
+        let text = Statement::new(self, first, step, Source::Rows { kinds: &kinds, told }).text()?;
         let mut args = list_args(step);
         args.push(Arg::Texts(ordered.values().map(|(_, plan, _)| plan.tenant().as_str()).collect()));
         let mut columns: Vec<Vec<Arg<'p>>> = kinds.iter().map(|_| Vec::with_capacity(given.len())).collect();
@@ -125,10 +140,12 @@ impl<'n> Compiler<'n> {
             }
         }
         args.extend(columns.into_iter().map(Arg::List));
+        if !told && self.says_tenant {
+            args.push(Arg::Own(Value::Text(Scope::of_all(plans).names())));
+        }
         let (places, ordered) = ordered.into_values().map(|(number, plan, _)| (number, plan)).unzip();
         let call = Call::new(text, args);
-        let settings = if prints_floats(first, step) { LOOKUPS_AND_DIGITS } else { LOOKUPS };
-        Some(Compiled { plans: ordered, places, partitions: self.partitions, settings, call })
+        Some(Compiled { plans: ordered, places, partitions: self.partitions, call })
     }
 }
 
@@ -186,8 +203,8 @@ impl Compiled<'_> {
 enum Source<'k> {
     /// Of one plan: parameters, behind the tenant and the lists.
     Parameters,
-    /// Of several: columns of `k`, which are of these types.
-    Rows(&'k [&'static str]),
+    /// Of several: columns of `k`, which are of these types. `told`: the transaction has been told what to set.
+    Rows { kinds: &'k [&'static str], told: bool },
 }
 
 /// Whether the row that an expression looks at is there.
@@ -260,29 +277,36 @@ impl<'n, 'p> Statement<'n, 'p> {
         self.named += 1;
         match self.source {
             Source::Parameters => placeholder(self.lists + self.named),
-            Source::Rows(_) => format!("k.c{}", self.named),
+            Source::Rows { .. } => format!("k.c{}", self.named),
         }
     }
 
     fn tenant(&self) -> &'static str {
         match self.source {
             Source::Parameters => "(select tenant from scope)",
-            Source::Rows(_) => "k.tenant",
+            Source::Rows { .. } => "k.tenant",
         }
     }
 
-    /// `(select * from unnest($1::text[], …) with ordinality limit …) as k(tenant, c1, …, _place)`: the plans, one a row.
-    /// The limit is no limit: it makes the planner expect so few rows that it looks up each of them, in their order,
-    /// whatever the size of the table is when the statement is planned.
+    /// `(select p.tenant, ($2::bigint[])[p._place], … from unnest($1::text[]) … limit …) as k(tenant, c1, …, _place)`: the
+    /// plans, one a row. Places in arrays are quicker than so many arrays unnested side by side, each into a store of its
+    /// own. The limit is no limit: it makes the planner expect so few rows that it looks up each of them, in their
+    /// order, whatever the size of the table is when the statement is planned.
     fn rows(&self, kinds: &[&str]) -> String {
-        let types = std::iter::once("text").chain(kinds.iter().copied());
-        let arrays =
-            types.enumerate().map(|(place, kind)| format!("{}::{kind}[]", placeholder(self.lists + place)));
+        let tenants = placeholder(self.lists);
+        let constants = kinds.iter().enumerate();
+        let constants = constants
+            .map(|(place, kind)| format!("({}::{kind}[])[p._place], ", placeholder(self.lists + 1 + place)));
         let columns = (1..=kinds.len()).map(|number| format!("c{number}, "));
+        // No plan is looked at before the transaction is set.
+        let limit = match self.source {
+            Source::Rows { told: false, .. } => "(select plans from scope)".to_owned(),
+            _ => format!("cardinality({tenants}::text[])"),
+        };
         format!(
-            "(\nselect * from unnest({}) with ordinality limit cardinality({}::text[])\n) as k(tenant, {}_place)",
-            arrays.collect::<Vec<_>>().join(", "),
-            placeholder(self.lists),
+            "(\nselect p.tenant, {}p._place\nfrom unnest({tenants}::text[]) with ordinality as p(tenant, _place)\n\
+             limit {limit}\n) as k(tenant, {}_place)",
+            constants.collect::<String>(),
             columns.collect::<String>(),
         )
     }
@@ -314,13 +338,13 @@ impl<'n, 'p> Statement<'n, 'p> {
         };
         let write = self.write(&key, &operands, &condition, returns_row, &record, &at);
         let mut parts: Vec<String> = Vec::new();
-        if let Source::Parameters = self.source {
+        if !matches!(self.source, Source::Rows { told: true, .. }) {
             parts.push(self.scope());
         }
         if self.reads_clock {
             parts.push(self.clock(&key));
         }
-        if let (Source::Rows(kinds), Expect::Absent) = (self.source, step.expect) {
+        if let (Source::Rows { kinds, .. }, Expect::Absent) = (self.source, step.expect) {
             parts.push(format!("inserted as (\n{}\n)", self.insert_several(kinds, &operands)));
         }
         if record.is_empty() {
@@ -333,7 +357,7 @@ impl<'n, 'p> Statement<'n, 'p> {
                 parts.extend(self.append_one(&takers, &record));
                 ("1::bigint", "moved.head", "written, moved")
             }
-            Source::Rows(_) => {
+            Source::Rows { .. } => {
                 parts.extend(self.append_several(&takers));
                 ("written._place", "written._position", "ranked as written")
             }
@@ -346,8 +370,9 @@ impl<'n, 'p> Statement<'n, 'p> {
         ))
     }
 
-    /// The first thing that the statement of one plan does: it bounds its waits for locks, says for whom it works where
-    /// the server asks, and gives the tenant's name back. Since no row can be looked for without that name, nothing happens before.
+    /// The first thing that a statement does: it bounds its waits for locks, says for whom it works where the server asks, and
+    /// gives back the tenant's name, or how many plans there are. Since no row can be looked for without that, nothing
+    /// happens before.
     fn scope(&self) -> String {
         let lock_timeout_ms = self.compiler.lock_timeout_ms;
         let mut local = format!("set_config('lock_timeout', '{lock_timeout_ms}', true) is not null");
@@ -355,12 +380,23 @@ impl<'n, 'p> Statement<'n, 'p> {
             // Floats in events have all their digits, whatever the server is set to.
             local = format!("set_config('extra_float_digits', '1', {local}) is not null");
         }
-        let tenant = if self.compiler.says_tenant {
-            format!("set_config('statehouse.tenants', $1, {local})")
-        } else {
-            format!("case when {local} then $1::text end")
+        let says_tenant = self.compiler.says_tenant;
+        let Source::Rows { kinds, .. } = self.source else {
+            let tenant = if says_tenant {
+                format!("set_config('statehouse.tenants', $1, {local})")
+            } else {
+                format!("case when {local} then $1::text end")
+            };
+            return format!("scope as materialized (\nselect {tenant} as tenant\n)");
         };
-        format!("scope as materialized (\nselect {tenant} as tenant\n)")
+        if says_tenant {
+            let tenants = placeholder(self.lists + 1 + kinds.len());
+            local = format!("set_config('statehouse.tenants', {tenants}, {local}) is not null");
+        }
+        let plans = placeholder(self.lists);
+        format!(
+            "scope as materialized (\nselect case when {local} then cardinality({plans}::text[]) end as plans\n)"
+        )
     }
 
     /// One reading of the server's clock, after the rows are locked.
@@ -371,7 +407,7 @@ impl<'n, 'p> Statement<'n, 'p> {
         }
         let table = self.compiler.names.table(self.step.table.name());
         let mut lock = format!("select from {table} as t where {key} for update");
-        if let Source::Rows(kinds) = self.source {
+        if let Source::Rows { kinds, .. } = self.source {
             lock = format!("select from {} cross join lateral ({lock}) as row", self.rows(kinds));
         }
         format!("{reading}\nfrom (select count(*) from ({lock}) as rows) as locked\n)")
@@ -402,7 +438,7 @@ impl<'n, 'p> Statement<'n, 'p> {
         match self.source {
             Source::Parameters if record.is_empty() => returned.push("1::bigint as _place".to_owned()),
             Source::Parameters => {}
-            Source::Rows(kinds) => {
+            Source::Rows { kinds, .. } => {
                 returned.push("k._place".to_owned());
                 if !record.is_empty() {
                     returned.push("k.tenant as _tenant".to_owned());
@@ -417,7 +453,7 @@ impl<'n, 'p> Statement<'n, 'p> {
         returned.extend(returns_row.then(|| all_columns(&step.table, "t")));
         let returning = returned.join(", ");
         match (step.verb, step.expect) {
-            (Verb::Put, Expect::Absent) if matches!(self.source, Source::Rows(_)) => {
+            (Verb::Put, Expect::Absent) if matches!(self.source, Source::Rows { .. }) => {
                 format!("select {returning}{from}\njoin inserted as t on {key}")
             }
             (Verb::Put, Expect::Present) => {
@@ -552,7 +588,7 @@ impl<'n, 'p> Statement<'n, 'p> {
                 // The key's values are the first constants.
                 _ if place < step.table.key_len() => match self.source {
                     Source::Parameters => placeholder(1 + self.lists + place),
-                    Source::Rows(_) => format!("k.c{}", place + 1),
+                    Source::Rows { .. } => format!("k.c{}", place + 1),
                 },
                 Some((assignment, names)) => {
                     self.expression(&assignment.expr, names, &column.name, Found::Nothing)

@@ -86,7 +86,8 @@ impl PostgresStore {
         let session = dialer.session_with(MIGRATION_PATIENCE).await?;
         let partitions = Builder { session: &session, names: &names, options: &options }.open().await?;
         drop(session);
-        let shared = Arc::new(Shared::new(names, options, dialer, partitions));
+        let writer_dialer = Dialer::for_writers(&options)?;
+        let shared = Arc::new(Shared::new(names, options, dialer, writer_dialer, partitions));
         let writers = (0..shared.lanes.len()).map(|lane| tokio::spawn(work(shared.clone(), lane))).collect();
         Ok(PostgresStore { shared, writers: Mutex::new(writers) })
     }

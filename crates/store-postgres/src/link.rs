@@ -2,8 +2,9 @@
 //!
 //! A [`Session`] is one live connection and the statements prepared on it. Requests are *queued*, not exchanged:
 //! [`Session::run`] queues any number of them in one go and then waits for all the answers, so that a whole
-//! transaction is one round trip. Nothing is kept in the connection from one transaction to the next except
-//! prepared statements, so a transaction pooler may stand between.
+//! transaction is one round trip. Nothing is relied on in the connection from one transaction to the next except
+//! prepared statements, so a transaction pooler may stand between. A writer's connection asks for its settings when it
+//! is made; where it got them ([`Session::is_set`]), transactions of one statement need not say them again.
 //!
 //! A [`Link`] is the place of a session: when the session is gone, the next user makes a new one.
 
@@ -17,13 +18,14 @@ use std::time::Duration;
 
 use statehouse_store::{Clock, Random, StoreError, SystemClock, Type};
 use tokio::task::AbortHandle;
+use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Client, Row, Statement};
+use tokio_postgres::{Client, Connection, Row, Socket, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::fault::Fault;
 use crate::options::Options;
-use crate::sql::{Arg, text_at, value_at};
+use crate::sql::{Arg, int_at, text_at, value_at};
 
 /// One statement and its parameters.
 #[derive(Clone, Debug)]
@@ -53,6 +55,8 @@ pub(crate) struct Session {
     gate: Mutex<()>,
     /// An answer that takes longer than this is not waited for.
     patience: Duration,
+    /// Whether the server took the settings that were asked for when the connection was made.
+    is_set: bool,
 }
 
 type Pending<'s> = Pin<Box<dyn Future<Output = Result<Vec<Row>, tokio_postgres::Error>> + Send + 's>>;
@@ -77,6 +81,12 @@ pub(crate) enum Closing {
 }
 
 impl Session {
+    /// Whether the settings of [`Dialer::for_writers`] hold for every transaction. Behind a pooler that does not pass them
+    /// on they do not.
+    pub(crate) fn is_set(&self) -> bool {
+        self.is_set
+    }
+
     /// Whether the connection is gone.
     pub(crate) fn is_closed(&self) -> bool {
         self.client.is_closed()
@@ -270,6 +280,8 @@ impl fmt::Debug for Session {
 /// How to make sessions.
 pub(crate) struct Dialer {
     driver: tokio_postgres::Config,
+    /// What a session is to be set to from its start, by name.
+    settings: Vec<(&'static str, String)>,
     tls: MakeRustlsConnect,
     patience: Duration,
     random: Mutex<Random>,
@@ -284,11 +296,21 @@ impl Dialer {
     pub(crate) fn new(options: &Options) -> Result<Dialer, StoreError> {
         Ok(Dialer {
             driver: options.driver.clone(),
+            settings: Vec::new(),
             tls: crate::tls::connector(options)?,
             // The server gives up first, unless it is gone.
             patience: options.statement_timeout + Duration::from_secs(5),
             random: Mutex::new(Random::from_entropy()),
         })
+    }
+
+    /// For sessions that write: what a transaction of one statement cannot set for itself, because it has to hold when the
+    /// statement is planned or begins.
+    pub(crate) fn for_writers(options: &Options) -> Result<Dialer, StoreError> {
+        let timeout = options.statement_timeout.as_millis().to_string();
+        let lookups = crate::compile::LOOKUPS.map(|(name, value)| (name, value.to_owned()));
+        let settings = lookups.into_iter().chain([("statement_timeout", timeout)]).collect();
+        Ok(Dialer { settings, ..Dialer::new(options)? })
     }
 
     /// Waits before an attempt: longer each time, and not in step with others.
@@ -334,22 +356,52 @@ impl Dialer {
             }
             other => Refusal::Passing(other.said().to_owned()),
         };
-        let (client, connection) = self.driver.connect(self.tls.clone()).await.map_err(passing)?;
+        let (client, connection) = match self.connect_set().await {
+            Some(connected) => connected,
+            None => self.driver.connect(self.tls.clone()).await.map_err(passing)?,
+        };
         let driver = tokio::spawn(async move {
             // Whoever waits for an answer is told of the error; there is nobody else to tell.
             let _ = connection.await;
         });
-        let session = Session {
+        let mut session = Session {
             client,
             driver: driver.abort_handle(),
             statements: Mutex::default(),
             gate: Mutex::default(),
             patience,
+            is_set: false,
         };
         session.check().await?;
+        session.is_set = self.took(&session).await;
         Ok(session)
     }
+
+    /// A connection that asks for the settings; `None` if there are none to ask for, or it was not let in with them, as
+    /// by a pooler that does not know them.
+    async fn connect_set(&self) -> Option<Connected> {
+        let wanted: Vec<String> =
+            self.settings.iter().map(|(name, value)| format!("-c {name}={value}")).collect();
+        let given = self.driver.get_options().unwrap_or_default();
+        let mut driver = self.driver.clone();
+        driver.options(format!("{given} {}", wanted.join(" ")));
+        if wanted.is_empty() { None } else { driver.connect(self.tls.clone()).await.ok() }
+    }
+
+    /// Whether a session has the settings.
+    async fn took(&self, session: &Session) -> bool {
+        // Of a time the server tells the unit too; as a part of its catalogue it is a number.
+        let question = "select count(*) from pg_settings as s join unnest($1::text[], $2::text[]) as k(name, value) \
+                        on s.name = k.name and s.setting = k.value";
+        let names = Arg::Texts(self.settings.iter().map(|(name, _)| *name).collect());
+        let values = Arg::Texts(self.settings.iter().map(|(_, value)| value.as_str()).collect());
+        let answers = session.run(None, &[Call::new(question, vec![names, values])], None).await;
+        let took = answers.rows.ok().and_then(|rows| int_at(rows.first()?.first()?, 0, "pg_settings").ok());
+        !self.settings.is_empty() && took == i64::try_from(self.settings.len()).ok()
+    }
 }
+
+type Connected = (Client, Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>);
 
 fn is_identity(error: &tokio_postgres::Error) -> bool {
     error.code().is_some_and(|code| code.code().starts_with("28") || code.code() == "3D000")

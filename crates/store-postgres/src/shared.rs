@@ -21,6 +21,8 @@ pub(crate) struct Shared {
     pub names: Names,
     pub options: Options,
     pub dialer: Dialer,
+    /// How the writers' connections are made.
+    pub writer_dialer: Dialer,
     pub partitions: u32,
     /// The writers' connections, each with the plans that wait for it.
     pub lanes: Vec<Lane>,
@@ -88,7 +90,13 @@ impl Counters {
 const READ_ATTEMPTS: u32 = 4;
 
 impl Shared {
-    pub(crate) fn new(names: Names, mut options: Options, dialer: Dialer, partitions: u32) -> Shared {
+    pub(crate) fn new(
+        names: Names,
+        mut options: Options,
+        dialer: Dialer,
+        writer_dialer: Dialer,
+        partitions: u32,
+    ) -> Shared {
         // What the store has is what counts from here on.
         options.partitions = Some(partitions);
         let lanes = std::iter::repeat_with(Lane::default).take(options.writers.max(1)).collect();
@@ -97,6 +105,7 @@ impl Shared {
             names,
             options,
             dialer,
+            writer_dialer,
             partitions,
             lanes,
             readers,

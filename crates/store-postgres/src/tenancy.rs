@@ -12,7 +12,7 @@
 
 use std::collections::BTreeSet;
 
-use statehouse_store::Tenant;
+use statehouse_store::{Plan, Tenant};
 
 use crate::ddl::Names;
 use crate::sql::{name, quoted};
@@ -34,14 +34,22 @@ impl Scope {
         Scope::Of(BTreeSet::from([tenant.clone()]))
     }
 
-    /// The words that restrict a transaction. Tenants' names hold no quotes and no commas.
-    pub(crate) fn words(&self, role: Option<&str>) -> String {
-        let role = role.map(|role| format!("; set local role {}", name(role))).unwrap_or_default();
-        let tenants = match self {
+    pub(crate) fn of_all(plans: &[Plan]) -> Scope {
+        Scope::Of(plans.iter().map(|plan| plan.tenant().clone()).collect())
+    }
+
+    /// What the setting is set to. Tenants' names hold no quotes and no commas.
+    pub(crate) fn names(&self) -> String {
+        match self {
             Scope::All => "*".to_owned(),
             Scope::Of(tenants) => tenants.iter().map(Tenant::as_str).collect::<Vec<_>>().join(","),
-        };
-        format!("{role}; set local statehouse.tenants = {}", quoted(&tenants))
+        }
+    }
+
+    /// The words that restrict a transaction.
+    pub(crate) fn words(&self, role: Option<&str>) -> String {
+        let role = role.map(|role| format!("; set local role {}", name(role))).unwrap_or_default();
+        format!("{role}; set local statehouse.tenants = {}", quoted(&self.names()))
     }
 }
 

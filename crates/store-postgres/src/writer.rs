@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 use statehouse_store::{Applied, Commit, Plan, Record, StoreError, Tenant};
 
 use crate::batch::Batch;
-use crate::compile::Compiled;
+use crate::compile::{Compiled, lookup_words};
 use crate::fault::Fault;
 use crate::link::{Answers, Call, Closing, Link, Session};
 use crate::order::place;
@@ -37,10 +37,6 @@ use crate::tenancy::Scope;
 const ATTEMPTS: u32 = 12;
 /// How long a plan that is run by itself, because somebody's lock held up its batch, waits for that lock.
 const SHORT_LOCK_TIMEOUT_MS: u128 = 250;
-
-fn scope_of(plans: &[Plan]) -> Scope {
-    Scope::Of(plans.iter().map(|plan| plan.tenant().clone()).collect())
-}
 
 /// What came of one run of a batch.
 enum Run {
@@ -169,7 +165,7 @@ impl Desk<'_> {
     async fn settle_alone(&self, plan: &Plan) -> Attempt {
         let shared = self.shared;
         let Some(compiled) = shared.compiler().one(plan) else { return Attempt::NotMade };
-        let Ok(session) = self.link.session(&shared.dialer).await else { return Attempt::NotMade };
+        let Ok(session) = self.link.session(&shared.writer_dialer).await else { return Attempt::NotMade };
         let call = std::slice::from_ref(&compiled.call);
         let answers = if let Some(open) = shared.options.role_words() {
             session.run(Some(&open), call, Some("commit")).await
@@ -193,12 +189,17 @@ impl Desk<'_> {
     /// cannot be compiled together, or the server refused it.
     async fn settle_alike(&self, plans: &[Plan]) -> Option<Vec<Option<Result<Commit, StoreError>>>> {
         let shared = self.shared;
-        let compiled = shared.compiler().several(plans)?;
-        let session = self.link.session(&shared.dialer).await.ok()?;
-        let lock_timeout_ms = shared.options.lock_timeout.as_millis();
-        let open = shared.options.open_words(lock_timeout_ms, compiled.settings, &scope_of(plans));
+        let session = self.link.session(&shared.writer_dialer).await.ok()?;
+        let told = !session.is_set();
+        let compiled = shared.compiler().several(plans, told)?;
+        let open = if told {
+            let lock_timeout_ms = shared.options.lock_timeout.as_millis();
+            Some(shared.options.open_words(lock_timeout_ms, &lookup_words(), &Scope::of_all(plans)))
+        } else {
+            shared.options.role_words()
+        };
         let call = std::slice::from_ref(&compiled.call);
-        let answers = session.run(Some(&open), call, Some("commit")).await;
+        let answers = session.run(open.as_deref(), call, open.as_ref().map(|_| "commit")).await;
         let answered = self.compiled_outcomes(&compiled, answers)?;
         let mut settled: Vec<Option<Result<Commit, StoreError>>> = plans.iter().map(|_| None).collect();
         let mut set = |place: usize, outcome| {
@@ -272,7 +273,7 @@ impl Desk<'_> {
     ) -> Result<Vec<Result<Commit, StoreError>>, Fault> {
         let mut attempt = 0;
         loop {
-            let session = match self.link.session(&self.shared.dialer).await {
+            let session = match self.link.session(&self.shared.writer_dialer).await {
                 Ok(session) => session,
                 Err(error) => return Ok(plans.iter().map(|_| Err(error.clone())).collect()),
             };
@@ -330,7 +331,7 @@ impl Desk<'_> {
     async fn run(&self, session: &Session, plans: &[Plan], lock_timeout_ms: u128) -> Run {
         let shared = self.shared;
         let mut batch = Batch::of(plans);
-        let open = shared.options.open_words(lock_timeout_ms, PLANNER, &scope_of(plans));
+        let open = shared.options.open_words(lock_timeout_ms, PLANNER, &Scope::of_all(plans));
         match self.read(session, &open, &mut batch).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {

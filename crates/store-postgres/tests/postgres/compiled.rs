@@ -1,6 +1,7 @@
 //! Plans of one step as one statement: they mean what the model says, and the usual ones do go that way.
 
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use statehouse_store::{
 };
 use statehouse_store_postgres::{Counts, PostgresStore};
 
+use crate::proxy::{Cut, Proxy};
 use crate::support::{Namespace, raw, schema_of, tenant};
 
 /// A lab that remembers the stores it opened, to see how they settled their plans.
@@ -165,10 +167,17 @@ async fn plans_of_one_shape_mean_together_what_they_mean_alone() {
                 .set("time", now_plus(Duration::from_secs(60)))
         },
     ];
-    for (number, shape) in shapes.iter().enumerate() {
+    // Behind a pooler the transaction has to be told what the connection could not be set to.
+    let pooler = Proxy::start().await;
+    pooler.set(Cut::Settings);
+    let ways = [false, true].into_iter().flat_map(|pooled| shapes.iter().map(move |shape| (pooled, shape)));
+    for (number, (pooled, shape)) in ways.enumerate() {
         let clock = Arc::new(ManualClock::at(at));
         let model = ModelStore::with(clock.clone(), 4);
         let mut namespace = Namespace::new();
+        if pooled {
+            namespace.options = pooler.options(&namespace.options);
+        }
         namespace.options.clock = Some(clock);
         namespace.options.partitions = Some(4);
         namespace.options.writers = 1;
@@ -224,6 +233,7 @@ async fn plans_of_one_shape_mean_together_what_they_mean_alone() {
         let (counts, applied) = (store.counts(), expected.iter().filter(|c| matches!(c, Commit::Applied(_))));
         assert_eq!(counts.alike, applied.count() as u64, "shape {number}: {counts:?}");
     }
+    assert!(pooler.achieved.elsewhere.load(Ordering::Relaxed) >= shapes.len() as u64);
 }
 
 /// Inserts that wait together, by the server's clock: the row, the record and the answer tell one time.

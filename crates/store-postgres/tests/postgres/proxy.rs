@@ -1,5 +1,7 @@
 //! A proxy that understands just enough of the protocol to cut a connection at a commit.
 //!
+//! It can also stand for a pooler, which lets nobody in who asks for settings of the connection.
+//!
 //! A commit is the word, or the execution of a statement that writes and is a transaction by itself: those of the store
 //! begin by setting their scope.
 
@@ -27,6 +29,8 @@ pub enum Cut {
     AfterCommit,
     /// Again and again, at commits and elsewhere.
     AtRandom(Random),
+    /// At the start, if it asks for settings.
+    Settings,
 }
 
 /// What was achieved.
@@ -152,6 +156,11 @@ async fn requests(
         while let Some(length) = message_length(&buffer, started) {
             let message: Vec<u8> = buffer.drain(..length).collect();
             let commits = started && commits(&message, &mut writing);
+            let asks = !started && message.windows(8).any(|window| window == b"options\0");
+            if asks && matches!(*cut.lock().unwrap(), Cut::Settings) {
+                achieved.elsewhere.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
             started = true;
             match if swallowing { Fate::Pass } else { draw(&cut, commits) } {
                 Fate::Pass => {}
