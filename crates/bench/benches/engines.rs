@@ -1,5 +1,5 @@
 //! `cargo bench`: every engine against hand-written code, in one run. `cargo bench -- sqlite` runs one of them; so do
-//! `postgres`, `http`, `jobs`, `bookings` and `scans`.
+//! `postgres`, `http`, `jobs`, `bookings`, `scans`, `feed` and `rebuild`.
 
 /// The allocator that the shipped binary has.
 #[global_allocator]
@@ -40,6 +40,12 @@ fn main() -> anyhow::Result<()> {
         }
         if wanted("scans") {
             statehouse_bench::scans::run().await?;
+        }
+        if wanted("feed") {
+            statehouse_bench::feed::run().await?;
+        }
+        if wanted("rebuild") {
+            statehouse_bench::feed::rebuild().await?;
         }
         Ok(())
     })

@@ -6,6 +6,7 @@
 //! and the same durability; or what others have made for the same purpose.
 
 pub mod bookings;
+pub mod feed;
 pub mod http;
 pub mod jobs;
 pub mod load;

@@ -12,6 +12,8 @@
 //! - [`faults`] makes the world around a store bad, lets clients get on with it by the rules that the contract
 //!   gives them (commit again, or resolve), and then counts whether anything was lost or done twice.
 //!
+//! [`endurance`] sends a long log through projectors that are killed, and compares with a build from nothing.
+//!
 //! A fifth is for people: [`scenario`] runs whole systems under load, and then counts.
 //!
 //! What is judged comes in through [`engines`]: every case gets an empty namespace of its own, so all of them run
@@ -29,6 +31,7 @@ pub mod conformance;
 pub mod coverage;
 pub mod differential;
 pub mod drill;
+pub mod endurance;
 pub mod engines;
 pub mod faults;
 pub mod linearize;

@@ -39,6 +39,7 @@ use self::late::{
 };
 use self::races::{
     first_follows_in_one_batch_come_to_an_end, pieces_and_edges_that_meet_leave_the_truth,
+    posts_that_wait_together_and_edges_that_meet_leave_the_truth, posts_that_wait_together_share_a_plan,
     versions_of_a_post_that_meet_go_out_in_their_order,
 };
 use super::feed;
@@ -57,6 +58,8 @@ pub(super) const CASES: &[Case] = cases! {
         a_post_that_is_moved_leaves_its_old_place(9),
         a_post_and_a_follow_that_meet_lose_nothing(9),
         an_unfollow_and_a_post_that_meet_leave_nothing(9),
+        posts_that_wait_together_share_a_plan(100),
+        posts_that_wait_together_and_edges_that_meet_leave_the_truth(100),
         pieces_and_edges_that_meet_leave_the_truth(100),
         versions_of_a_post_that_meet_go_out_in_their_order(100),
         first_follows_in_one_batch_come_to_an_end(20),
@@ -80,7 +83,7 @@ pub(super) const CASES: &[Case] = cases! {
         authors_cross_the_line_in_both_directions(9),
         a_post_that_changes_its_way_is_shown_once(9),
         records_that_come_again_change_nothing(9),
-        whoever_dies_the_feed_is_the_truth(11),
+        whoever_dies_the_feed_is_the_truth(20),
         readers_read_while_another_definition_is_built(9),
         a_post_goes_to_many_in_pieces(100),
         a_reader_waits_for_a_post(20),

@@ -115,7 +115,7 @@ fn blueprint(views: &str) -> String {
 }
 
 /// A visitor, and a lease on the shards of its projections.
-pub(super) struct Scene {
+pub(crate) struct Scene {
     pub visitor: Visitor,
     held: Held,
 }

@@ -27,8 +27,8 @@ use std::task::Poll;
 use statehouse_store::log::partition_of;
 use statehouse_store::table::Builder;
 use statehouse_store::{
-    Address, Consistency, Cursor, Expr, Guard, Operand, Page, Query, Row, Step, Store, Table, Tenant, Time,
-    Type, Value,
+    Address, Consistency, Cursor, Expr, Guard, Operand, Page, PlanError, Query, Row, Step, Store, Table,
+    Tenant, Time, Type, Value,
 };
 
 use crate::action::{Call, Refusal};
@@ -131,13 +131,18 @@ impl Listing {
 
     /// The parts of the count, as they are.
     pub async fn tally(&self, store: &dyn Store, tenant: &Tenant, owner: &[Value]) -> Result<Tally, Refusal> {
+        let addresses = self.parts(tenant, owner)?;
+        let rows = store.get(&addresses, Consistency::Strong).await?;
+        Ok(Tally::of(addresses.into_iter().zip(rows)))
+    }
+
+    /// Where the parts of the count are.
+    pub fn parts(&self, tenant: &Tenant, owner: &[Value]) -> Result<Vec<Address>, PlanError> {
         let address = |shard: u32| {
             let shard = Value::from(i64::from(shard));
             Address::new(&self.counts, tenant, owner.iter().cloned().chain([shard]))
         };
-        let addresses = (0..self.shards).map(address).collect::<Result<Vec<_>, _>>()?;
-        let rows = store.get(&addresses, Consistency::Strong).await?;
-        Ok(Tally(addresses.into_iter().zip(rows).collect()))
+        (0..self.shards).map(address).collect()
     }
 
     /// A page of the list, as a call asks for it, and where the next one begins (L2).
@@ -219,6 +224,16 @@ impl Listing {
 pub(super) struct Tally(Vec<(Address, Option<Row>)>);
 
 impl Tally {
+    /// The parts, as they were read.
+    pub fn of(parts: impl IntoIterator<Item = (Address, Option<Row>)>) -> Tally {
+        Tally(parts.into_iter().collect())
+    }
+
+    /// What is different whenever something has come or gone: the versions of the parts, which are never deleted.
+    pub fn stamp(&self) -> Vec<i64> {
+        self.0.iter().map(|(_, row)| row.as_ref().map_or(0, Row::version)).collect()
+    }
+
     /// The count.
     pub fn sum(&self) -> i64 {
         self.0.iter().filter_map(|(_, row)| row.as_ref()?.int(COUNT)).sum()

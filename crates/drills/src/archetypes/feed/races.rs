@@ -60,6 +60,78 @@ impl Hook for Arc<Doomed> {
     }
 }
 
+/// Posts so often that several wait in one partition: new ones of two authors, some of them of one.
+async fn post_together(home: &Home, round: i64) -> Result<()> {
+    let Visitor { house, tenant } = home.visitor();
+    let partitions = house.store().partitions();
+    let of = |post: i64| partition_of(tenant, "post", &post.to_string(), partitions);
+    let alike = (100 * round..).filter(|post| of(*post) == of(100 * round)).take(5);
+    for (number, post) in (0..).zip(alike) {
+        home.post(post, if number == 1 { 20 } else { 10 }, "new").await?;
+    }
+    Ok(())
+}
+
+/// Followers come and go between the reading for several posts and the plan that is for all of them. In the second round the
+/// slow process remembers whom it brought posts to in the first.
+pub(super) async fn posts_that_wait_together_and_edges_that_meet_leave_the_truth(
+    lab: &dyn Lab,
+) -> Result<()> {
+    let few = blueprint(100, "30d");
+    let first = async |home: &Home, round: i64| post_together(home, round).await;
+    meet(lab, (&few, 4), first, |home, round| async move {
+        home.follow(10 + round, 10).await?;
+        home.follow(10 + round, 20).await?;
+        home.unfollow(round - 1, 10).await
+    })
+    .await
+}
+
+/// Counts plans that bring something to readers, and posts that they bring.
+#[derive(Debug, Default)]
+struct Bringing {
+    plans: AtomicUsize,
+    posts: AtomicUsize,
+}
+
+#[async_trait]
+impl Hook for Arc<Bringing> {
+    async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
+        let writes = |step: &&Step, table: &str| step.writes() && step.table.name() == table;
+        let posts = plan.steps().iter().filter(|step| writes(step, "user_feed_entries")).count();
+        if plan.steps().iter().any(|step| writes(&step, "user_feed")) {
+            self.plans.fetch_add(1, Ordering::SeqCst);
+            self.posts.fetch_add(posts, Ordering::SeqCst);
+        }
+        inner.commit(plan).await
+    }
+}
+
+pub(super) async fn posts_that_wait_together_share_a_plan(lab: &dyn Lab) -> Result<()> {
+    let bringing = Arc::new(Bringing::default());
+    let around = Arc::new(Around::new(lab.open().await?, bringing.clone()));
+    let home = Home::over(around, 100).await?;
+    for (viewer, author) in [(1, 10), (2, 10), (2, 20)] {
+        home.follow(viewer, author).await?;
+    }
+    home.scene.drain().await?;
+    post_together(&home, 1).await?;
+    let live = home.scene.live().await?;
+    let ahead = home.scene.projection()?.group(live).standing().await?;
+    for one in ahead.iter().filter(|one| one.records > 0) {
+        home.scene.step("home", one.partition, 9).await?;
+    }
+    let counted = |counter: &AtomicUsize| counter.load(Ordering::SeqCst);
+    same("plans and posts", &(counted(&bringing.plans), counted(&bringing.posts)), &(1, 5))?;
+    home.is_true().await?;
+    // A version of a post that is known goes by itself, and those behind it wait for their turn.
+    home.edit(100, json!({"body": "edited"})).await?;
+    post_together(&home, 2).await?;
+    home.scene.drain().await?;
+    home.is_true().await?;
+    home.equals_a_rebuild().await
+}
+
 pub(super) async fn batch(home: &Home, requests: Vec<Request>) -> Result<()> {
     let visitor = home.visitor();
     let done = visitor.house.batch(&visitor.tenant, requests, Operation::default()).await;

@@ -25,6 +25,8 @@ use crate::worker::{Next, Progress, Shift, Worker};
 
 /// Source rows in one plan of a scan at most.
 const CHUNK_MAX: usize = 16;
+/// Source rows at most that a scan writes one after another, where each may take many plans.
+const IN_TURN_MAX: usize = 8;
 /// How often a plan of a scan is tried that met the log's.
 const RACES_MAX: u32 = 20;
 /// Pieces that one page of a scan writes at most, before the log has its turn.
@@ -312,28 +314,26 @@ impl Projecting {
         let left = Arc::new(AtomicUsize::new(PIECES_MAX));
         let mut by_tenant: BTreeMap<Tenant, Vec<Row>> = BTreeMap::new();
         for row in page.rows {
-            if self.projector.reach().is_none() {
-                by_tenant.entry(row.tenant().clone()).or_default().push(row);
-                continue;
-            }
-            let (store, ids, now) = (shift.store.clone(), shift.ids.clone(), shift.clock.now());
-            let (projector, clock) = (self.projector.clone(), self.clock.clone());
-            let (held, left) = (shift.held.clone(), left.clone());
-            plans.spawn(async move {
-                let one_less = |left: usize| left.checked_sub(1);
-                let may = || {
-                    held.is_live(&*clock)
-                        && left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
-                };
-                put_in_pieces(&*store, &ids, &*projector, generation, &row, now, &may).await
-            });
+            by_tenant.entry(row.tenant().clone()).or_default().push(row);
         }
+        let chunk_max = if self.projector.reach().is_some() { IN_TURN_MAX } else { CHUNK_MAX };
         for (tenant, rows) in by_tenant {
-            for chunk in rows.chunks(CHUNK_MAX) {
-                let (store, ids) = (shift.store.clone(), shift.ids.clone());
-                let (projector, tenant, chunk) = (self.projector.clone(), tenant.clone(), chunk.to_vec());
+            for chunk in rows.chunks(chunk_max) {
+                let (store, ids, now) = (shift.store.clone(), shift.ids.clone(), shift.clock.now());
+                let (projector, clock) = (self.projector.clone(), self.clock.clone());
+                let (held, left) = (shift.held.clone(), left.clone());
+                let (tenant, chunk) = (tenant.clone(), chunk.to_vec());
                 plans.spawn(async move {
-                    put(&*store, &ids, &*projector, generation, &tenant, chunk).await.map(|()| true)
+                    if projector.reach().is_none() {
+                        let put = put(&*store, &ids, &*projector, generation, &tenant, chunk);
+                        return put.await.map(|()| true);
+                    }
+                    let one_less = |left: usize| left.checked_sub(1);
+                    let may = || {
+                        held.is_live(&*clock)
+                            && left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
+                    };
+                    put_in_pieces(&*store, &ids, &*projector, generation, &chunk, now, &may).await
                 });
             }
         }
@@ -503,28 +503,42 @@ async fn changes_of(
     Ok(keys.iter().zip(seen).filter_map(change).collect())
 }
 
-/// Writes what a source row means piece by piece, unless the log has brought something newer (I2). Says whether it came to
-/// the end; each piece is asked for first.
+/// Writes what source rows of one tenant mean, several in a plan where they fit and piece by piece where they do not, unless
+/// the log has brought something newer (I2). Says whether it came to the end; each plan is asked for first.
 async fn put_in_pieces(
     store: &dyn Store,
     ids: &Ids,
     projector: &dyn Projector,
     generation: i64,
-    row: &Row,
+    rows: &[Row],
     now: Time,
     may: &(dyn Fn() -> bool + Sync),
 ) -> Result<bool, StoreError> {
     let Some(reach) = projector.reach() else { return Ok(true) };
-    let mut races = 0;
-    while races < RACES_MAX {
+    let unable = |unable| as_store_error(unable, projector.name());
+    let (mut at, mut races) = (0, 0);
+    while let Some(row) = rows.get(at) {
+        if races == RACES_MAX {
+            return Err(StoreError::unavailable("source rows change all the time; the scan tries again"));
+        }
         let reading = Reading { store, tenant: row.tenant(), now, refused: races };
-        let piece = reach.piece(generation, Matter::Row(row), &reading).await;
-        let piece = piece.map_err(|unable| as_store_error(unable, projector.name()))?;
-        if !piece.steps.is_empty() {
+        let rest: Vec<Matter<'_>> = rows.iter().skip(at).map(Matter::Row).collect();
+        let bundle = match races {
+            0 if rest.len() > 1 => reach.bundle(generation, &rest, &reading).await.map_err(unable)?,
+            _ => None,
+        };
+        let (steps, passed) = match bundle {
+            Some(bundle) => (bundle.steps, bundle.taken),
+            None => {
+                let piece = reach.piece(generation, Matter::Row(row), &reading).await.map_err(unable)?;
+                (piece.steps, usize::from(piece.is_last))
+            }
+        };
+        if !steps.is_empty() {
             if !may() {
                 return Ok(false);
             }
-            let plan = Plan::of(row.tenant(), ids.next()).steps(piece.steps).without_rows().build();
+            let plan = Plan::of(row.tenant(), ids.next()).steps(steps).without_rows().build();
             match store.commit(&plan.map_err(|error| misuse(&error))?).await {
                 Ok(Commit::Applied(_)) => races = 0,
                 // Whatever became of it, what is stored tells.
@@ -535,11 +549,9 @@ async fn put_in_pieces(
                 Err(error) => return Err(error),
             }
         }
-        if piece.is_last {
-            return Ok(true);
-        }
+        at += passed;
     }
-    Err(StoreError::unavailable("source rows change all the time; the scan tries again"))
+    Ok(true)
 }
 
 /// The digest of a generation's entries; `None` if it was told to stop.

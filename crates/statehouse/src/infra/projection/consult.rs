@@ -65,13 +65,18 @@ impl Consult<'_, '_> {
         Ok((generation, cursor))
     }
 
+    /// Whether a call asks for the live generation from its beginning, whatever it has seen.
+    pub(crate) fn is_plain(call: &Call) -> bool {
+        !call.input.contains_key(AFTER) && !call.input.contains_key(CURSOR)
+    }
+
     /// The cursor of a page, for the one that goes on behind it.
     pub(crate) fn cursor(generation: i64, cursor: &str) -> String {
         format!("{generation}.{cursor}")
     }
 
     /// The generation that readers read.
-    async fn live(&self) -> Result<i64, Refusal> {
+    pub(crate) async fn live(&self) -> Result<i64, Refusal> {
         let state = read_state(self.desk.store, self.name).await?;
         let live = state.live.map(|live| live.number);
         live.ok_or_else(|| {

@@ -18,7 +18,8 @@
 //! rows themselves, and what they are then is what is written.
 //!
 //! Where one source row means more rows than fit into a plan, as a post does that goes to thousands of readers, the projector
-//! has a [`Reach`]: it hands out pieces, each of them a plan, and sees from what is stored how far it has come.
+//! has a [`Reach`]: it hands out pieces, each of them a plan, and sees from what is stored how far it has come. What is small
+//! enough goes with others of its kind as a [`Bundle`], one plan for all of them.
 //!
 //! **Rows.** `house_projections(name, live, previous, building, newest, dropping, definitions…, phase, cursor, scanned,
 //! verified, digest, updated_at, version)`, of the house; and for each projection its entries, `NAME_entries(tenant,
@@ -159,12 +160,32 @@ impl Piece {
     }
 }
 
+/// One plan's worth of what several records or rows make, each of them to its end.
+#[derive(Clone, Debug, Default)]
+pub struct Bundle {
+    /// How many of them, from the first one on.
+    pub taken: usize,
+    /// The steps.
+    pub steps: Vec<Step>,
+}
+
 /// What is done in pieces. Each piece is made from what is stored when it is asked for, and guarded so that it is refused
 /// if that has changed; whoever comes to unfinished work of somebody else finishes it first.
 #[async_trait]
 pub trait Reach: Send + Sync {
     /// The next piece, under a generation.
     async fn piece(&self, generation: i64, of: Matter<'_>, reading: &Reading<'_>) -> Result<Piece, Unable>;
+
+    /// What the first few of these make, if one plan is enough for them; `None` if the first one is to be done in pieces.
+    /// All are of one tenant. It is not asked again for what was refused.
+    async fn bundle(
+        &self,
+        _generation: i64,
+        _of: &[Matter<'_>],
+        _reading: &Reading<'_>,
+    ) -> Result<Option<Bundle>, Unable> {
+        Ok(None)
+    }
 }
 
 /// How rows are followed that the log names and does not have.

@@ -47,6 +47,12 @@ impl Handler for Feed {
 
     async fn handle(&self, records: &[Record], reading: &Reading<'_>) -> Result<Effect, Unable> {
         if let (Some(reach), Some(first)) = (self.projector.reach(), records.first()) {
+            if records.len() > 1 && reading.refused == 0 {
+                let matters: Vec<Matter<'_>> = records.iter().map(Matter::Record).collect();
+                if let Some(bundle) = reach.bundle(self.generation, &matters, reading).await? {
+                    return Ok(Effect { contends: true, ..Effect::of(bundle.taken, bundle.steps) });
+                }
+            }
             let piece = reach.piece(self.generation, Matter::Record(first), reading).await?;
             let effect = Effect::of(1, piece.steps);
             return Ok(Effect { goes_on: !piece.is_last, contends: true, ..effect });

@@ -3,10 +3,11 @@
 //! ```text
 //!   a post:   entry, author's list, all rows                     if they fit into one plan, and no edge moves meanwhile
 //!             entry, author's list, work ──► rows, work ──► … ──► rows, no more work                        otherwise
+//!   posts:    entries, authors' lists, all rows of several new ones     if they fit into one plan, and no edge moves meanwhile
 //!   an edge:  what the reader has of the author, against what the author's list says: the difference, some at a time
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -22,7 +23,7 @@ use super::{
 use crate::action::Refusal;
 use crate::infra::log::{Reading, Unable};
 use crate::infra::projection::{
-    Change, Content, Entry, Matter, Piece, Projector, Reach, SOURCE_ORDER, entry_step,
+    Bundle, Change, Content, Entry, Matter, Piece, Projector, Reach, SOURCE_ORDER, entry_step,
 };
 use crate::product::listing::{Item, Tally};
 use crate::product::relation;
@@ -67,11 +68,11 @@ const FULL: &str = "FULL";
 
 /// A post where it is shown.
 #[derive(Clone, Debug, PartialEq)]
-struct Shown {
-    post: Value,
-    author: Value,
-    at: Time,
-    preview: Value,
+pub(super) struct Shown {
+    pub post: Value,
+    pub author: Value,
+    pub at: Time,
+    pub preview: Value,
 }
 
 impl Shown {
@@ -155,23 +156,7 @@ enum Job {
 #[async_trait]
 impl Reach for Feed {
     async fn piece(&self, generation: i64, of: Matter<'_>, reading: &Reading<'_>) -> Result<Piece, Unable> {
-        let jobs = match of {
-            Matter::Row(row) => vec![Job::Post(self.change_of(row))],
-            Matter::Record(record) => {
-                let posts = self.changes(record).map_err(Unable::Never)?.into_iter().map(Job::Post);
-                let table = &self.relation.table;
-                let mut jobs: Vec<Job> = posts.collect();
-                for row in Feed::told(record, &self.follows) {
-                    let mut ends = table.key_columns().iter().map(|end| column_in(table, row, &end.name));
-                    let (Some(viewer), Some(author)) = (ends.next(), ends.next()) else { continue };
-                    for end in [&viewer, &author] {
-                        fitting(std::slice::from_ref(end)).map_err(Unable::Never)?;
-                    }
-                    jobs.push(Job::Edge(viewer, author));
-                }
-                jobs
-            }
-        };
+        let jobs = self.jobs(of)?;
         let desk = Desk { feed: self, generation, reading };
         let count = jobs.len();
         for (number, job) in (1..).zip(jobs) {
@@ -184,6 +169,46 @@ impl Reach for Feed {
             }
         }
         Ok(Piece::last(Vec::new()))
+    }
+
+    async fn bundle(
+        &self,
+        generation: i64,
+        of: &[Matter<'_>],
+        reading: &Reading<'_>,
+    ) -> Result<Option<Bundle>, Unable> {
+        let mut posts = Vec::new();
+        let (mut sources, oldest) = (HashSet::new(), self.oldest(reading.now));
+        for matter in of {
+            // Whatever is wrong with one that comes later is said when it is its turn.
+            let Ok(jobs) = self.jobs(*matter) else { break };
+            let Ok([Job::Post(change)]) = <[Job; 1]>::try_from(jobs) else { break };
+            let shown = Shown::of(change.content.as_ref()).filter(|shown| shown.at >= oldest);
+            let Some(shown) = shown.filter(|_| sources.insert(change.source.clone())) else { break };
+            posts.push((change, shown));
+        }
+        Desk { feed: self, generation, reading }.bundle(&posts).await
+    }
+}
+
+impl Feed {
+    fn jobs(&self, of: Matter<'_>) -> Result<Vec<Job>, Unable> {
+        let record = match of {
+            Matter::Row(row) => return Ok(vec![Job::Post(self.change_of(row))]),
+            Matter::Record(record) => record,
+        };
+        let mut jobs: Vec<Job> =
+            self.changes(record).map_err(Unable::Never)?.into_iter().map(Job::Post).collect();
+        let table = &self.relation.table;
+        for row in Feed::told(record, &self.follows) {
+            let mut ends = table.key_columns().iter().map(|end| column_in(table, row, &end.name));
+            let (Some(viewer), Some(author)) = (ends.next(), ends.next()) else { continue };
+            for end in [&viewer, &author] {
+                fitting(std::slice::from_ref(end)).map_err(Unable::Never)?;
+            }
+            jobs.push(Job::Edge(viewer, author));
+        }
+        Ok(jobs)
     }
 }
 
@@ -200,15 +225,15 @@ fn place(row: &Row) -> (Time, String) {
 }
 
 /// One generation of a feed, at work for one tenant.
-struct Desk<'f> {
-    feed: &'f Feed,
-    generation: i64,
-    reading: &'f Reading<'f>,
+pub(super) struct Desk<'f> {
+    pub feed: &'f Feed,
+    pub generation: i64,
+    pub reading: &'f Reading<'f>,
 }
 
 impl Desk<'_> {
     /// A key under the generation.
-    fn key<const N: usize>(&self, rest: [Value; N]) -> Vec<Value> {
+    pub(super) fn key<const N: usize>(&self, rest: [Value; N]) -> Vec<Value> {
         std::iter::once(self.generation.into()).chain(rest).collect()
     }
 
@@ -246,6 +271,15 @@ impl Desk<'_> {
     fn listed(&self, shown: &Shown, way: &str) -> (&Arc<Table>, Vec<Value>) {
         let key = self.key([shown.author.clone(), way.into(), shown.at.into(), shown.post.clone()]);
         (&self.feed.lists, key)
+    }
+
+    /// A post goes into its author's list.
+    pub(super) fn enlist(&self, shown: &Shown, way: &str, order: i64) -> Step {
+        let (table, key) = self.listed(shown, way);
+        Step::upsert(table, key)
+            .set(PREVIEW, shown.preview.clone())
+            .set(EXPIRES_AT, self.feed.end_of(shown.at))
+            .set(SOURCE_ORDER, order)
     }
 
     fn row_key(&self, viewer: &Value, at: Time, post: &Value) -> Vec<Value> {
@@ -307,9 +341,10 @@ impl Desk<'_> {
         let was = before.as_ref().filter(|_| way.as_deref() == Some(PUSH));
         let was = was.map(|shown| Place { author: shown.author.clone(), at: shown.at });
         let same_author = |shown: &Shown| before.as_ref().is_some_and(|old| old.author == shown.author);
+        let mut tally = None;
         let pulls = match (&after, way.as_deref()) {
             (Some(shown), Some(way)) if same_author(shown) => way == PULL,
-            (Some(shown), _) => self.tally(&shown.author).await?.sum() > feed.pull_above,
+            (Some(shown), _) => tally.insert(self.tally(&shown.author).await?).sum() > feed.pull_above,
             (None, _) => false,
         };
         let new_way = if pulls { PULL } else { PUSH };
@@ -325,12 +360,7 @@ impl Desk<'_> {
             }
         }
         if let Some(shown) = &after {
-            let (table, key) = self.listed(shown, new_way);
-            let row = Step::upsert(table, key)
-                .set(PREVIEW, shown.preview.clone())
-                .set(EXPIRES_AT, feed.end_of(shown.at))
-                .set(SOURCE_ORDER, change.order);
-            steps.push(row);
+            steps.push(self.enlist(shown, new_way, change.order));
         }
         // What goes out in one plan does not pass what is under way (F4).
         let alone = || Step::assert_absent(&feed.work, source());
@@ -356,7 +386,7 @@ impl Desk<'_> {
             steps.push(alone());
             return Ok(Piece::last(steps));
         };
-        if let Some(rest) = self.at_once(&work, after.as_ref()).await? {
+        if let Some(rest) = self.at_once(&work, after.as_ref(), tally).await? {
             steps.push(alone());
             steps.extend(rest);
             return Ok(Piece::last(steps));
@@ -395,8 +425,14 @@ impl Desk<'_> {
         Ok(author.is_some_and(|row| row.text(STATE) == Some(FULL)))
     }
 
-    /// All rows of a post, if they fit into the plan that makes it, with the demand that nobody comes or goes (F2).
-    async fn at_once(&self, work: &Work, shown: Option<&Shown>) -> Result<Option<Vec<Step>>, Unable> {
+    /// All rows of a post, if they fit into the plan that makes it, with the demand that nobody comes or goes (F2). The count
+    /// of its author's followers may have been read already.
+    async fn at_once(
+        &self,
+        work: &Work,
+        shown: Option<&Shown>,
+        tally: Option<Tally>,
+    ) -> Result<Option<Vec<Step>>, Unable> {
         // What is given after it was taken elsewhere, and what points, goes in pieces.
         let is_all = match work.phase {
             Phase::Take => shown.is_none(),
@@ -407,7 +443,10 @@ impl Desk<'_> {
         let is_calm = self.reading.refused < REFUSED_MAX;
         let Some(author) = work.author(shown).filter(|_| is_all && is_calm) else { return Ok(None) };
         // The count is read first: what comes between it and the list is refused as well.
-        let tally = self.tally(author).await?;
+        let tally = match tally.filter(|_| work.phase == Phase::Give) {
+            Some(tally) => tally,
+            None => self.tally(author).await?,
+        };
         let room = STEPS_MAX.saturating_sub(tally.parts()) / work.steps_each();
         if usize::try_from(tally.sum()).is_ok_and(|followers| followers > room) {
             return Ok(None);
@@ -420,7 +459,7 @@ impl Desk<'_> {
         Ok(Some(tally.unchanged().chain(rows).collect()))
     }
 
-    async fn followers(
+    pub(super) async fn followers(
         &self,
         author: &Value,
         limit: usize,
@@ -429,6 +468,13 @@ impl Desk<'_> {
         let Reading { store, tenant, .. } = *self.reading;
         let author = std::slice::from_ref(author);
         self.feed.relation.inward.next(store, tenant, author, limit, cursor).await.map_err(unable)
+    }
+
+    /// A post goes to one reader for the first time, if they see it.
+    pub(super) fn give(&self, item: &Item, shown: &Shown) -> Option<Step> {
+        let viewer = item.key.first()?;
+        let is_seen = shown.at >= self.oldest_for(item) && fitting(std::slice::from_ref(viewer)).is_ok();
+        is_seen.then(|| self.put(viewer, shown))
     }
 
     /// What a post changes for one reader, without the demand that they follow.

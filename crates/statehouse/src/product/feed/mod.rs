@@ -39,7 +39,7 @@
 //!   to the post finishes that first. Guard of every piece:* `source_order = the entry's that was read`; *of every piece but
 //!   the last, so that one which was passed does not take the work back:* `version = the row's`. A row that is made anew
 //!   begins with version 1 again, so that alone would not tell it from the one before. *A version that goes out in one plan
-//!   demands that there is no such row.*
+//!   demands that there is no such row, or no entry:* without an entry there is no work.
 //! - F5. The cursor never goes back. *Guard:* `version = the one that was read`, and an older place changes nothing.
 //! - F6. What is over is not shown. *A page begins at the oldest time that is kept;* rows beyond it are deleted in passing
 //!   ([`sweep`]).
@@ -51,23 +51,27 @@
 //! old place in the plan that puts it into the new one, reader by reader. One whose author was changed is taken from the
 //! followers of the one before it is brought to those of the other: who follows both misses it for a moment.
 //!
-//! **Hotspots.** *Fanout on write*: `pull_above`; a post goes out in bounded pieces. *Projection lag*: partitions are shared
+//! **Hotspots.** *Fanout on write*: `pull_above`; a post goes out in bounded pieces, and new ones with few followers share a
+//! plan ([`bundle`]). *Projection lag*: partitions are shared
 //! by processes. *Expensive ranking/recompute*: the order is the key's. *Rebuild cost*: posts that are over go nowhere.
 //! *Query fanout across shards*: a page is one range read, those for who is pulled, and one for each of these, some at a time.
 
 mod actions;
+mod bundle;
 mod fan_out;
 mod read;
 mod seen;
 mod sweep;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
 use serde_json::Value as Json;
 use statehouse_store::table::Builder;
 use statehouse_store::{Record, Row, Table, Time, Type, Value};
 
+use self::bundle::Remembered;
 use self::sweep::Sweeper;
 use super::relation::{self, Relation};
 use crate::blueprint::problem::{Problem, Problems};
@@ -132,6 +136,9 @@ pub(super) struct Feed {
     authors: Arc<Table>,
     work: Arc<Table>,
     cursors: Arc<Table>,
+    remembered: Remembered,
+    /// The generation that a reader last found to be live; 0 before.
+    last_live: AtomicI64,
 }
 
 /// Reads `[feed.NAME]`, over posts and follows that are declared elsewhere in the blueprint.
@@ -252,6 +259,8 @@ fn declare_feed(
         authors,
         work,
         cursors,
+        remembered: Remembered::default(),
+        last_live: AtomicI64::new(0),
     });
     Some(Resource {
         name: thing.name.clone(),

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, atomic};
 
 use async_trait::async_trait;
 use serde_json::{Map, Value as Json};
@@ -53,7 +53,31 @@ impl Feed {
             Refusal::misfits(vec![Misfit { pointer: format!("/{VIEWER}"), detail: why.to_string() }])
         })?;
         let consult = Consult { name: &self.name, desk };
+        let last = self.last_live.load(atomic::Ordering::Relaxed);
+        if last > 0 && Consult::is_plain(call) {
+            // Whether it is live still is asked while it is read. What was live before the rows were read, and is afterwards,
+            // was kept up all the time: it could be gone back to, but it was not deleted.
+            let page = self.page_in(last, None, &viewer, call, desk);
+            let (live, page) = tokio::join!(consult.live(), page);
+            if live? == last {
+                return page;
+            }
+        }
         let (generation, cursor) = consult.open(call).await?;
+        if Consult::is_plain(call) {
+            self.last_live.store(generation, atomic::Ordering::Relaxed);
+        }
+        self.page_in(generation, cursor, &viewer, call, desk).await
+    }
+
+    async fn page_in(
+        &self,
+        generation: i64,
+        cursor: Option<String>,
+        viewer: &Value,
+        call: &Call,
+        desk: &Desk<'_>,
+    ) -> Result<Answer, Refusal> {
         let cursor = cursor.map(|cursor| Cursor::parse(&cursor)).transpose()?;
         let (now, limit) = (desk.clock.now(), paging::rows(call));
         let behind = |table: &Arc<Table>, partition: Vec<Value>, oldest: Time| -> Result<Query, Refusal> {
@@ -68,24 +92,30 @@ impl Feed {
             })
         };
         let own = behind(&self.rows, vec![generation.into(), viewer.clone()], self.oldest(now))?;
-        let (mut queries, mut so_far) = (vec![own.clone()], Part { rows: Vec::new(), is_whole: true });
         let pulled = Query::table(&self.pulled, &call.tenant, [generation.into(), viewer.clone()])?;
-        let mut pulled = Some(pulled.limit(TOGETHER_MAX)?);
+        let pulled = pulled.limit(TOGETHER_MAX)?;
+        let mut pages = all(desk, vec![own.clone(), pulled.clone()]).await?.into_iter();
+        let nothing = || Page { rows: Vec::new(), next: None };
+        let rows = pages.next().unwrap_or_else(nothing);
+        let mut from = pages.next().unwrap_or_else(nothing);
+        let mut so_far = Part { is_whole: rows.next.is_none(), rows: rows.rows };
         // However many there are to pull from, some are read at a time, and no more than a page is kept.
-        while let Some(query) = pulled {
-            let from = desk.store.query(&query).await?;
+        loop {
+            let mut queries = Vec::new();
             for row in &from.rows {
                 let (Some(author), Some(since)) = (row.get(AUTHOR), row.time(SINCE)) else { continue };
                 let list = vec![generation.into(), author.clone(), PULL.into()];
                 queries.push(behind(&self.lists, list, self.oldest_since(since, now))?);
             }
-            let reads: Vec<Pin<Box<dyn Future<Output = _> + Send + '_>>> =
-                queries.drain(..).map(|query| Box::pin(filled(desk.store, query)) as _).collect();
-            let pages = together(reads).await.into_iter().collect::<Result<Vec<Page>, Refusal>>()?;
-            let parts = pages.into_iter().map(|page| Part { is_whole: page.next.is_none(), rows: page.rows });
-            let (rows, goes_on) = merge(parts.chain([so_far]).collect(), limit, newest_first);
-            so_far = Part { rows, is_whole: !goes_on };
-            pulled = from.next.map(|next| query.clone().after(next)).transpose()?;
+            if !queries.is_empty() {
+                let pages = all(desk, queries).await?;
+                let parts =
+                    pages.into_iter().map(|page| Part { is_whole: page.next.is_none(), rows: page.rows });
+                let (rows, goes_on) = merge(parts.chain([so_far]).collect(), limit, newest_first);
+                so_far = Part { rows, is_whole: !goes_on };
+            }
+            let Some(next) = from.next else { break };
+            from = desk.store.query(&pulled.clone().after(next)?).await?;
         }
         let (mut rows, goes_on) = (so_far.rows, !so_far.is_whole);
         // The rows of authors' lists have the same columns in their order.
@@ -94,10 +124,17 @@ impl Feed {
         // before and be pulled now.
         let mut posts = BTreeSet::new();
         rows.retain(|row| posts.insert(row.get(POST).map(|post| post.to_json().to_string())));
-        let mut answer = paging::answer(rows.iter().map(|row| shown(row, &viewer, generation)), next);
+        let mut answer = paging::answer(rows.iter().map(|row| shown(row, viewer, generation)), next);
         answer.next = answer.next.map(|next| Consult::cursor(generation, &next));
         Ok(answer)
     }
+}
+
+/// Reads all of these at once.
+async fn all(desk: &Desk<'_>, queries: Vec<Query>) -> Result<Vec<Page>, Refusal> {
+    let reads: Vec<Pin<Box<dyn Future<Output = _> + Send + '_>>> =
+        queries.into_iter().map(|query| Box::pin(filled(desk.store, query)) as _).collect();
+    together(reads).await.into_iter().collect()
 }
 
 fn newest_first(one: &Row, other: &Row) -> Ordering {
