@@ -49,8 +49,6 @@ const AUTHORS: u64 = 400;
 const FOLLOWERS: u64 = 20;
 const READERS: u64 = 2_000;
 const BODY: &str = "what somebody has to say to everybody who follows them, in a line";
-/// Edges of one plan while follows are filled.
-const FILLED: usize = 16;
 
 /// Posts of one round, those of the first round, which is not measured, and those by whose end the workers are under way.
 const POSTS: u64 = 4_000;
@@ -129,7 +127,8 @@ impl Square {
         };
         let edges = (0..AUTHORS).flat_map(|author| followers(author).map(move |reader| (author, reader)));
         let edges = edges.map(|(author, reader)| follow(author, reader)).collect::<Result<Vec<_>>>()?;
-        house.fill(edges.chunks(FILLED).map(<[Request]>::to_vec)).await?;
+        // Each by itself: a plan names a part of an author's count once.
+        house.fill(edges.into_iter().map(|edge| vec![edge])).await?;
         let base = SystemClock.now().minus(Duration::from_secs(3_600));
         Ok(Square { site, house, base: Time::from_millis(base.micros() / 1_000) })
     }
