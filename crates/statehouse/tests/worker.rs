@@ -387,3 +387,24 @@ async fn a_bad_world_does_not_stop_the_work() {
         crew.stop().await;
     }
 }
+
+/// A release takes a while, and meanwhile other steps end: theirs are released all the same (W4).
+#[tokio::test]
+async fn shards_whose_steps_end_while_others_are_released_are_released_too() {
+    let clock = ManualClock::at(Time::from_micros(0));
+    let model: Arc<dyn Store> = Arc::new(ModelStore::with(Arc::new(clock.clone()), 4));
+    let slow = Arc::new(FaultyStore::over(model, Arc::new(clock.clone()), Odds::default(), 3));
+    let town = Town::over(slow.clone(), clock).await;
+    let clerk = Clerk::of(6);
+    for shard in 0..6 {
+        clerk.will(shard, [Turn::Takes(SECOND + Duration::from_millis(20) * shard)]);
+    }
+    let (crew, _) = town.start(1, &clerk);
+    town.pass(SECOND / 2).await;
+    assert_eq!(clerk.under_way.load(Ordering::SeqCst), 6);
+    slow.set_odds(Odds { delay: 1.0, delay_at_most: SECOND / 2, ..Odds::default() });
+    tokio::join!(crew.stop(), town.pass(LEASE / 2));
+    slow.set_odds(Odds::default());
+    assert_eq!(town.leases("worker.clerk.work").await, vec![(None, 1); 6]);
+    assert_eq!(town.leases("members").await, []);
+}

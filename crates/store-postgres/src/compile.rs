@@ -64,6 +64,8 @@ pub(crate) struct Compiled<'p> {
     pub call: Call<'p>,
 }
 
+/// Inserts in one statement, at most: each is compared with each when they are joined to their plans.
+const INSERTS_MAX: usize = 64;
 /// So many plans of one shape are worth a transaction without those of other shapes that wait with them.
 const ALIKE_MIN: usize = 8;
 
@@ -113,7 +115,8 @@ impl<'n> Compiler<'n> {
         let mut alike = 0;
         for (number, plan) in plans.iter().enumerate() {
             let is_alike = number == 0 || (are_alike(first, plan) && compilable(plan).is_some());
-            if let Some(step) = plan.steps().first().filter(|_| is_alike) {
+            let is_full = step.expect == Expect::Absent && ordered.len() >= INSERTS_MAX;
+            if let Some(step) = plan.steps().first().filter(|_| is_alike && !is_full) {
                 let row = order::place(step.table.name(), 0, plan.tenant(), &step.key);
                 ordered.entry(row).or_insert((number, plan, step));
                 alike += 1;
@@ -121,7 +124,8 @@ impl<'n> Compiler<'n> {
         }
         // Those left out wait for another transaction. Many plans on one row are better combined, and so are few of each
         // shape.
-        let is_mixed = plans.len() - alike > plans.len() / 4 && ordered.len() < ALIKE_MIN;
+        let enough = ALIKE_MIN.max(plans.len() / 4);
+        let is_mixed = plans.len() - alike > plans.len() / 4 && ordered.len() < enough;
         if ordered.len() < 2 || is_mixed || alike - ordered.len() > alike / 4 {
             return None;
         }
@@ -141,7 +145,9 @@ impl<'n> Compiler<'n> {
         }
         args.extend(columns.into_iter().map(Arg::List));
         if !told && self.says_tenant {
-            args.push(Arg::Own(Value::Text(Scope::of_all(plans).names())));
+            args.push(Arg::Own(Value::Text(
+                Scope::of_all(ordered.values().map(|(_, plan, _)| *plan)).names(),
+            )));
         }
         let (places, ordered) = ordered.into_values().map(|(number, plan, _)| (number, plan)).unzip();
         let call = Call::new(text, args);

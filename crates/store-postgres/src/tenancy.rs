@@ -34,8 +34,8 @@ impl Scope {
         Scope::Of(BTreeSet::from([tenant.clone()]))
     }
 
-    pub(crate) fn of_all(plans: &[Plan]) -> Scope {
-        Scope::Of(plans.iter().map(|plan| plan.tenant().clone()).collect())
+    pub(crate) fn of_all<'p>(plans: impl IntoIterator<Item = &'p Plan>) -> Scope {
+        Scope::Of(plans.into_iter().map(|plan| plan.tenant().clone()).collect())
     }
 
     /// What the setting is set to. Tenants' names hold no quotes and no commas.

@@ -24,6 +24,7 @@ use statehouse_store::{
     Commit, Event, Expr, Plan, PlanError, Query, Reason, Refused, Row, Step, Store, StoreError, Table,
     Tenant, Time, Type, Value,
 };
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::worker::{Next, Progress, Shift, Wake, Worker};
@@ -88,7 +89,13 @@ pub struct Scanner<D> {
     name: String,
     shards: u32,
     due: D,
+    /// Plans that may be in flight, of all shards together.
+    room: Arc<Semaphore>,
 }
+
+/// Plans of one worker in flight: enough for an engine to make one of many, and no more than those who write in the
+/// foreground can stand in line with.
+const AT_ONCE: usize = 16;
 
 /// Pages of the index that one step reads past rows that could not be done.
 const PAGES_MAX: usize = 8;
@@ -98,10 +105,10 @@ const UNKNOWN_MAX: u32 = 3;
 impl<D: Due> Scanner<D> {
     /// A scanner of so many shards.
     pub fn new(name: impl Into<String>, shards: u32, due: D) -> Scanner<D> {
-        Scanner { name: name.into(), shards, due }
+        Scanner { name: name.into(), shards, due, room: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 
-    /// Has rows done, all at once: an engine makes one of many plans in flight.
+    /// Has rows done, some at once: an engine makes one of many plans in flight.
     async fn release(&self, rows: &[&Row], shift: &Shift<'_>) -> Result<Released, StoreError> {
         let now = shift.clock.now();
         let mut released = Released::default();
@@ -111,7 +118,14 @@ impl<D: Due> Scanner<D> {
             let otherwise = self.due.plan_just_due(row, now, &shift.ids.next()).transpose();
             match plan.and_then(|plan| Ok((plan, otherwise?))) {
                 Ok((plan, otherwise)) => {
-                    commits.spawn(settled_or(shift.store.clone(), plan, otherwise, row.version()));
+                    // It is never closed.
+                    let place = self.room.clone().acquire_owned().await.ok();
+                    let done = settled_or(shift.store.clone(), plan, otherwise, row.version());
+                    commits.spawn(async move {
+                        let outcome = done.await;
+                        drop(place);
+                        outcome
+                    });
                 }
                 Err(error) => released.failures.push(format!("{row}: {error}")),
             }

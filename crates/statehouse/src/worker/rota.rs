@@ -315,8 +315,6 @@ impl Rota {
         let shop = self.shop.clone();
         loop {
             self.clear(false).await;
-            // A loop that has panicked has nothing to finish.
-            self.posts.retain(|_, post| !post.task.is_finished());
             if self.posts.is_empty() {
                 break;
             }
