@@ -164,16 +164,29 @@ impl Told {
         })
     }
 
-    /// The rows that a record has, with their versions. Events of what stands beside a row, like hot fields, do not have all
-    /// of its columns.
+    /// The rows that a record has, with their versions. Events of what stands beside a row, like hot fields, do not have
+    /// what every row has: its key, and what is required and has no default. Any other column may have been added since the
+    /// record was written, or be unknown to whoever wrote it.
     pub fn rows<'r>(&self, record: &'r Record) -> Vec<(&'r serde_json::Map<String, Json>, i64)> {
         let How::WithRow(resource) = &self.how else { return Vec::new() };
         let events = record.events.iter().filter(|event| is_of(event, resource));
         let rows = events.filter_map(|event| event.data.get("row").and_then(Json::as_object));
         let whole = |row: &&serde_json::Map<String, Json>| {
-            self.table.columns().iter().all(|column| row.contains_key(&column.name))
+            let own = self.table.other_columns().iter();
+            let own = own.filter(|column| column.required && column.default.is_none());
+            self.table.key_columns().iter().chain(own).all(|column| row.contains_key(&column.name))
         };
         rows.filter(whole).filter_map(|row| Some((row, row.get("version")?.as_i64()?))).collect()
+    }
+
+    /// What a row of a record has in a column: its default, if the row does not know it.
+    pub fn value(&self, row: &serde_json::Map<String, Json>, name: &str) -> Value {
+        let Some(column) = self.table.column(name) else { return Value::Null };
+        let value = match row.get(name) {
+            Some(json) => Value::from_json(json.clone(), column.kind).ok(),
+            None => column.default.clone(),
+        };
+        value.unwrap_or(Value::Null)
     }
 
     /// The keys of the rows that a record names, each once.

@@ -60,6 +60,10 @@ pub(super) const CASES: &[Case] = cases! {
         what_was_forgotten_since_a_look_does_not_come_back(9),
         what_changed_back_since_a_look_stays_so(9),
         a_record_of_many_rows_is_done_in_pieces(100),
+        a_sum_out_of_range_holds_up_nobody_else(9),
+        a_record_may_name_more_rows_than_a_plan_writes(100),
+        a_field_that_is_added_loses_no_record(9),
+        an_entry_that_is_fought_over_is_not_parked(9),
         views_that_cannot_be_are_refused(0),
     }
 };

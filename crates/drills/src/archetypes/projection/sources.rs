@@ -1,7 +1,11 @@
 //! Views of whatever a dashboard counts: edges, comments, seats, bookings, jobs, definitions and effects. Whatever happens to
 //! the source, by callers or by the house itself, the view is what its rows say.
 
+mod limits;
+
 use super::*;
+
+pub(super) use self::limits::*;
 
 use statehouse_store::log::partition_of;
 use statehouse_store::{Clock, ManualClock, Time, Value};

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use statehouse_store::{
-    Address, Commit, Consistency, Ids, Plan, Position, Query, Record, Refused, Row, Step, Store, StoreError,
+    Address, Commit, Consistency, Ids, Plan, Position, Query, Reason, Record, Row, Step, Store, StoreError,
     Tenant, Time,
 };
 use tokio::task::JoinSet;
@@ -383,11 +383,14 @@ impl Course {
             Ok(plan) => plan,
             Err(error) => return Ok(Judged::Never(error.to_string())),
         };
-        let unfit = |refused: &Refused| Judged::Unfit(refused.describe(&plan));
         Ok(match settle(&*self.store, &plan).await {
             Ok(Commit::Applied(_)) => Judged::Done,
             Ok(Commit::Refused(refused)) if refused.step == 0 => Judged::Overtaken,
-            Ok(Commit::Refused(refused)) => unfit(&refused),
+            // No race: what is added is too much for what is there.
+            Ok(Commit::Refused(refused)) if matches!(refused.reason, Reason::Overflow { .. }) => {
+                Judged::Never(refused.describe(&plan))
+            }
+            Ok(Commit::Refused(refused)) => Judged::Unfit(refused.describe(&plan)),
             Ok(Commit::Fenced) => Judged::Overtaken,
             Err(error @ StoreError::LimitExceeded { .. }) => Judged::Never(error.to_string()),
             Err(error) => return Err(error),

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use statehouse_store::{
-    Address, Clock, Commit, Consistency, Cursor, Ids, Plan, PlanError, Position, Row, Scan, Step, Store,
-    StoreError, Table, Tenant, Time, Value,
+    Address, Clock, Commit, Consistency, Cursor, Ids, Plan, PlanError, Position, Reason, Row, Scan, Step,
+    Store, StoreError, Table, Tenant, Time, Value,
 };
 use tokio::task::JoinSet;
 
@@ -463,16 +463,22 @@ async fn put(
         let mut sheet = Sheet::over(projector, generation);
         let changes = changes_of(&mut sheet, store, projector, tenant, &rows).await;
         let changes = changes.map_err(|unable| as_store_error(unable, projector.name()))?;
-        let (sheet, taken) = sheet.take(vec![changes]);
+        let taken = sheet.take(vec![changes]);
+        let (sheet, taken) = taken.map_err(|unable| as_store_error(unable, projector.name()))?;
         let steps = sheet.steps();
         if steps.is_empty() {
             return Ok(());
         }
         let plan = Plan::of(tenant, ids.next()).steps(steps).without_rows().build();
-        match store.commit(&plan.map_err(|error| misuse(&error))?).await {
+        let plan = plan.map_err(|error| misuse(&error))?;
+        match store.commit(&plan).await {
             Ok(Commit::Applied(_)) if taken > 0 => return Ok(()),
             // That was only a part of it.
             Ok(Commit::Applied(_)) => races = 0,
+            Ok(Commit::Refused(refused)) if matches!(refused.reason, Reason::Overflow { .. }) => {
+                let never = Unable::Never(refused.describe(&plan));
+                return Err(as_store_error(never, projector.name()));
+            }
             // Whatever became of it, the entries tell.
             Ok(_) | Err(StoreError::OutcomeUnknown { .. }) => races += 1,
             Err(error) => return Err(error),
@@ -568,7 +574,8 @@ async fn digest_of(
         for row in page.rows.iter().filter(|row| row.int(GENERATION) == Some(generation)) {
             let entry = Entry::of(Some(row));
             if let (Some(source), Some(content)) = (row.text(SOURCE), &entry.content) {
-                digest.add(row.tenant(), source, entry.order, content);
+                let order = if projector.look().is_some() { 0 } else { entry.order };
+                digest.add(row.tenant(), source, order, content);
             }
         }
         let Some(next) = page.next else { return Ok(Some(digest)) };

@@ -34,6 +34,7 @@
 //!   read`, or that there is none.
 //!   Of rows that are looked up, the last look counts: *the entry is read before its row, and written, if only with what it
 //!   says already, under the same guard;* so whoever has looked before and comes to write later is refused, and looks again.
+//!   *The entry says which record it was written for,* so that a record which names many rows can be done in pieces.
 //! - I3. What is gone stays gone. *An entry that is gone keeps its order, as a tombstone, so that an older row that a scan has
 //!   read before does not come back.*
 //! - I4. A reader never sees two generations mixed. *It reads the row of the house once and everything else under the
@@ -234,7 +235,7 @@ pub trait Projector: Send + Sync + fmt::Debug {
     ) -> Vec<Delta>;
 
     /// How source rows are looked up, if they are; [`Projector::changes`] is then not asked. The order of all changes, also
-    /// of [`Projector::change_of`], is then 0.
+    /// of [`Projector::change_of`], is then 0; that of an entry says which record it was last written for.
     fn look(&self) -> Option<&dyn Look> {
         None
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use statehouse_store::{
-    Address, Consistency, Guard, Operand, PlanError, Record, Row, Step, Store, StoreError, Table, Tenant,
-    Value,
+    Address, Consistency, Guard, Operand, PlanError, Position, Record, Row, Step, Store, StoreError, Table,
+    Tenant, Value,
 };
 
 use super::{Change, Content, Delta, Entry, GONE, Look, Matter, Projector, SOURCE_ORDER};
@@ -14,6 +14,8 @@ use crate::infra::log::{Effect, Handler, Reading, Unable};
 
 /// Rows in one plan at most; one more is the group's progress.
 const STEPS_MAX: usize = 96;
+/// Bits of a mark that are a record's place in its partition.
+const OFFSET_BITS: u32 = 48;
 
 /// One generation of a projection, as a group that reads the log.
 #[derive(Debug)]
@@ -66,17 +68,41 @@ impl Handler for Feed {
                 changes
             }
             Some(look) => {
-                let named: Vec<Vec<Vec<Value>>> = records.iter().map(|record| look.named(record)).collect();
+                let mut named: Vec<Vec<Vec<Value>>> =
+                    records.iter().map(|record| look.named(record)).collect();
+                named.truncate(looked_up_at_once(named.iter().map(Vec::len)));
                 let seen = sheet.look(look, reading.store, reading.tenant, named.iter().flatten()).await?;
                 let mut seen = seen.into_iter();
-                let of_record = |keys: &Vec<Vec<Value>>| seen.by_ref().take(keys.len()).collect();
-                named.iter().map(of_record).collect::<Result<Vec<_>, String>>().map_err(Unable::Never)?
+                let of_record = |(keys, record): (&Vec<Vec<Value>>, &Record)| {
+                    let marked = |change| Change { order: mark_of(record), ..change };
+                    seen.by_ref().take(keys.len()).map(|change| change.map(marked)).collect()
+                };
+                let of_records = named.iter().zip(records).map(of_record);
+                of_records.collect::<Result<Vec<_>, String>>().map_err(Unable::Never)?
             }
         };
-        let (sheet, taken) = sheet.take(changes);
+        let (sheet, taken) = sheet.take(changes)?;
         let effect = Effect::of(taken.max(1), sheet.steps());
-        Ok(Effect { goes_on: taken == 0, contends: self.projector.look().is_some(), ..effect })
+        // A guard that does not hold means that somebody else has written an entry meanwhile.
+        Ok(Effect { goes_on: taken == 0, contends: true, ..effect })
     }
+}
+
+/// Of how many records the rows are looked up at once, if they name so many each: one plan will not take more, and one
+/// record has to be.
+fn looked_up_at_once(names: impl Iterator<Item = usize>) -> usize {
+    let sums = names.scan(0, |sum: &mut usize, names| {
+        *sum += names;
+        Some(*sum)
+    });
+    sums.take_while(|sum| *sum <= STEPS_MAX).count().max(1)
+}
+
+/// What the entries say, as their order, that were written for a record: no other record's says the same, and no scan's,
+/// which is 0.
+fn mark_of(record: &Record) -> i64 {
+    let Some(Position { partition, offset }) = record.position else { return 0 };
+    (i64::from(partition) << OFFSET_BITS) | i64::try_from(offset).unwrap_or(i64::MAX)
 }
 
 /// What a plan will make of the rows of a generation.
@@ -164,83 +190,82 @@ impl<'p> Sheet<'p> {
         }
     }
 
-    /// Whether a change makes a difference.
+    /// Whether a change makes a difference. One that was looked up does until its entry says which record it was written
+    /// for (I2).
     fn differs(&self, change: &Change) -> bool {
         let (order, content) = self.known(&change.source);
         match self.projector.look() {
-            Some(_) => content != change.content.as_ref(),
+            Some(_) => (order, content) != (change.order, change.content.as_ref()),
             None => change.order > order,
         }
     }
 
-    /// Takes a change in, unless something newer is known (I2).
-    pub(super) fn apply(&mut self, change: Change) {
-        if self.projector.look().is_none() && !self.differs(&change) {
-            return;
+    /// Takes a change in, unless it makes no difference (I2).
+    fn apply(&mut self, change: Change) -> Result<(), Unable> {
+        if !self.differs(&change) {
+            return Ok(());
         }
         let Change { source, order, content } = change;
         let (_, before) = self.known(&source);
         if before != content.as_ref() {
             let deltas = self.projector.deltas(self.generation, &source, before, content.as_ref());
             for delta in deltas {
-                self.add(delta);
+                self.add(delta)?;
             }
         }
         self.changed.insert(source, (order, content));
+        Ok(())
     }
 
     /// Takes in the changes of as many records as fit into a plan, and says how many. If not even the first one does, then
     /// of that one what fits, and none is done yet (I7).
-    pub(super) fn take(mut self, changes: Vec<Vec<Change>>) -> (Sheet<'p>, usize) {
+    pub(super) fn take(mut self, changes: Vec<Vec<Change>>) -> Result<(Sheet<'p>, usize), Unable> {
         let mut taken = 0;
         for changes in changes {
             let mut next = self.clone();
-            changes.iter().cloned().for_each(|change| next.apply(change));
+            changes.iter().cloned().try_for_each(|change| next.apply(change))?;
             if next.rows() > STEPS_MAX {
                 if taken > 0 {
                     break;
                 }
-                // What is stored tells the next piece what is left: only that makes a difference. Those that make none are
-                // written with the last piece, and then there are no more of them than a plan has written.
-                let part = self.clone().part(&changes);
-                if part.rows() > 0 {
-                    return (part, 0);
-                }
+                // What is stored tells the next piece what is left: only that makes a difference.
+                return Ok((self.part(&changes)?, 0));
             }
             (self, taken) = (next, taken + 1);
         }
-        (self, taken)
+        Ok((self, taken))
     }
 
     /// As many as fit of the changes that make a difference.
-    pub(super) fn part(mut self, changes: &[Change]) -> Sheet<'p> {
+    fn part(mut self, changes: &[Change]) -> Result<Sheet<'p>, Unable> {
         for change in changes {
-            if !self.differs(change) {
-                continue;
-            }
             let mut next = self.clone();
-            next.apply(change.clone());
+            next.apply(change.clone())?;
             if self.rows() > 0 && next.rows() > STEPS_MAX {
                 break;
             }
             self = next;
         }
-        self
+        Ok(self)
     }
 
-    fn add(&mut self, delta: Delta) {
+    fn add(&mut self, delta: Delta) -> Result<(), Unable> {
         let (Delta::Add { table, key, .. } | Delta::Put { table, key, .. } | Delta::Remove { table, key }) =
             &delta;
         let name = format!("{table} {key:?}");
         match (self.others.get_mut(&name), delta) {
             (Some(Delta::Add { amounts: sums, .. }), Delta::Add { amounts, .. }) => {
                 for (column, amount) in amounts {
-                    let sum = sums.entry(column).or_default();
-                    *sum = sum.saturating_add(amount);
+                    let out_of_range =
+                        || Unable::Never(format!("what it adds to {column} of {name} is out of range"));
+                    let sum = sums.get(&column).copied().unwrap_or_default();
+                    let sum = sum.checked_add(amount).ok_or_else(out_of_range)?;
+                    sums.insert(column, sum);
                 }
             }
             (_, delta) => drop(self.others.insert(name, delta)),
         }
+        Ok(())
     }
 
     /// How many rows would be written.
@@ -329,5 +354,20 @@ pub(super) fn as_store_error(unable: Unable, name: &str) -> StoreError {
     match unable {
         Unable::Later(error) => error,
         Unable::Never(why) => StoreError::schema(format!("the projection {name}"), why),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_records_are_looked_up_at_once_than_a_plan_takes() {
+        let at_once = |names: &[usize]| looked_up_at_once(names.iter().copied());
+        assert_eq!(at_once(&[40, 40, 16, 1]), 3);
+        assert_eq!(at_once(&[40, 40, 17, 1]), 2);
+        assert_eq!(at_once(&[0; 48]), 48);
+        // One has to be, however many it names.
+        assert_eq!(at_once(&[250, 1]), 1);
     }
 }

@@ -424,11 +424,7 @@ impl Projector for View {
 
     fn changes(&self, record: &Record) -> Result<Vec<Change>, String> {
         let change = |(row, order): (&serde_json::Map<String, Json>, i64)| {
-            let get = |name: &str| {
-                let kind = self.told.table.type_of(name).unwrap_or(Type::Text);
-                let json = row.get(name).cloned().unwrap_or_default();
-                Value::from_json(json, kind).unwrap_or(Value::Null)
-            };
+            let get = |name: &str| self.told.value(row, name);
             Ok(Change { source: self.source_key(&get)?, order, content: self.meaning(&get)? })
         };
         self.told.rows(record).into_iter().map(change).collect()
