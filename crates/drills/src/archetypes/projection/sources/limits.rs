@@ -111,8 +111,9 @@ pub(in crate::archetypes::projection) async fn a_record_may_name_more_rows_than_
     let hold = json!({"booking_id": "real", "event_id": "gala", "seat_no": [3, 77], "holder": "ann"});
     board.visitor().done("seat_booking.hold", &[], hold, None).await?;
     name_seats(&board, &booking, 2..=120).await?;
-    board.equals_a_rebuild().await?;
-    same("what is parked", &parked(&board, board.visitor()).await?, &Vec::new())
+    board.scene.drain_by(50).await?;
+    same("what is parked", &parked(&board, board.visitor()).await?, &Vec::new())?;
+    board.equals_a_rebuild().await
 }
 
 pub(in crate::archetypes::projection) async fn a_field_that_is_added_loses_no_record(
