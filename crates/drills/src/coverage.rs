@@ -41,7 +41,7 @@ pub const RELIEFS: &[Relief] = &[
         "consistency=cached: rows are discarded one by one",
         Some("http"),
     ),
-    relief("booking", "hot hold key", "count=N instead of named units", Some("bookings")),
+    relief("booking", "hot hold key", "count=N instead of named units", None),
     relief(
         "booking",
         "hold storms",
@@ -53,7 +53,7 @@ pub const RELIEFS: &[Relief] = &[
         "booking",
         "hold-store contention",
         "units of different groups share no row, without a switch",
-        Some("bookings"),
+        None,
     ),
     relief("feed", "fanout on write", "pull_above = N; a post goes out in bounded plans", Some("feed")),
     relief(
