@@ -32,6 +32,17 @@ fn as_it_is(column: &str, row: &Row) -> Json {
     row.get(column).map(Value::to_json).unwrap_or_default()
 }
 
+/// The points of profiles, by team.
+const POINTS: Shape = Shape {
+    view: "points",
+    table: "profiles",
+    by: &["team"],
+    sum: &["points"],
+    ends: &["points"],
+    counts: |row| row.text("status") == Some("ACTIVE"),
+    shown: as_it_is,
+};
+
 impl Shape {
     /// The view as a blueprint declares it.
     fn declared(&self, of: &str) -> String {
@@ -595,16 +606,7 @@ pub(super) async fn what_changed_back_since_a_look_stays_so(lab: &dyn Lab) -> Re
 pub(super) async fn a_record_of_many_rows_is_done_in_pieces(lab: &dyn Lab) -> Result<()> {
     let sources = format!("{}{SOURCE}", SEATS.replace("units_max = 2", "units_max = 40"));
     let sources = sources.replace("[house]\nname = \"drill\"\n", "");
-    let points = Shape {
-        view: "points",
-        table: "profiles",
-        by: &["team"],
-        sum: &["points"],
-        ends: &["points"],
-        counts: |row| row.text("status") == Some("ACTIVE"),
-        shown: as_it_is,
-    };
-    let board = Board::open(lab, &sources, &[("seat", BY_STATE), ("profile", points)]).await?;
+    let board = Board::open(lab, &sources, &[("seat", BY_STATE), ("profile", POINTS)]).await?;
     let board = Board { step_rows: 50, ..board };
     let create = |number: i64| {
         let input = json!({"event_id": "gala", "seat_no": number, "price": number});

@@ -121,25 +121,16 @@ pub(in crate::archetypes::projection) async fn a_field_that_is_added_loses_no_re
 ) -> Result<()> {
     let clock = ManualClock::at(Time::from_millis(1_800_000_000_000));
     let store = lab.open_at(Arc::new(clock.clone())).await?;
-    let points = Shape {
-        view: "points",
-        table: "profiles",
-        by: &["team"],
-        sum: &["points"],
-        ends: &["points"],
-        counts: |row| row.text("status") == Some("ACTIVE"),
-        shown: as_it_is,
-    };
-    let levels = Shape { view: "levels", by: &["rank"], sum: &["level"], ends: &["level"], ..points };
+    let levels = Shape { view: "levels", by: &["rank"], sum: &["level"], ends: &["level"], ..POINTS };
     let sources = SOURCE.replace("[house]\nname = \"drill\"\n", "");
-    let old = Board::over(store.clone(), clock.clone(), &sources, &[("profile", points)]).await?;
+    let old = Board::over(store.clone(), clock.clone(), &sources, &[("profile", POINTS)]).await?;
     put(old.visitor(), 1, "red", 1).await?;
     old.scene.drain().await?;
     // What the new program has not read yet when it comes, and what the old one writes beside it.
     put(old.visitor(), 2, "red", 2).await?;
     let added = "fields = { rank = \"text?\", level = { type = \"int\", default = 3 },";
     let new = sources.replace("fields = {", added);
-    let new = Board::over(store, clock, &new, &[("profile", points), ("profile", levels)]).await?;
+    let new = Board::over(store, clock, &new, &[("profile", POINTS), ("profile", levels)]).await?;
     new.scene.drain().await?;
     new.is_true().await?;
     put(old.visitor(), 3, "blue", 3).await?;
