@@ -16,11 +16,12 @@
 //! place there, which is computed anew after a wait; otherwise behind a lock that is taken first.
 //!
 //! **One plan** makes a statement that is a transaction by itself, and nothing has to be sent before or after it: what
-//! has to be set for the transaction, it sets itself, first of all. **Several** updates, deletes or inserts of one
+//! has to be set for the transaction and is not ([`Set`]), it sets itself, first of all. **Several** updates, deletes or inserts of one
 //! [shape](crate::shape), on different rows, make one statement that takes their constants as arrays. It writes the rows
 //! in the order of their keys and takes the heads in the order of the partitions.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use statehouse_store::guard::Comparison;
 use statehouse_store::plan::{Expect, Verb};
@@ -52,6 +53,45 @@ pub(crate) struct Compiler<'n> {
     pub lock_timeout_ms: u128,
     /// Whether the server has to be told for whom a statement works.
     pub says_tenant: bool,
+    /// What was written before.
+    pub texts: &'n Texts,
+}
+
+/// The statements of single plans that were written last, each with a plan of its shape. To write one again would take
+/// longer than everything else that a lone caller has to wait for on this side.
+#[derive(Default)]
+pub(crate) struct Texts(Mutex<VecDeque<(Plan, Set, Arc<str>)>>);
+
+impl Texts {
+    /// Shapes come from actions, of which there are few.
+    const MOST: usize = 64;
+
+    /// The statement of a plan's shape, written by `write` if it is not there.
+    fn of(&self, plan: &Plan, set: Set, write: impl FnOnce() -> Option<String>) -> Option<Arc<str>> {
+        let texts = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |(like, under, _): &&(Plan, Set, _)| *under == set && are_alike(like, plan);
+        if let Some((_, _, text)) = texts().iter().find(is_it) {
+            return Some(text.clone());
+        }
+        let text: Arc<str> = write()?.into();
+        let mut texts = texts();
+        if texts.len() == Texts::MOST {
+            texts.pop_back();
+        }
+        texts.push_front((plan.clone(), set, text.clone()));
+        Some(text)
+    }
+}
+
+/// What holds already when a statement begins. The rest it sets itself, which takes the server as long as a row takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Set {
+    /// Nothing is known of the session.
+    Nothing,
+    /// The session has the settings of a writer ([`LOOKUPS`], and the longest wait for a lock), but works for nobody yet.
+    Session,
+    /// The transaction was opened with words that say all of it.
+    Transaction,
 }
 
 /// Plans as one statement.
@@ -85,16 +125,22 @@ pub(crate) fn lookup_words() -> String {
 }
 
 impl<'n> Compiler<'n> {
-    pub(crate) fn new(names: &'n Names, options: &Options, partitions: u32) -> Compiler<'n> {
+    pub(crate) fn new(
+        names: &'n Names,
+        texts: &'n Texts,
+        options: &Options,
+        partitions: u32,
+    ) -> Compiler<'n> {
         let now = options.clock.as_ref().map(|clock| clock.now());
         let (lock_timeout_ms, says_tenant) = (options.lock_timeout.as_millis(), options.row_level_security);
-        Compiler { names, partitions, now, lock_timeout_ms, says_tenant }
+        Compiler { names, partitions, now, lock_timeout_ms, says_tenant, texts }
     }
 
     /// Compiles one plan, if it can be.
-    pub(crate) fn one<'p>(&self, plan: &'p Plan) -> Option<Compiled<'p>> {
+    pub(crate) fn one<'p>(&self, plan: &'p Plan, set: Set) -> Option<Compiled<'p>> {
         let step = compilable(plan)?;
-        let text = Statement::new(self, plan, step, Source::Parameters).text()?;
+        let write = || Statement::new(self, plan, step, Source::Parameters, set).text();
+        let text = self.texts.of(plan, set, write)?;
         let mut args = vec![Arg::Text(plan.tenant().as_str())];
         args.extend(list_args(step));
         args.extend(
@@ -105,9 +151,8 @@ impl<'n> Compiler<'n> {
     }
 
     /// Compiles several plans, if most of them can be, are of the first one's shape, and write different rows, of which
-    /// it is clear whether they are to be there. The others are left out. The statement sets what it needs itself, or, with
-    /// `told`, is told by the words that open its transaction.
-    pub(crate) fn several<'p>(&self, plans: &'p [Plan], told: bool) -> Option<Compiled<'p>> {
+    /// it is clear whether they are to be there. The others are left out.
+    pub(crate) fn several<'p>(&self, plans: &'p [Plan], set: Set) -> Option<Compiled<'p>> {
         let first = plans.first()?;
         let step = compilable(first).filter(|step| step.expect != Expect::Either)?;
         // Rows are locked in the order of the arrays.
@@ -134,7 +179,7 @@ impl<'n> Compiler<'n> {
             .map(|(_, plan, step)| constants(plan, step, self.now, self.partitions))
             .collect();
         let kinds: Vec<&'static str> = given.first()?.iter().map(|constant| constant.kind).collect();
-        let text = Statement::new(self, first, step, Source::Rows { kinds: &kinds, told }).text()?;
+        let text = Statement::new(self, first, step, Source::Rows { kinds: &kinds }, set).text()?;
         let mut args = list_args(step);
         args.push(Arg::Texts(ordered.values().map(|(_, plan, _)| plan.tenant().as_str()).collect()));
         let mut columns: Vec<Vec<Arg<'p>>> = kinds.iter().map(|_| Vec::with_capacity(given.len())).collect();
@@ -144,7 +189,7 @@ impl<'n> Compiler<'n> {
             }
         }
         args.extend(columns.into_iter().map(Arg::List));
-        if !told && self.says_tenant {
+        if set != Set::Transaction && self.says_tenant {
             args.push(Arg::Own(Value::Text(
                 Scope::of_all(ordered.values().map(|(_, plan, _)| *plan)).names(),
             )));
@@ -209,8 +254,8 @@ impl Compiled<'_> {
 enum Source<'k> {
     /// Of one plan: parameters, behind the tenant and the lists.
     Parameters,
-    /// Of several: columns of `k`, which are of these types. `told`: the transaction has been told what to set.
-    Rows { kinds: &'k [&'static str], told: bool },
+    /// Of several: columns of `k`, which are of these types.
+    Rows { kinds: &'k [&'static str] },
 }
 
 /// Whether the row that an expression looks at is there.
@@ -228,6 +273,8 @@ struct Statement<'n, 'p> {
     plan: &'p Plan,
     step: &'p Step,
     source: Source<'n>,
+    /// Sets what does not hold yet, and gives back the tenant's name or how many plans there are.
+    scope: Option<String>,
     lists: usize,
     /// How many constants, and how many lists, have been named.
     named: usize,
@@ -253,6 +300,37 @@ fn stamped(step: &Step) -> Option<&str> {
     matches!(only.expr, Expr::Is(Operand::Now { plus_micros: 0 })).then_some(only.column.as_str())
 }
 
+/// The first thing that a statement does, unless all of it holds already: it bounds its waits for locks, says for whom it
+/// works where the server asks, and gives back the tenant's name, or how many plans there are. Since no row can be looked
+/// for without that, nothing happens before.
+fn scope(compiler: &Compiler<'_>, plan: &Plan, step: &Step, source: Source<'_>, set: Set) -> Option<String> {
+    let mut local = "true".to_owned();
+    let mut say = |name: &str, value: &str| {
+        local = format!("set_config('{name}', {value}, {local}) is not null");
+    };
+    if set == Set::Nothing {
+        say("lock_timeout", &format!("'{}'", compiler.lock_timeout_ms));
+        if prints_floats(plan, step) {
+            // Floats in events have all their digits, whatever the server is set to.
+            say("extra_float_digits", "'1'");
+        }
+    }
+    if set != Set::Transaction && compiler.says_tenant {
+        let tenants = match source {
+            Source::Parameters => "$1".to_owned(),
+            Source::Rows { kinds } => placeholder(lists(step).len() + 1 + kinds.len()),
+        };
+        say("statehouse.tenants", &tenants);
+    }
+    let known = match source {
+        Source::Parameters => "$1::text end as tenant".to_owned(),
+        Source::Rows { .. } => {
+            format!("cardinality({}::text[]) end as plans", placeholder(lists(step).len()))
+        }
+    };
+    (local != "true").then(|| format!("case when {local} then {known}"))
+}
+
 /// The columns of a record that come from the plan, in the order of [`constants`].
 const RECORD: [&str; 6] = ["_partition", "_operation", "_resource", "_key", "_fingerprint", "_events"];
 
@@ -262,14 +340,17 @@ impl<'n, 'p> Statement<'n, 'p> {
         plan: &'p Plan,
         step: &'p Step,
         source: Source<'n>,
+        set: Set,
     ) -> Statement<'n, 'p> {
         let lists = lists(step).len();
+        let scope = scope(compiler, plan, step, source, set);
         let stamped = stamped(step).filter(|_| compiler.now.is_none());
         Statement {
             compiler,
             plan,
             step,
             source,
+            scope,
             lists,
             named: 0,
             lists_named: 0,
@@ -289,7 +370,8 @@ impl<'n, 'p> Statement<'n, 'p> {
 
     fn tenant(&self) -> &'static str {
         match self.source {
-            Source::Parameters => "(select tenant from scope)",
+            Source::Parameters if self.scope.is_some() => "(select tenant from scope)",
+            Source::Parameters => "$1::text",
             Source::Rows { .. } => "k.tenant",
         }
     }
@@ -305,9 +387,9 @@ impl<'n, 'p> Statement<'n, 'p> {
             .map(|(place, kind)| format!("({}::{kind}[])[p._place], ", placeholder(self.lists + 1 + place)));
         let columns = (1..=kinds.len()).map(|number| format!("c{number}, "));
         // No plan is looked at before the transaction is set.
-        let limit = match self.source {
-            Source::Rows { told: false, .. } => "(select plans from scope)".to_owned(),
-            _ => format!("cardinality({tenants}::text[])"),
+        let limit = match self.scope {
+            Some(_) => "(select plans from scope)".to_owned(),
+            None => format!("cardinality({tenants}::text[])"),
         };
         format!(
             "(\nselect p.tenant, {}p._place\nfrom unnest({tenants}::text[]) with ordinality as p(tenant, _place)\n\
@@ -344,13 +426,11 @@ impl<'n, 'p> Statement<'n, 'p> {
         };
         let write = self.write(&key, &operands, &condition, returns_row, &record, &at);
         let mut parts: Vec<String> = Vec::new();
-        if !matches!(self.source, Source::Rows { told: true, .. }) {
-            parts.push(self.scope());
-        }
+        parts.extend(self.scope.as_ref().map(|scope| format!("scope as materialized (\nselect {scope}\n)")));
         if self.reads_clock {
             parts.push(self.clock(&key));
         }
-        if let (Source::Rows { kinds, .. }, Expect::Absent) = (self.source, step.expect) {
+        if let (Source::Rows { kinds }, Expect::Absent) = (self.source, step.expect) {
             parts.push(format!("inserted as (\n{}\n)", self.insert_several(kinds, &operands)));
         }
         if record.is_empty() {
@@ -376,35 +456,6 @@ impl<'n, 'p> Statement<'n, 'p> {
         ))
     }
 
-    /// The first thing that a statement does: it bounds its waits for locks, says for whom it works where the server asks, and
-    /// gives back the tenant's name, or how many plans there are. Since no row can be looked for without that, nothing
-    /// happens before.
-    fn scope(&self) -> String {
-        let lock_timeout_ms = self.compiler.lock_timeout_ms;
-        let mut local = format!("set_config('lock_timeout', '{lock_timeout_ms}', true) is not null");
-        if prints_floats(self.plan, self.step) {
-            // Floats in events have all their digits, whatever the server is set to.
-            local = format!("set_config('extra_float_digits', '1', {local}) is not null");
-        }
-        let says_tenant = self.compiler.says_tenant;
-        let Source::Rows { kinds, .. } = self.source else {
-            let tenant = if says_tenant {
-                format!("set_config('statehouse.tenants', $1, {local})")
-            } else {
-                format!("case when {local} then $1::text end")
-            };
-            return format!("scope as materialized (\nselect {tenant} as tenant\n)");
-        };
-        if says_tenant {
-            let tenants = placeholder(self.lists + 1 + kinds.len());
-            local = format!("set_config('statehouse.tenants', {tenants}, {local}) is not null");
-        }
-        let plans = placeholder(self.lists);
-        format!(
-            "scope as materialized (\nselect case when {local} then cardinality({plans}::text[]) end as plans\n)"
-        )
-    }
-
     /// One reading of the server's clock, after the rows are locked.
     fn clock(&self, key: &str) -> String {
         let reading = "clock as materialized (\nselect clock_timestamp() as now";
@@ -413,7 +464,7 @@ impl<'n, 'p> Statement<'n, 'p> {
         }
         let table = self.compiler.names.table(self.step.table.name());
         let mut lock = format!("select from {table} as t where {key} for update");
-        if let Source::Rows { kinds, .. } = self.source {
+        if let Source::Rows { kinds } = self.source {
             lock = format!("select from {} cross join lateral ({lock}) as row", self.rows(kinds));
         }
         format!("{reading}\nfrom (select count(*) from ({lock}) as rows) as locked\n)")
@@ -444,7 +495,7 @@ impl<'n, 'p> Statement<'n, 'p> {
         match self.source {
             Source::Parameters if record.is_empty() => returned.push("1::bigint as _place".to_owned()),
             Source::Parameters => {}
-            Source::Rows { kinds, .. } => {
+            Source::Rows { kinds } => {
                 returned.push("k._place".to_owned());
                 if !record.is_empty() {
                     returned.push("k.tenant as _tenant".to_owned());

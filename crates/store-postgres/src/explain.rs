@@ -7,7 +7,7 @@ use statehouse_store::plan::{Expect, Step, Verb};
 use statehouse_store::{Asked, Explanation, Plan, Record, Request, Row, Time, Value};
 
 use crate::batch::Batch;
-use crate::compile::Compiler;
+use crate::compile::{Compiler, Set, Texts};
 use crate::ddl::Names;
 use crate::link::Call;
 use crate::options::{Options, PARTITIONS};
@@ -62,18 +62,14 @@ impl Explainer<'_> {
     }
 
     fn explain(&self, plan: &Plan) -> Explanation {
-        let compiler = Compiler::new(&self.names, self.options, self.partitions);
-        let Some(compiled) = compiler.one(plan) else { return self.explain_batch(plan) };
+        let texts = Texts::default();
+        let compiler = Compiler::new(&self.names, &texts, self.options, self.partitions);
+        let Some(compiled) = compiler.one(plan, Set::Session) else { return self.explain_batch(plan) };
         let purpose = match plan.entry() {
             Some(_) => "write the row, take the log's head, append the record; a transaction by itself",
             None => "write the row; a transaction by itself",
         };
-        let mut requests = vec![request(purpose, &compiled.call)];
-        if let Some(words) = self.options.role_words() {
-            let open = Call::new(words, Vec::new());
-            requests.insert(0, request("open the transaction, under the runtime role", &open));
-            requests.push(request("make it durable", &Call::new("commit", Vec::new())));
-        }
+        let requests = vec![request(purpose, &compiled.call)];
         Explanation { requests, cost: self.cost(plan, "1, or 3 when the step is refused") }
     }
 
@@ -177,11 +173,11 @@ impl Explainer<'_> {
 /// A request whose parameters are known only as what the plan says of them. Each stands for an array of one.
 fn described(purpose: &str, call: &Call<'_>, values: impl Iterator<Item = String>) -> Request {
     let parameters = values.enumerate().map(|(place, value)| (placeholder(place), format!("{{{value}}}")));
-    Request { purpose: purpose.to_owned(), text: call.text.clone(), parameters: parameters.collect() }
+    Request { purpose: purpose.to_owned(), text: call.text.to_string(), parameters: parameters.collect() }
 }
 
 fn request(purpose: &str, call: &Call<'_>) -> Request {
     let numbered = call.args.iter().enumerate();
     let parameters = numbered.map(|(place, arg)| (placeholder(place), arg.to_string())).collect();
-    Request { purpose: purpose.to_owned(), text: call.text.clone(), parameters }
+    Request { purpose: purpose.to_owned(), text: call.text.to_string(), parameters }
 }

@@ -31,13 +31,13 @@ use crate::sql::{Arg, int_at, text_at, value_at};
 #[derive(Clone, Debug)]
 pub(crate) struct Call<'a> {
     /// The statement.
-    pub text: String,
+    pub text: Arc<str>,
     /// Its parameters, in order.
     pub args: Vec<Arg<'a>>,
 }
 
 impl<'a> Call<'a> {
-    pub(crate) fn new(text: impl Into<String>, args: Vec<Arg<'a>>) -> Call<'a> {
+    pub(crate) fn new(text: impl Into<Arc<str>>, args: Vec<Arg<'a>>) -> Call<'a> {
         Call { text: text.into(), args }
     }
 }
@@ -156,6 +156,11 @@ impl Session {
             self.lock_statements().clear();
         }
         Answers { rows, closing }
+    }
+
+    /// Runs a compiled statement: a transaction by itself, unless words open one for it.
+    pub(crate) async fn run_compiled(&self, call: &Call<'_>, open: Option<&str>) -> Answers {
+        self.run(open, std::slice::from_ref(call), open.map(|_| "commit")).await
     }
 
     /// Rolls back a transaction whose closing words could not be sent.
@@ -305,11 +310,14 @@ impl Dialer {
     }
 
     /// For sessions that write: what a transaction of one statement cannot set for itself, because it has to hold when the
-    /// statement is planned or begins.
+    /// statement is planned or begins, or what it had better not.
     pub(crate) fn for_writers(options: &Options) -> Result<Dialer, StoreError> {
-        let timeout = options.statement_timeout.as_millis().to_string();
         let lookups = crate::compile::LOOKUPS.map(|(name, value)| (name, value.to_owned()));
-        let settings = lookups.into_iter().chain([("statement_timeout", timeout)]).collect();
+        let timeouts =
+            [("statement_timeout", options.statement_timeout), ("lock_timeout", options.lock_timeout)]
+                .map(|(name, timeout)| (name, timeout.as_millis().to_string()));
+        let role = options.role().map(|role| ("role", role.to_owned()));
+        let settings = lookups.into_iter().chain(timeouts).chain(role).collect();
         Ok(Dialer { settings, ..Dialer::new(options)? })
     }
 
@@ -380,8 +388,9 @@ impl Dialer {
     /// A connection that asks for the settings; `None` if there are none to ask for, or it was not let in with them, as
     /// by a pooler that does not know them.
     async fn connect_set(&self) -> Option<Connected> {
+        let escaped = |value: &str| value.replace('\\', "\\\\").replace(' ', "\\ ");
         let wanted: Vec<String> =
-            self.settings.iter().map(|(name, value)| format!("-c {name}={value}")).collect();
+            self.settings.iter().map(|(name, value)| format!("-c {name}={}", escaped(value))).collect();
         let given = self.driver.get_options().unwrap_or_default();
         let mut driver = self.driver.clone();
         driver.options(format!("{given} {}", wanted.join(" ")));
@@ -390,9 +399,10 @@ impl Dialer {
 
     /// Whether a session has the settings.
     async fn took(&self, session: &Session) -> bool {
-        // Of a time the server tells the unit too; as a part of its catalogue it is a number.
-        let question = "select count(*) from pg_settings as s join unnest($1::text[], $2::text[]) as k(name, value) \
-                        on s.name = k.name and s.setting = k.value";
+        // Of a time the server tells the unit too; as a part of its catalogue, where the role is not, it is a number.
+        let question = "select count(*) from unnest($1::text[], $2::text[]) as k(name, value) \
+                        left join pg_settings as s on s.name = k.name \
+                        where coalesce(s.setting, current_setting(k.name)) = k.value";
         let names = Arg::Texts(self.settings.iter().map(|(name, _)| *name).collect());
         let values = Arg::Texts(self.settings.iter().map(|(_, value)| value.as_str()).collect());
         let answers = session.run(None, &[Call::new(question, vec![names, values])], None).await;

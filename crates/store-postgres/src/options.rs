@@ -182,8 +182,8 @@ impl Options {
         self.runtime_role.as_deref().filter(|_| self.row_level_security)
     }
 
-    /// The words that open the transaction of a compiled statement, if it needs any: a role cannot be taken on within
-    /// a statement. Everything else it sets itself.
+    /// The words that open the transaction of a compiled statement in a session that nothing is known of, if it needs
+    /// any: a role cannot be taken on within a statement. Everything else it sets itself.
     pub(crate) fn role_words(&self) -> Option<String> {
         let role = name(self.role()?);
         let timeout_ms = self.statement_timeout.as_millis();

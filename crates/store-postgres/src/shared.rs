@@ -8,7 +8,7 @@ use statehouse_store::{Clock, Plan, Position, StoreError, SystemClock};
 use tokio::sync::watch;
 use tokio_postgres::Row;
 
-use crate::compile::Compiler;
+use crate::compile::{Compiler, Texts};
 use crate::ddl::Names;
 use crate::fault::Fault;
 use crate::link::{Call, Dialer, Link};
@@ -24,6 +24,7 @@ pub(crate) struct Shared {
     /// How the writers' connections are made.
     pub writer_dialer: Dialer,
     pub partitions: u32,
+    texts: Texts,
     /// The writers' connections, each with the plans that wait for it.
     pub lanes: Vec<Lane>,
     readers: Vec<Link>,
@@ -107,6 +108,7 @@ impl Shared {
             dialer,
             writer_dialer,
             partitions,
+            texts: Texts::default(),
             lanes,
             readers,
             next_reader: AtomicUsize::new(0),
@@ -151,7 +153,7 @@ impl Shared {
 
     /// What compiles plans, as of now.
     pub(crate) fn compiler(&self) -> Compiler<'_> {
-        Compiler::new(&self.names, &self.options, self.partitions)
+        Compiler::new(&self.names, &self.texts, &self.options, self.partitions)
     }
 
     /// Runs reads on one of the reading connections, in one round trip.

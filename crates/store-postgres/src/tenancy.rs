@@ -7,8 +7,9 @@
 //!
 //! Owners, superusers and roles with BYPASSRLS pass through row-level security. So it is *forced*, which binds
 //! the owner, and the work is done under a role that neither owns the tables nor bypasses: the one that
-//! connects, or, where an administrator connects, the one named as `role`, taken on by `set local role` within
-//! each transaction. The setting and the role ride in the words that open the transaction, and are gone with it.
+//! connects, or, where an administrator connects, the one named as `role`. Writers' sessions have that role from
+//! their start, if the server lets them ([`crate::link`]); all others take it on by `set local role` within each
+//! transaction. Whom a transaction works for rides in the words that open it or in its one statement, and is gone with it.
 
 use std::collections::BTreeSet;
 

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 use statehouse_store::{Applied, Commit, Plan, Record, StoreError, Tenant};
 
 use crate::batch::Batch;
-use crate::compile::{Compiled, lookup_words};
+use crate::compile::{Compiled, Set, lookup_words};
 use crate::fault::Fault;
 use crate::link::{Answers, Call, Closing, Link, Session};
 use crate::order::place;
@@ -164,14 +164,11 @@ impl Desk<'_> {
     /// Runs a plan as one statement, if it is one that can be compiled.
     async fn settle_alone(&self, plan: &Plan) -> Attempt {
         let shared = self.shared;
-        let Some(compiled) = shared.compiler().one(plan) else { return Attempt::NotMade };
         let Ok(session) = self.link.session(&shared.writer_dialer).await else { return Attempt::NotMade };
-        let call = std::slice::from_ref(&compiled.call);
-        let answers = if let Some(open) = shared.options.role_words() {
-            session.run(Some(&open), call, Some("commit")).await
-        } else {
-            session.run(None, call, None).await
-        };
+        let set = if session.is_set() { Set::Session } else { Set::Nothing };
+        let Some(compiled) = shared.compiler().one(plan, set) else { return Attempt::NotMade };
+        let open = shared.options.role_words().filter(|_| set == Set::Nothing);
+        let answers = session.run_compiled(&compiled.call, open.as_deref()).await;
         match self.compiled_outcomes(&compiled, answers) {
             Some(Ok(outcomes)) => match outcomes.into_iter().next().flatten() {
                 Some(applied) => {
@@ -190,16 +187,15 @@ impl Desk<'_> {
     async fn settle_alike(&self, plans: &[Plan]) -> Option<Vec<Option<Result<Commit, StoreError>>>> {
         let shared = self.shared;
         let session = self.link.session(&shared.writer_dialer).await.ok()?;
-        let told = !session.is_set();
-        let compiled = shared.compiler().several(plans, told)?;
-        let open = if told {
+        let set = if session.is_set() { Set::Session } else { Set::Transaction };
+        let compiled = shared.compiler().several(plans, set)?;
+        let open = if set == Set::Transaction {
             let lock_timeout_ms = shared.options.lock_timeout.as_millis();
             Some(shared.options.open_words(lock_timeout_ms, &lookup_words(), &Scope::of_all(plans)))
         } else {
-            shared.options.role_words()
+            None
         };
-        let call = std::slice::from_ref(&compiled.call);
-        let answers = session.run(open.as_deref(), call, open.as_ref().map(|_| "commit")).await;
+        let answers = session.run_compiled(&compiled.call, open.as_deref()).await;
         let answered = self.compiled_outcomes(&compiled, answers)?;
         let mut settled: Vec<Option<Result<Commit, StoreError>>> = plans.iter().map(|_| None).collect();
         let mut set = |place: usize, outcome| {

@@ -183,6 +183,9 @@ async fn requests(
     }
 }
 
+/// What a statement says that is a transaction by itself and leaves a record.
+const WRITTEN: &[u8] = b"written as (";
+
 /// Whether the server commits something when it gets this message. Notes the names of statements that write.
 fn commits(message: &[u8], writing: &mut HashSet<Vec<u8>>) -> bool {
     let mut texts = message.get(5..).unwrap_or_default().split(|byte| *byte == 0);
@@ -190,7 +193,7 @@ fn commits(message: &[u8], writing: &mut HashSet<Vec<u8>>) -> bool {
     match message.first() {
         Some(b'Q') => first == b"commit",
         Some(b'P') => {
-            if second.starts_with(b"with scope") {
+            if second.windows(WRITTEN.len()).any(|window| window == WRITTEN) {
                 writing.insert(first.to_vec());
             }
             false
