@@ -4,7 +4,7 @@ mod parking;
 mod programs;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -36,6 +36,7 @@ use crate::witness::aside;
 pub(super) const CASES: &[Case] = cases! {
     log {
         each_record_has_its_effect_once_and_in_order(9),
+        what_is_made_ahead_is_made_anew_where_it_does_not_hold(9),
         lost_answers_do_nothing_twice(9),
         a_process_that_dies_between_effect_and_answer_repeats_nothing(9),
         the_mark_is_never_ahead_of_the_work(9),
@@ -126,6 +127,9 @@ struct Scribe {
     /// What happens once, when this number is handled, before anything is written.
     gates: Mutex<BTreeMap<i64, Arc<Gate>>>,
     handled: AtomicUsize,
+    /// Whether it makes effects ahead, and how many it has made.
+    looks_ahead: AtomicBool,
+    made_ahead: AtomicUsize,
 }
 
 /// Where a handler waits until it is let on.
@@ -146,6 +150,8 @@ impl Scribe {
             refused: Mutex::default(),
             gates: Mutex::default(),
             handled: AtomicUsize::new(0),
+            looks_ahead: AtomicBool::new(false),
+            made_ahead: AtomicUsize::new(0),
         }))
     }
 
@@ -227,6 +233,16 @@ impl Handler for Scribe {
             step.set("steps", steps).set("updated_at", now())
         };
         Ok(Effect::of(taken, trails.into_iter().map(step).collect()))
+    }
+
+    /// Each step demands the trail that it was made from.
+    async fn ahead(&self, records: &[Record], reading: &Reading<'_>) -> Result<Option<Effect>, Unable> {
+        if !self.looks_ahead.load(Ordering::SeqCst) {
+            return Ok(None);
+        }
+        let effect = self.handle(records, reading).await?;
+        self.made_ahead.fetch_add(1, Ordering::SeqCst);
+        Ok(Some(effect))
     }
 }
 
@@ -399,6 +415,38 @@ async fn each_record_has_its_effect_once_and_in_order(lab: &dyn Lab) -> Result<(
         same("records handled again", &later.scribe.handled.load(Ordering::SeqCst), &0)?;
         later.follows(&expected).await?;
     }
+    Ok(())
+}
+
+/// The records of one note are made from the trail that those before them leave, which is not there yet when they are made
+/// ahead; those of different notes are not.
+async fn what_is_made_ahead_is_made_anew_where_it_does_not_hold(lab: &dyn Lab) -> Result<()> {
+    const WRITES: i64 = 24;
+    let scene = Scene::open(lab, 2).await?;
+    scene.scribe.looks_ahead.store(true, Ordering::SeqCst);
+    set(&scene.scribe.poison, &[7]);
+    set(&scene.scribe.panics, &[9]);
+    let mut expected: BTreeMap<String, String> = BTreeMap::new();
+    for (tenant, notes) in [("acme", 1), ("core", WRITES)] {
+        for n in 0..WRITES {
+            scene.write(tenant, n % notes, n + 10).await?;
+            let trail = expected.entry(format!("{tenant}/note/{}", n % notes)).or_default();
+            *trail = format!("{trail} {}", n + 10).trim().to_owned();
+        }
+    }
+    // What cannot be done ahead is parked when it is its turn.
+    for (id, n) in [(1, 7), (2, 9), (2, 10)] {
+        scene.write("bond", id, n).await?;
+    }
+    scene.drain().await?;
+    scene.follows(&expected).await?;
+    same("what lies ahead", &scene.ahead().await?, &0)?;
+    let parked = scene.parked("bond").await?;
+    let subjects: BTreeSet<&str> = parked.iter().map(|one| one.subject.as_str()).collect();
+    same("what is parked", &subjects, &BTreeSet::from(["note/1", "note/2"]))?;
+    ensure!(scene.scribe.made_ahead.load(Ordering::SeqCst) > 0, "nothing was made ahead");
+    let handled = i64::try_from(scene.scribe.handled.load(Ordering::SeqCst))?;
+    ensure!(handled > 2 * WRITES + 3, "what was made ahead was not made anew: {handled}");
     Ok(())
 }
 

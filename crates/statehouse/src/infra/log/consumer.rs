@@ -5,8 +5,9 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -157,6 +158,17 @@ pub async fn feed(
     Ok(progress)
 }
 
+/// Waits for a handler. One that panics over a record can do it never, and holds up nothing else (I5).
+async fn unpanicked<T>(
+    mut handling: Pin<Box<dyn Future<Output = Result<T, Unable>> + Send + '_>>,
+) -> Result<T, Unable> {
+    let polled = poll_fn(|context| {
+        let poll = catch_unwind(AssertUnwindSafe(|| handling.as_mut().poll(context)));
+        poll.unwrap_or_else(|panic| Poll::Ready(Err(Unable::Never(said(&*panic)))))
+    });
+    polled.await
+}
+
 /// What a handler said that panicked.
 fn said(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
@@ -254,6 +266,8 @@ impl Course {
         let mut singly = 0;
         let (mut tries, mut overtaken, mut parts) = (0, 0, 0);
         let mut why = None;
+        // What the next records make, as it was made while those before them were being written.
+        let mut ahead: Option<Effect> = None;
         loop {
             while records.get(*at).is_some_and(|record| offset_of(record) <= mark.done_in(self.era)) {
                 *at += 1;
@@ -270,10 +284,16 @@ impl Course {
             let most = if singly > 0 { 1 } else { RUN_MAX };
             let count = records.iter().skip(*at).take(most).take_while(waits).count();
             let run = records.get(*at..*at + count).unwrap_or_default();
+            let early = ahead.take();
+            let was_early = early.is_some();
+            let handled = async || match early {
+                Some(effect) => Ok(effect),
+                None => self.handled(run, tries).await,
+            };
             let drafted = match (run.is_empty(), why.take()) {
                 (true, _) => self.behind(first, &parked),
                 (false, Some(why)) => self.poison(first, why),
-                (false, None) => match self.handled(run, tries).await {
+                (false, None) => match handled().await {
                     Ok(effect) => Drafted {
                         effect: Effect { taken: effect.taken.clamp(1, count), ..effect },
                         parked: None,
@@ -288,8 +308,14 @@ impl Course {
             };
             let taken = if drafted.effect.goes_on { 0 } else { drafted.effect.taken };
             let after = self.after(&mark, records.get(*at..*at + taken).unwrap_or_default(), &drafted);
-            match self.commit(&mark, &after, &drafted).await? {
+            let rest = records.iter().skip(*at + taken).take(RUN_MAX).take_while(waits).count();
+            let may = taken > 0 && singly == 0 && drafted.parked.is_none();
+            let next = records.get(*at + taken..*at + taken + rest).filter(|_| may).unwrap_or_default();
+            let (judged, early) =
+                tokio::join!(self.commit(&mark, &after, &drafted), self.handled_ahead(next));
+            match judged? {
                 Judged::Done => {
+                    ahead = early;
                     (tries, overtaken) = (0, 0);
                     *at += taken;
                     finished.rows += taken.max(1);
@@ -317,6 +343,8 @@ impl Course {
                     }
                     (mark, known) = (seen, false);
                 }
+                // Made anew, from what is so now.
+                Judged::Unfit(_) | Judged::Never(_) if was_early => {}
                 Judged::Unfit(_) if tries < TRIES_MAX => tries += 1,
                 Judged::Unfit(reason) if drafted.effect.contends => {
                     return Err(StoreError::unavailable(reason));
@@ -327,15 +355,24 @@ impl Course {
         }
     }
 
-    /// What the handler makes of records. One that panics over a record can do it never, and holds up nothing else (I5).
+    /// What the handler makes of records.
     async fn handled(&self, records: &[Record], refused: u32) -> Result<Effect, Unable> {
-        let reading = Reading { store: &*self.store, tenant: &self.tenant, now: self.now, refused };
-        let mut handling = self.handler.handle(records, &reading);
-        let polled = poll_fn(|context| {
-            let poll = catch_unwind(AssertUnwindSafe(|| handling.as_mut().poll(context)));
-            poll.unwrap_or_else(|panic| Poll::Ready(Err(Unable::Never(said(&*panic)))))
-        });
-        polled.await
+        let reading = self.reading(refused);
+        unpanicked(self.handler.handle(records, &reading)).await
+    }
+
+    /// What the handler makes of records before those in front of them are done. Whatever is wrong with them is found when it
+    /// is their turn.
+    async fn handled_ahead(&self, records: &[Record]) -> Option<Effect> {
+        let reading = self.reading(0);
+        match records {
+            [] => None,
+            some => unpanicked(self.handler.ahead(some, &reading)).await.ok().flatten(),
+        }
+    }
+
+    fn reading(&self, refused: u32) -> Reading<'_> {
+        Reading { store: &*self.store, tenant: &self.tenant, now: self.now, refused }
     }
 
     /// A record that cannot be done is parked (I5).

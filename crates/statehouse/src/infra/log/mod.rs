@@ -87,6 +87,13 @@ pub trait Handler: Send + Sync + fmt::Debug {
     /// least one; the effect may be that of the first few only ([`Effect::taken`]). What is read on the way is read after
     /// everything before these records was done.
     async fn handle(&self, records: &[Record], reading: &Reading<'_>) -> Result<Effect, Unable>;
+
+    /// The same, while what comes before these records is still being written; `None` where that is not good enough. Only for
+    /// effects whose steps demand everything that was read for them: it is written after all that comes before, and if
+    /// something is no longer so it is refused, and made anew.
+    async fn ahead(&self, _records: &[Record], _reading: &Reading<'_>) -> Result<Option<Effect>, Unable> {
+        Ok(None)
+    }
 }
 
 /// What a handler may read.

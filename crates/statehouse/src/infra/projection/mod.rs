@@ -178,7 +178,8 @@ pub trait Reach: Send + Sync {
     async fn piece(&self, generation: i64, of: Matter<'_>, reading: &Reading<'_>) -> Result<Piece, Unable>;
 
     /// What the first few of these make, if one plan is enough for them; `None` if the first one is to be done in pieces.
-    /// All are of one tenant. It is not asked again for what was refused.
+    /// All are of one tenant. It is not asked again for what was refused. The steps demand everything that was read for them,
+    /// so that it may be asked while what comes before is still being written.
     async fn bundle(
         &self,
         _generation: i64,

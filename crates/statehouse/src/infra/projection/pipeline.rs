@@ -49,11 +49,8 @@ impl Handler for Feed {
 
     async fn handle(&self, records: &[Record], reading: &Reading<'_>) -> Result<Effect, Unable> {
         if let (Some(reach), Some(first)) = (self.projector.reach(), records.first()) {
-            if records.len() > 1 && reading.refused == 0 {
-                let matters: Vec<Matter<'_>> = records.iter().map(Matter::Record).collect();
-                if let Some(bundle) = reach.bundle(self.generation, &matters, reading).await? {
-                    return Ok(Effect { contends: true, ..Effect::of(bundle.taken, bundle.steps) });
-                }
+            if let Some(effect) = self.bundle(records, reading).await? {
+                return Ok(effect);
             }
             let piece = reach.piece(self.generation, Matter::Record(first), reading).await?;
             let effect = Effect::of(1, piece.steps);
@@ -85,6 +82,23 @@ impl Handler for Feed {
         let effect = Effect::of(taken.max(1), sheet.steps());
         // A guard that does not hold means that somebody else has written an entry meanwhile.
         Ok(Effect { goes_on: taken == 0, contends: true, ..effect })
+    }
+
+    /// A bundle demands all that it was made from.
+    async fn ahead(&self, records: &[Record], reading: &Reading<'_>) -> Result<Option<Effect>, Unable> {
+        self.bundle(records, reading).await
+    }
+}
+
+impl Feed {
+    /// What the first few records make together, if they can be done so.
+    async fn bundle(&self, records: &[Record], reading: &Reading<'_>) -> Result<Option<Effect>, Unable> {
+        let Some(reach) = self.projector.reach().filter(|_| records.len() > 1 && reading.refused == 0) else {
+            return Ok(None);
+        };
+        let matters: Vec<Matter<'_>> = records.iter().map(Matter::Record).collect();
+        let bundle = reach.bundle(self.generation, &matters, reading).await?;
+        Ok(bundle.map(|bundle| Effect { contends: true, ..Effect::of(bundle.taken, bundle.steps) }))
     }
 }
 
