@@ -26,8 +26,8 @@ use statehouse_store::clock::SkewedClock;
 use statehouse_store::eval::{Decision, decide};
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{
-    Address, Asked, Change, Clock, Commit, Consistency, Explanation, Guard, LogPage, Migrate, Page, Plan,
-    Query, Record, Resolution, Row, Scan, Schema, Step, Store, StoreError, Tenant, Value,
+    Address, Ask, Asked, Change, Clock, Commit, Consistency, Explanation, Guard, LogPage, Migrate, Page,
+    Plan, Query, Record, Resolution, Row, Scan, Schema, Seen, Step, Store, StoreError, Tenant, Value,
 };
 
 /// What is wrong with a store.
@@ -65,6 +65,10 @@ enum Defect {
     GetsFromCache,
     /// Answers to a get come in another order.
     ShufflesGets,
+    /// Answers to several reads in one go come in another order.
+    ShufflesLooks,
+    /// Of several ranges that are read in one go, each has as many rows as the first one.
+    LimitsLooksAlike,
     /// Text is ordered by its UTF-16 code units.
     OrdersByUtf16,
     /// A row is lost between two pages.
@@ -385,6 +389,32 @@ impl Store for BrokenStore {
         Ok(page)
     }
 
+    async fn look(&self, asks: &[Ask<'_>]) -> Result<Vec<Seen>, StoreError> {
+        let mut seen = Vec::new();
+        for ask in asks {
+            seen.push(match ask {
+                Ask::Get(addresses) => Seen::Rows(self.get(addresses, Consistency::Strong).await?),
+                Ask::Query(query) => Seen::Page(self.query(query).await?),
+            });
+        }
+        match self.defect {
+            Defect::ShufflesLooks => seen.reverse(),
+            Defect::LimitsLooksAlike => {
+                let limit = asks.iter().find_map(|ask| match ask {
+                    Ask::Query(query) => Some(query.page_limit()),
+                    Ask::Get(_) => None,
+                });
+                for seen in &mut seen {
+                    if let (Seen::Page(page), Some(limit)) = (seen, limit) {
+                        page.rows.truncate(limit);
+                    }
+                }
+            }
+            _ => {}
+        }
+        Ok(seen)
+    }
+
     async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {
         if self.defect == Defect::ScansEverybody {
             return self.inner.scan(&Scan::all(scan.read_table())).await;
@@ -501,6 +531,8 @@ async fn reads_that_are_wrong() {
     ];
     noticed(Defect::GetsFromCache, &cases).await;
     noticed(Defect::ShufflesGets, &["reads::gets_answer_in_the_order_of_their_addresses"]).await;
+    noticed(Defect::ShufflesLooks, &["looks::answers_stand_in_the_order_of_their_asks"]).await;
+    noticed(Defect::LimitsLooksAlike, &["looks::ranges_keep_their_bounds_order_and_pages"]).await;
     noticed(Defect::OrdersByUtf16, &["reads::keys_are_in_the_order_of_their_type"]).await;
     noticed(Defect::SkipsBetweenPages, &["reads::keys_are_in_the_order_of_their_type"]).await;
     noticed(Defect::SkipsBetweenPages, &["reads::rows_that_stay_are_read_once_while_others_come_and_go"])

@@ -42,6 +42,9 @@ impl Inner {
                 None => return Explanation { requests: Vec::new(), cost: Vec::new() },
             },
             Asked::Scan(scan) => (self.scan_request(scan), "1 per 4 KB of all that is walked over"),
+            Asked::Look(asks) => {
+                return Explanation::of_all(asks.iter().map(|ask| self.explain((*ask).into())));
+            }
         };
         let cost = [("requests", "1 for each page of 1 MB"), ("read units", units)];
         let cost = cost.map(|(name, figure)| (name.to_owned(), figure.to_owned()));

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use statehouse_store::log::partition_of;
 use statehouse_store::plan::{Expect, Step, Verb};
-use statehouse_store::{Asked, Explanation, Plan, Record, Request, Row, Time, Value};
+use statehouse_store::{Ask, Asked, Explanation, Plan, Record, Request, Row, Time, Value};
 
 use crate::batch::Batch;
 use crate::compile::{Compiler, Set, Texts};
 use crate::ddl::Names;
 use crate::link::Call;
+use crate::look::{Asking, Look, Statements};
 use crate::options::{Options, PARTITIONS};
 use crate::read;
 use crate::sql::placeholder;
@@ -21,27 +22,19 @@ use crate::tenancy::Scope;
 pub fn explain(options: &Options, asked: Asked<'_>) -> Explanation {
     let partitions = options.partitions.unwrap_or(PARTITIONS);
     let explainer = Explainer { options, names: Names::new(&options.schema), partitions };
-    let (purpose, scope, calls): (_, _, Vec<Call<'_>>) = match asked {
-        Asked::Commit(plan) => return explainer.explain(plan),
-        Asked::Get(addresses, _) => {
-            let scope = Scope::Of(addresses.iter().map(|address| address.tenant().clone()).collect());
-            let calls = read::by_table(addresses).iter().map(|group| group.call(&explainer.names)).collect();
-            ("read the rows", scope, calls)
-        }
+    match asked {
+        Asked::Commit(plan) => explainer.explain(plan),
+        Asked::Get(addresses, _) => explainer.look("read the rows", &[Ask::Get(addresses)]),
         Asked::Query(query) => {
-            let calls = read::range_call(&explainer.names, query).into_iter().collect();
-            (
-                "read a page of the range, and one row more",
-                query.tenant().map_or(Scope::All, Scope::of),
-                calls,
-            )
+            explainer.look("read a page of the range, and one row more", &[Ask::Query(query)])
         }
+        Asked::Look(asks) => explainer.look("read all of it in one go, and one row more of each range", asks),
         Asked::Scan(scan) => {
-            let calls = vec![read::scan_call(&explainer.names, scan)];
-            ("read a page of the table, and one row more", scan.tenant().map_or(Scope::All, Scope::of), calls)
+            let scope = scan.tenant().map_or(Scope::All, Scope::of);
+            let call = read::scan_call(&explainer.names, scan);
+            explainer.read("read a page of the table, and one row more", &scope, Some(&call))
         }
-    };
-    explainer.reads(purpose, &scope, &calls)
+    }
 }
 
 struct Explainer<'o> {
@@ -51,8 +44,15 @@ struct Explainer<'o> {
 }
 
 impl Explainer<'_> {
-    fn reads(&self, purpose: &str, scope: &Scope, calls: &[Call<'_>]) -> Explanation {
-        let mut requests: Vec<Request> = calls.iter().map(|call| request(purpose, call)).collect();
+    fn look(&self, purpose: &str, asks: &[Ask<'_>]) -> Explanation {
+        let look = Look::of(asks);
+        let statements = Statements::default();
+        let asking = Asking::of(&self.names, &statements, std::slice::from_ref(&look));
+        self.read(purpose, &look.scope(), asking.as_ref().map(|asking| &asking.call))
+    }
+
+    fn read(&self, purpose: &str, scope: &Scope, call: Option<&Call<'_>>) -> Explanation {
+        let mut requests: Vec<Request> = call.map(|call| request(purpose, call)).into_iter().collect();
         if self.options.row_level_security {
             let open = Call::new(self.options.read_words(scope), Vec::new());
             requests.insert(0, request("open a transaction that sees these tenants only", &open));

@@ -22,8 +22,12 @@
 //! # Around it
 //! [Options](options) come from a URL; a [link](link) is a connection that is made when it is needed, over
 //! [TLS](tls) if asked; a [fault](fault) is what the server said, sorted by what can be done about it. [Tables](ddl) are
-//! made by a [migration](migrate), and [tenants](tenancy) can be kept apart by row-level security. [Reads](read) and
-//! the [log](log) have connections of their own.
+//! made by a [migration](migrate), and [tenants](tenancy) can be kept apart by row-level security.
+//!
+//! # A read's way
+//! Rows by key and pages of ranges, as many as a caller wants in one go, are [one statement](look), on a connection of
+//! the [readers](reader). When all of those are busy, reads that wait and are alike become one statement too.
+//! [Walks](read) over tables and the [log](log) go on the same connections, beside them.
 
 mod batch;
 mod compile;
@@ -32,11 +36,13 @@ mod explain;
 mod fault;
 mod link;
 mod log;
+mod look;
 mod migrate;
 mod options;
 mod order;
 mod queue;
 mod read;
+mod reader;
 mod room;
 mod shape;
 mod shared;
@@ -52,11 +58,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use statehouse_store::{
-    Address, Asked, Change, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query, Record,
-    Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
+    Address, Ask, Asked, Change, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query,
+    Record, Resolution, Row, Scan, Schema, Seen, Store, StoreError, Tenant,
 };
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 pub use explain::explain;
 pub use options::{Encryption, Options};
@@ -66,6 +72,7 @@ use ddl::Names;
 use link::Dialer;
 use migrate::Builder;
 use queue::Job;
+use reader::serve;
 use shared::Shared;
 use writer::{Attempt, work};
 
@@ -76,6 +83,8 @@ const MIGRATION_PATIENCE: Duration = Duration::from_secs(6 * 3600);
 pub struct PostgresStore {
     shared: Arc<Shared>,
     writers: Mutex<Vec<JoinHandle<()>>>,
+    /// The readers' tasks, which end with the store.
+    _readers: JoinSet<()>,
 }
 
 impl PostgresStore {
@@ -87,9 +96,15 @@ impl PostgresStore {
         let partitions = Builder { session: &session, names: &names, options: &options }.open().await?;
         drop(session);
         let writer_dialer = Dialer::for_writers(&options)?;
-        let shared = Arc::new(Shared::new(names, options, dialer, writer_dialer, partitions));
+        let reader_dialer = Dialer::for_readers(&options)?;
+        let shared = Shared::new(names, options, dialer, writer_dialer, reader_dialer, partitions);
+        let shared = Arc::new(shared);
         let writers = (0..shared.lanes.len()).map(|lane| tokio::spawn(work(shared.clone(), lane))).collect();
-        Ok(PostgresStore { shared, writers: Mutex::new(writers) })
+        let mut readers = JoinSet::new();
+        for seat in 0..shared.readers.count() {
+            readers.spawn(serve(shared.clone(), seat));
+        }
+        Ok(PostgresStore { shared, writers: Mutex::new(writers), _readers: readers })
     }
 
     /// Drops the PostgreSQL schema of a store, with everything in it. For tests and tools.
@@ -99,7 +114,7 @@ impl PostgresStore {
         session.say(&words).await.map_err(|fault| fault.into_error(&[]))
     }
 
-    /// What the writers have done since the store was opened.
+    /// What the writers and readers have done since the store was opened.
     pub fn counts(&self) -> Counts {
         self.shared.counters.counts()
     }
@@ -154,11 +169,18 @@ impl Store for PostgresStore {
     }
 
     async fn get(&self, addresses: &[Address], _: Consistency) -> Result<Vec<Option<Row>>, StoreError> {
-        self.opened()?.get(addresses).await
+        let seen = self.opened()?.look(&[Ask::Get(addresses)]).await?;
+        Ok(seen.into_iter().next().map(Seen::into_rows).unwrap_or_default())
     }
 
     async fn query(&self, query: &Query) -> Result<Page, StoreError> {
-        self.opened()?.query(query).await
+        let seen = self.opened()?.look(&[Ask::Query(query)]).await?;
+        let nothing = || Page { rows: Vec::new(), next: None };
+        Ok(seen.into_iter().next().map_or_else(nothing, Seen::into_page))
+    }
+
+    async fn look(&self, asks: &[Ask<'_>]) -> Result<Vec<Seen>, StoreError> {
+        self.opened()?.look(asks).await
     }
 
     async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {

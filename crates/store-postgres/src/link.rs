@@ -50,13 +50,48 @@ const STATEMENTS_MAX: usize = 400;
 pub(crate) struct Session {
     client: Client,
     driver: AbortHandle,
-    statements: Mutex<HashMap<String, Statement>>,
+    statements: Mutex<Prepared>,
     /// Held while the requests of one transaction are queued, so that two of them do not mix.
     gate: Mutex<()>,
     /// An answer that takes longer than this is not waited for.
     patience: Duration,
     /// Whether the server took the settings that were asked for when the connection was made.
     is_set: bool,
+}
+
+/// The statements that are prepared on a connection.
+#[derive(Default)]
+struct Prepared {
+    by_text: HashMap<Arc<str>, Statement>,
+    /// Those that were used last, found by where their texts are kept: a text itself may take longer to look up than
+    /// everything else that is done before it is sent.
+    recent: Vec<(Arc<str>, Statement)>,
+}
+
+impl Prepared {
+    const RECENT_MAX: usize = 8;
+
+    fn get(&mut self, text: &Arc<str>) -> Option<Statement> {
+        if let Some((_, statement)) = self.recent.iter().find(|(recent, _)| Arc::ptr_eq(recent, text)) {
+            return Some(statement.clone());
+        }
+        let statement = self.by_text.get(text)?.clone();
+        self.recent.truncate(Prepared::RECENT_MAX - 1);
+        self.recent.insert(0, (text.clone(), statement.clone()));
+        Some(statement)
+    }
+
+    fn insert(&mut self, text: &Arc<str>, statement: &Statement) {
+        if self.by_text.len() >= STATEMENTS_MAX {
+            self.clear();
+        }
+        self.by_text.insert(text.clone(), statement.clone());
+    }
+
+    fn clear(&mut self) {
+        self.by_text.clear();
+        self.recent.clear();
+    }
 }
 
 type Pending<'s> = Pin<Box<dyn Future<Output = Result<Vec<Row>, tokio_postgres::Error>> + Send + 's>>;
@@ -244,13 +279,14 @@ impl Session {
         }
     }
 
-    fn lock_statements(&self) -> std::sync::MutexGuard<'_, HashMap<String, Statement>> {
+    fn lock_statements(&self) -> std::sync::MutexGuard<'_, Prepared> {
         self.statements.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn prepared(&self, text: &str) -> Result<Statement, Fault> {
-        if let Some(statement) = self.lock_statements().get(text) {
-            return Ok(statement.clone());
+    async fn prepared(&self, text: &Arc<str>) -> Result<Statement, Fault> {
+        let known = self.lock_statements().get(text);
+        if let Some(statement) = known {
+            return Ok(statement);
         }
         let prepared = self.within(self.gated(self.client.prepare(text))).await;
         let statement = match prepared {
@@ -260,11 +296,7 @@ impl Session {
                 return Err(Fault::Lost(format!("no answer for {:?}", self.patience)));
             }
         };
-        let mut statements = self.lock_statements();
-        if statements.len() >= STATEMENTS_MAX {
-            statements.clear();
-        }
-        statements.insert(text.to_owned(), statement.clone());
+        self.lock_statements().insert(text, &statement);
         Ok(statement)
     }
 }
@@ -318,6 +350,13 @@ impl Dialer {
                 .map(|(name, timeout)| (name, timeout.as_millis().to_string()));
         let role = options.role().map(|role| ("role", role.to_owned()));
         let settings = lookups.into_iter().chain(timeouts).chain(role).collect();
+        Ok(Dialer { settings, ..Dialer::new(options)? })
+    }
+
+    /// For sessions that read: what keeps their plans right, which a lone statement cannot set for itself. Where a pooler
+    /// does not pass it on, the server plans as it would for anybody.
+    pub(crate) fn for_readers(options: &Options) -> Result<Dialer, StoreError> {
+        let settings = crate::look::LOOKUPS.map(|(name, value)| (name, value.to_owned())).into();
         Ok(Dialer { settings, ..Dialer::new(options)? })
     }
 

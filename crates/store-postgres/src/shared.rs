@@ -12,8 +12,10 @@ use crate::compile::{Compiler, Texts};
 use crate::ddl::Names;
 use crate::fault::Fault;
 use crate::link::{Call, Dialer, Link};
+use crate::look::Statements;
 use crate::options::Options;
 use crate::order::place;
+use crate::reader::{ATTEMPTS, Readers};
 use crate::tenancy::Scope;
 use crate::writer::Lane;
 
@@ -27,7 +29,11 @@ pub(crate) struct Shared {
     texts: Texts,
     /// The writers' connections, each with the plans that wait for it.
     pub lanes: Vec<Lane>,
-    readers: Vec<Link>,
+    /// The readers' connections, and the looks that wait for one.
+    pub readers: Readers,
+    /// How they are made.
+    pub reader_dialer: Dialer,
+    pub statements: Statements,
     next_reader: AtomicUsize,
     /// The newest position of each partition, as far as this process knows.
     pub heads: watch::Sender<Vec<u64>>,
@@ -41,7 +47,7 @@ pub(crate) struct Shared {
     pub counters: Counters,
 }
 
-/// What the writers of a store have done since it was opened.
+/// What the writers and readers of a store have done since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Plans that a compiled statement of their own applied.
@@ -58,6 +64,8 @@ pub struct Counts {
     pub batched: u64,
     /// Transactions that were run again because others were in the way.
     pub reruns: u64,
+    /// Looks that were answered by one statement together with others.
+    pub joined: u64,
 }
 
 /// The same, while it is being counted.
@@ -70,6 +78,7 @@ pub(crate) struct Counters {
     pub batches: AtomicU64,
     pub batched: AtomicU64,
     pub reruns: AtomicU64,
+    pub joined: AtomicU64,
 }
 
 impl Counters {
@@ -83,12 +92,10 @@ impl Counters {
             batches: read(&self.batches),
             batched: read(&self.batched),
             reruns: read(&self.reruns),
+            joined: read(&self.joined),
         }
     }
 }
-
-/// How often a read is tried.
-const READ_ATTEMPTS: u32 = 4;
 
 impl Shared {
     pub(crate) fn new(
@@ -96,12 +103,13 @@ impl Shared {
         mut options: Options,
         dialer: Dialer,
         writer_dialer: Dialer,
+        reader_dialer: Dialer,
         partitions: u32,
     ) -> Shared {
         // What the store has is what counts from here on.
         options.partitions = Some(partitions);
         let lanes = std::iter::repeat_with(Lane::default).take(options.writers.max(1)).collect();
-        let readers = std::iter::repeat_with(Link::default).take(options.readers.max(1)).collect();
+        let readers = Readers::new(options.readers);
         Shared {
             names,
             options,
@@ -111,6 +119,8 @@ impl Shared {
             texts: Texts::default(),
             lanes,
             readers,
+            reader_dialer,
+            statements: Statements::default(),
             next_reader: AtomicUsize::new(0),
             heads: watch::Sender::new(vec![0; partitions as usize]),
             waiting: AtomicUsize::new(0),
@@ -156,27 +166,30 @@ impl Shared {
         Compiler::new(&self.names, &self.texts, &self.options, self.partitions)
     }
 
-    /// Runs reads on one of the reading connections, in one round trip.
+    /// Runs reads on one of the reading connections, in one round trip, beside whoever has it.
     pub(crate) async fn read(&self, scope: &Scope, calls: &[Call<'_>]) -> Result<Vec<Vec<Row>>, Fault> {
+        let Some(link) = self.readers.link(self.next_reader.fetch_add(1, Ordering::Relaxed)) else {
+            return Err(Fault::Busy("there are no readers".into()));
+        };
+        let open = self.options.row_level_security.then(|| self.options.read_words(scope));
+        self.read_on(link, open.as_deref(), calls).await
+    }
+
+    /// Runs reads on a connection, in one round trip. Without anything to set, each statement is its own transaction.
+    pub(crate) async fn read_on(
+        &self,
+        link: &Link,
+        open: Option<&str>,
+        calls: &[Call<'_>],
+    ) -> Result<Vec<Vec<Row>>, Fault> {
         let mut attempt = 0;
         loop {
-            let number = self.next_reader.fetch_add(1, Ordering::Relaxed) % self.readers.len();
-            let Some(link) = self.readers.get(number) else {
-                return Err(Fault::Busy("there are no readers".into()));
-            };
-            let session = link.session(&self.dialer).await.map_err(|error| match error {
+            let session = link.session(&self.reader_dialer).await.map_err(|error| match error {
                 StoreError::Unavailable { why } => Fault::Busy(why),
                 other => Fault::Schema(other.to_string()),
             })?;
-            let answers = if self.options.row_level_security {
-                let open = self.options.read_words(scope);
-                session.run(Some(&open), calls, Some("commit")).await
-            } else {
-                // Without anything to set, each statement is its own transaction.
-                session.run(None, calls, None).await
-            };
-            match answers.rows {
-                Err(fault) if fault.is_passing() && attempt + 1 < READ_ATTEMPTS => attempt += 1,
+            match session.run(open, calls, open.map(|_| "commit")).await.rows {
+                Err(fault) if fault.is_passing() && attempt + 1 < ATTEMPTS => attempt += 1,
                 rows => return rows,
             }
         }
@@ -206,8 +219,6 @@ impl Shared {
             lane.close().await;
         }
         self.claims.close().await;
-        for reader in &self.readers {
-            reader.close().await;
-        }
+        self.readers.close().await;
     }
 }

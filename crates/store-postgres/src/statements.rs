@@ -58,19 +58,18 @@ fn key_arrays<'a>(table: &Table, keys: &[Key<'a>]) -> Vec<Arg<'a>> {
     args
 }
 
-/// Reads rows by their keys. Each answer begins with the number of its key, from 1. With `lock` they stay as they
-/// are until the transaction ends.
-pub(crate) fn rows_by_key<'a>(names: &Names, table: &Table, keys: &[Key<'a>], lock: bool) -> Call<'a> {
+/// Reads rows by their keys, and keeps them as they are until the transaction ends. Each answer begins with the number of
+/// its key, from 1.
+fn rows_by_key<'a>(names: &Names, table: &Table, keys: &[Key<'a>]) -> Call<'a> {
     let text = format!(
         "select k._place, {}\nfrom {} with ordinality as k({}, _place)\ncross join lateral (\n\
-         select {}\nfrom {} as t\nwhere {}\n{}\n) as t",
+         select {}\nfrom {} as t\nwhere {}\nfor update\n) as t",
         all_columns(table, "t"),
         arrays(table.key_columns()),
         list(key_names(table)),
         all_columns(table, "t"),
         names.table(table.name()),
         same_key(table),
-        if lock { "for update" } else { "limit 1" },
     );
     Call::new(text, key_arrays(table, keys))
 }
@@ -81,7 +80,7 @@ pub(crate) fn lock_calls<'p>(names: &Names, batch: &Batch<'p>) -> Vec<Call<'p>> 
         let slots = batch.slots(range);
         let table = slots.first()?.table;
         let keys: Vec<Key<'p>> = slots.iter().map(|slot| (slot.tenant, slot.key)).collect();
-        Some(rows_by_key(names, table, &keys, true))
+        Some(rows_by_key(names, table, &keys))
     };
     batch.tables().iter().filter_map(lock).collect()
 }

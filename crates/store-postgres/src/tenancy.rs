@@ -39,6 +39,17 @@ impl Scope {
         Scope::Of(plans.into_iter().map(|plan| plan.tenant().clone()).collect())
     }
 
+    /// For whom two transactions work, as one.
+    pub(crate) fn and(self, other: Scope) -> Scope {
+        match (self, other) {
+            (Scope::Of(mut tenants), Scope::Of(others)) => {
+                tenants.extend(others);
+                Scope::Of(tenants)
+            }
+            _ => Scope::All,
+        }
+    }
+
     /// What the setting is set to. Tenants' names hold no quotes and no commas.
     pub(crate) fn names(&self) -> String {
         match self {

@@ -15,6 +15,7 @@ pub fn explain(asked: Asked<'_>) -> Explanation {
             vec![read_page("read a page of the range, and one row more", &sql::query(query))]
         }
         Asked::Scan(scan) => vec![read_page("read a page of the table, and one row more", &sql::scan(scan))],
+        Asked::Look(asks) => return Explanation::of_all(asks.iter().map(|ask| explain((*ask).into()))),
     };
     Explanation { requests, cost: vec![("synchronizations".to_owned(), "none".to_owned())] }
 }

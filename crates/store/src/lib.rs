@@ -67,7 +67,7 @@ pub use plan::{Plan, Step};
 pub use random::{Ids, Random};
 pub use read::{Consistency, Cursor, Page, Query, Scan};
 pub use row::{Address, Row, Tenant};
-pub use store::{Asked, Explanation, Request, Store};
+pub use store::{Ask, Asked, Explanation, Request, Seen, Store};
 pub use table::{Column, Index, Schema, Table};
 pub use time::Time;
 pub use value::{BadValue, Type, Value};

@@ -396,6 +396,9 @@ impl Store for ModelStore {
             }
             Asked::Query(query) => return under_lock(format!("a range of {}", query.read_table())),
             Asked::Scan(scan) => return under_lock(format!("a walk over {}", scan.read_table())),
+            Asked::Look(asks) => {
+                return Explanation::of_all(asks.iter().map(|ask| self.explain((*ask).into())));
+            }
         };
         let steps = plan.steps().iter().map(|step| Request {
             purpose: "under the store's lock".into(),

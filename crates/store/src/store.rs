@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 
 use crate::error::StoreError;
 use crate::log::{LogPage, Record};
@@ -33,7 +34,7 @@ use crate::table::Schema;
 /// 8. **Fresh.** A strong read sees every commit that was acknowledged before it began.
 ///
 /// # What is not promised
-/// - A `get` of several rows, or a page, is not one moment in time; each row by itself is.
+/// - A `get` of several rows, a page, or a `look`, is not one moment in time; each row by itself is.
 /// - Eventual reads, which include all reads of an index, may be arbitrarily old.
 /// - A refusal is not remembered: the same operation id may be tried again and may then be applied.
 /// - A plan without a log entry is not remembered either: its guards must make it safe to repeat.
@@ -72,6 +73,18 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Reads a page of a range.
     async fn query(&self, query: &Query) -> Result<Page, StoreError>;
 
+    /// Makes several reads in one go. The answer has one entry for each ask, in their order: what a strong `get`, or a
+    /// `query`, would have answered. They are not read at one moment.
+    ///
+    /// Unless an engine can do better, they are made at the same time.
+    async fn look(&self, asks: &[Ask<'_>]) -> Result<Vec<Seen>, StoreError> {
+        let one = async |ask: &Ask<'_>| match ask {
+            Ask::Get(addresses) => self.get(addresses, Consistency::Strong).await.map(Seen::Rows),
+            Ask::Query(query) => self.query(query).await.map(Seen::Page),
+        };
+        join_all(asks.iter().map(one)).await.into_iter().collect()
+    }
+
     /// Reads a page of a whole table. Strong, row by row.
     async fn scan(&self, scan: &Scan) -> Result<Page, StoreError>;
 
@@ -94,6 +107,42 @@ pub trait Store: Send + Sync + fmt::Debug {
     async fn close(&self);
 }
 
+/// One of several reads that are made in one go.
+#[derive(Clone, Copy, Debug)]
+pub enum Ask<'a> {
+    /// Rows by address, strongly.
+    Get(&'a [Address]),
+    /// A page of a range.
+    Query(&'a Query),
+}
+
+/// The answer to an [`Ask`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Seen {
+    /// The rows, one entry for each address.
+    Rows(Vec<Option<Row>>),
+    /// The page.
+    Page(Page),
+}
+
+impl Seen {
+    /// The rows that were asked for by address; none if a range was.
+    pub fn into_rows(self) -> Vec<Option<Row>> {
+        match self {
+            Seen::Rows(rows) => rows,
+            Seen::Page(_) => Vec::new(),
+        }
+    }
+
+    /// The page that was asked for; an empty one if rows were.
+    pub fn into_page(self) -> Page {
+        match self {
+            Seen::Page(page) => page,
+            Seen::Rows(_) => Page { rows: Vec::new(), next: None },
+        }
+    }
+}
+
 /// What a store can be asked to do with rows.
 #[derive(Clone, Copy, Debug)]
 pub enum Asked<'a> {
@@ -105,6 +154,17 @@ pub enum Asked<'a> {
     Query(&'a Query),
     /// To read a page of a whole table.
     Scan(&'a Scan),
+    /// To make several reads in one go.
+    Look(&'a [Ask<'a>]),
+}
+
+impl<'a> From<Ask<'a>> for Asked<'a> {
+    fn from(ask: Ask<'a>) -> Asked<'a> {
+        match ask {
+            Ask::Get(addresses) => Asked::Get(addresses, Consistency::Strong),
+            Ask::Query(query) => Asked::Query(query),
+        }
+    }
 }
 
 impl<'a> From<&'a Plan> for Asked<'a> {
@@ -131,6 +191,19 @@ pub struct Request {
     pub text: String,
     /// The parameters, in order, as pairs of a placeholder and a value.
     pub parameters: Vec<(String, String)>,
+}
+
+impl Explanation {
+    /// All that is sent for several things that are done at once. What costs the same is said once.
+    pub fn of_all(parts: impl IntoIterator<Item = Explanation>) -> Explanation {
+        let mut all = Explanation { requests: Vec::new(), cost: Vec::new() };
+        for part in parts {
+            all.requests.extend(part.requests);
+            let new = part.cost.into_iter().filter(|cost| !all.cost.contains(cost)).collect::<Vec<_>>();
+            all.cost.extend(new);
+        }
+        all
+    }
 }
 
 impl fmt::Display for Explanation {

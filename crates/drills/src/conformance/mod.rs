@@ -21,6 +21,7 @@ mod guards;
 mod lifecycle;
 mod limits;
 mod log;
+mod looks;
 mod migration;
 mod operations;
 mod plans;
@@ -168,6 +169,15 @@ pub const CASES: &[Case] = cases! {
         partitions_that_are_empty_give_nothing(0),
         scans_return_every_row_once(9),
         tables_must_have_been_migrated_to(3),
+    }
+    looks {
+        answers_stand_in_the_order_of_their_asks(9),
+        ranges_keep_their_bounds_order_and_pages(9),
+        rows_of_every_type_can_be_looked_at_together(7),
+        indexes_can_be_looked_at_with_tables(9),
+        each_tenant_is_shown_its_own_rows(9),
+        a_look_sees_what_was_acknowledged(2),
+        tables_that_are_not_there_are_told(1),
     }
     across {
         rows_of_all_tenants_stand_in_one_order(1),

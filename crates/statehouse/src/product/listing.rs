@@ -27,8 +27,8 @@ use std::task::Poll;
 use statehouse_store::log::partition_of;
 use statehouse_store::table::Builder;
 use statehouse_store::{
-    Address, Consistency, Cursor, Expr, Guard, Operand, Page, PlanError, Query, Row, Step, Store, Table,
-    Tenant, Time, Type, Value,
+    Address, Ask, Consistency, Cursor, Expr, Guard, Operand, Page, PlanError, Query, Row, Seen, Step, Store,
+    Table, Tenant, Time, Type, Value,
 };
 
 use crate::action::{Call, Refusal};
@@ -190,9 +190,7 @@ impl Listing {
     ) -> Result<(Vec<Item>, Option<Cursor>), Refusal> {
         let Some(first) = queries.first().cloned() else { return Ok((Vec::new(), None)) };
         let limit = first.page_limit();
-        let reads: Vec<Pin<Box<dyn Future<Output = _> + Send + '_>>> =
-            queries.into_iter().map(|query| Box::pin(filled(store, query)) as _).collect();
-        let pages = together(reads).await.into_iter().collect::<Result<Vec<Page>, Refusal>>()?;
+        let pages = filled(store, &queries).await?;
         let parts = pages.into_iter().map(|page| Part { is_whole: page.next.is_none(), rows: page.rows });
         let order = |a: &Row, b: &Row| {
             let order = self.order(a, b);
@@ -255,9 +253,19 @@ impl Tally {
     }
 }
 
-/// The first page of a range that has rows, or the last.
-pub(super) async fn filled(store: &dyn Store, query: Query) -> Result<Page, Refusal> {
-    let mut page = store.query(&query).await?;
+/// Of each range the first page that has rows, or the last, in one go.
+pub(super) async fn filled(store: &dyn Store, queries: &[Query]) -> Result<Vec<Page>, Refusal> {
+    let asks: Vec<Ask<'_>> = queries.iter().map(Ask::Query).collect();
+    let pages = store.look(&asks).await?.into_iter().map(Seen::into_page);
+    let mut filled = Vec::with_capacity(queries.len());
+    for (query, page) in queries.iter().zip(pages) {
+        filled.push(fill(store, query, page).await?);
+    }
+    Ok(filled)
+}
+
+/// The first page from this one on that has rows, or the last. Few engines give a page without rows before the end.
+pub(super) async fn fill(store: &dyn Store, query: &Query, mut page: Page) -> Result<Page, Refusal> {
     while page.rows.is_empty() {
         let Some(next) = page.next.take() else { break };
         page = store.query(&query.clone().after(next)?).await?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use statehouse_store::guard::{column, now};
 use statehouse_store::{
-    Address, Clock as _, Consistency, Draft, Entry, Plan, Query, Step, Store, SystemClock, Table, Type,
+    Address, Ask, Clock as _, Consistency, Draft, Entry, Plan, Query, Step, Store, SystemClock, Table, Type,
 };
 
 use crate::support::{Namespace, raw, tenant};
@@ -99,4 +99,64 @@ async fn keys_are_looked_up_by_the_primary_key_and_lists_by_their_index() {
         ["wide_by_due_idx", "wide_by_queue_idx", "wide_by_status_idx", "wide_pkey"],
         "{after:?}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_reads_in_one_go_are_lookups_each_by_its_own_index() {
+    let (namespace, table, acme) = (Namespace::new(), wide(), tenant("acme"));
+    let beside = crate::support::counters("beside");
+    let store = namespace.open_with(&[&table, &beside]).await;
+    let range = Query::table(&table, &acme, ["mail".into()]).unwrap().backward();
+    let behind = range.clone().above(3).unwrap().limit(5).unwrap();
+    let list = Query::index(&table, "by_due", &acme, ["mail".into()]).unwrap();
+    let rows = [1, 2].map(|id: i64| Address::new(&table, &acme, ["mail".into(), id.into()]).unwrap());
+    let other = [Address::new(&beside, &acme, ["x".into()]).unwrap()];
+    let few = [Ask::Query(&range), Ask::Get(&rows[..1]), Ask::Query(&list), Ask::Get(&other)];
+    let many = [
+        Ask::Query(&range),
+        Ask::Query(&range),
+        Ask::Query(&behind),
+        Ask::Get(&rows),
+        Ask::Query(&list),
+        Ask::Get(&other),
+    ];
+    // The plans are made while the tables are empty, and are kept when they are not. By then the server knows what is
+    // there, which is what could make it think otherwise.
+    for asks in [few.as_slice(), &many] {
+        store.look(asks).await.unwrap();
+    }
+    let schema = namespace.schema();
+    let fill = format!(
+        "insert into {schema}.wide (tenant, queue, id, due_at) \
+         select 'acme', case when n % 3 = 0 then 'mail' else 'other' end, n, now() + n * interval '1 second' \
+         from generate_series(1, 3000) as n; \
+         analyze {schema}.wide"
+    );
+    raw().await.batch_execute(&fill).await.unwrap();
+    let mut lookups = 0;
+    for asks in [few.as_slice(), &many] {
+        for _ in 0..8 {
+            let seen = store.look(asks).await.unwrap();
+            let first = seen.into_iter().next().unwrap().into_page();
+            assert_eq!(first.rows.len(), 1_000);
+            assert!(first.rows.windows(2).all(|pair| pair[0].int("id") > pair[1].int("id")));
+        }
+        // Each range once, and each row once.
+        lookups += 8 * asks
+            .iter()
+            .map(|ask| match ask {
+                Ask::Get(rows) => rows.len() as i64,
+                Ask::Query(_) => 1,
+            })
+            .sum::<i64>();
+    }
+    store.close().await;
+    // All but those beside, which are one in each look.
+    let used = uses(schema, lookups - 16).await;
+    for (index, count) in &used {
+        assert_eq!(*count > 0, index == "wide_pkey" || index == "wide_by_due_idx", "{used:?}");
+    }
+    let scans = "select seq_tup_read from pg_stat_user_tables where schemaname = $1 and relname = 'wide'";
+    let scanned: i64 = raw().await.query_one(scans, &[&schema]).await.unwrap().get(0);
+    assert_eq!(scanned, 0, "the table was walked over");
 }

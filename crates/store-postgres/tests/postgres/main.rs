@@ -16,6 +16,7 @@ mod compiled;
 mod contention;
 mod golden;
 mod log_order;
+mod looks;
 mod lookups;
 mod migration;
 mod processes;

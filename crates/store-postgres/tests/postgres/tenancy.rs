@@ -1,8 +1,9 @@
 //! Row-level security: the store works under it, and nobody who has the runtime role gets past it.
 
+use futures_util::future::join_all;
 use statehouse_store::{
-    Address, Commit, Consistency, Migrate, Plan, Query, Random, Resolution, Scan, Step, Store, StoreError,
-    Time, Value,
+    Address, Ask, Commit, Consistency, Migrate, Plan, Query, Random, Resolution, Scan, Seen, Step, Store,
+    StoreError, Tenant, Time, Value,
 };
 use statehouse_store_postgres::{Options, PostgresStore};
 use tokio_postgres::{Client, NoTls};
@@ -197,6 +198,50 @@ async fn the_store_does_all_its_work_under_the_fence() {
     // Statements that are transactions by themselves said in time for whom they work.
     let counts = direct.counts();
     assert!(counts.alone >= 2 && counts.compiled_faults == 0, "{counts:?}");
+    direct.close().await;
+    scene.clear().await;
+}
+
+#[tokio::test]
+async fn looks_of_two_tenants_that_are_one_statement_never_see_each_others_rows() {
+    let scene = Scene::set().await;
+    let mut options = Options::from_url(&scene.role_url()).unwrap();
+    options.schema = scene.namespace.schema().to_owned();
+    options.readers = 1;
+    let direct = PostgresStore::open(options).await.unwrap();
+    let table = counters("counters");
+    let (acme, bond, nobody) = (tenant("acme"), tenant("bond"), tenant("nobody"));
+    let own = logged(&acme, "more", "own", vec![increment(&table, "own")]);
+    scene.store.commit(&own).await.unwrap();
+    let owners = [&acme, &bond, &nobody, &bond, &acme, &nobody, &acme, &bond];
+    let look = async |tenant: &Tenant| {
+        let row = |id: &str| Address::new(&table, tenant, [Value::from(id)]).unwrap();
+        let addresses = [row("x"), row("own")];
+        let range = Query::table(&table, tenant, ["x".into()]).unwrap().limit(5).unwrap();
+        direct.look(&[Ask::Get(&addresses), Ask::Query(&range)]).await.unwrap()
+    };
+    // A connection has to be there, or the first one would wait for it alone.
+    look(&acme).await;
+    let before = direct.counts().joined;
+    // One has the only connection. The others wait until it has been answered, and are one statement then.
+    let seen = join_all(owners.map(look)).await;
+    assert_eq!(direct.counts().joined - before, 7);
+    for (owner, seen) in owners.iter().zip(seen) {
+        let mut rows = Vec::new();
+        for seen in seen {
+            match seen {
+                Seen::Rows(found) => rows.extend(found.into_iter().flatten()),
+                Seen::Page(page) => rows.extend(page.rows),
+            }
+        }
+        assert!(rows.iter().all(|row| row.tenant() == *owner), "{owner}: {rows:?}");
+        let expected = match owner.as_str() {
+            "acme" => 3,
+            "bond" => 2,
+            _ => 0,
+        };
+        assert_eq!(rows.len(), expected, "{owner}: {rows:?}");
+    }
     direct.close().await;
     scene.clear().await;
 }

@@ -69,11 +69,15 @@ fn board() -> Result<(Arc<Table>, Tenant), StoreError> {
     Ok((table, tenant))
 }
 
+/// Where it stands which generations a projection has.
+pub(super) fn state_address(name: &str) -> Result<Address, StoreError> {
+    let (table, tenant) = board()?;
+    Address::new(&table, &tenant, [name.into()]).map_err(|error| misuse(&error))
+}
+
 /// Reads which generations a projection has.
 pub(super) async fn read_state(store: &dyn Store, name: &str) -> Result<State, StoreError> {
-    let (table, tenant) = board()?;
-    let address = Address::new(&table, &tenant, [name.into()]).map_err(|error| misuse(&error))?;
-    let rows = store.get(&[address], Consistency::Strong).await?;
+    let rows = store.get(&[state_address(name)?], Consistency::Strong).await?;
     Ok(State::of(rows.first().and_then(Option::as_ref)))
 }
 

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use serde_json::Value as Json;
-use statehouse_store::{Tenant, Type};
+use statehouse_store::{Address, Row, Tenant, Type};
 
-use super::build::{read_state, wait_for};
+use super::build::{read_state, state_address, wait_for};
 use super::pipeline::group_of;
+use super::state::State;
 use crate::action::{Call, Code, Desk, Refusal};
 use crate::cache::Token;
 use crate::form::{Form, Misfit, Property};
@@ -76,13 +77,23 @@ impl Consult<'_, '_> {
     }
 
     /// The generation that readers read.
-    pub(crate) async fn live(&self) -> Result<i64, Refusal> {
+    async fn live(&self) -> Result<i64, Refusal> {
         let state = read_state(self.desk.store, self.name).await?;
         let live = state.live.map(|live| live.number);
         live.ok_or_else(|| {
             let message = format!("{} is being built for the first time; try again", self.name);
             Refusal::new(Code::Unavailable, message)
         })
+    }
+
+    /// Where it stands which generation is live, for whoever reads something else as well.
+    pub(crate) fn board(&self) -> Result<Address, Refusal> {
+        Ok(state_address(self.name)?)
+    }
+
+    /// The generation that is live by the row that stands there.
+    pub(crate) fn live_by(row: Option<&Row>) -> Option<i64> {
+        State::of(row).live.map(|live| live.number)
     }
 
     /// A generation that a reader has begun with, if it is still there.

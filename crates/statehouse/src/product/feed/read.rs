@@ -1,21 +1,18 @@
 //! The reads: a page of a feed, and how far its reader has got.
 
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::{Arc, atomic};
 
 use async_trait::async_trait;
 use serde_json::{Map, Value as Json};
-use statehouse_store::{Cursor, Page, Query, Row, Table, Time, Type, Value};
+use statehouse_store::{Ask, Cursor, Page, Query, Row, Seen, Store, Table, Tenant, Time, Type, Value};
 
 use super::{AUTHOR, CREATED_AT, EXPIRES_AT, Feed, POST, PREVIEW, PULL, SINCE, VIEWER};
 use crate::action::{Answer, Call, Desk, Read, Refusal};
 use crate::form::Misfit;
 use crate::infra::projection::{Consult, GENERATION};
 use crate::paging;
-use crate::product::listing::{Part, filled, merge, together};
+use crate::product::listing::{Part, fill, filled, merge};
 
 /// Authors' lists that are read at the same time.
 const TOGETHER_MAX: usize = 32;
@@ -53,88 +50,142 @@ impl Feed {
             Refusal::misfits(vec![Misfit { pointer: format!("/{VIEWER}"), detail: why.to_string() }])
         })?;
         let consult = Consult { name: &self.name, desk };
+        let reading = |generation: i64, cursor: Option<String>| -> Result<PageRead<'_>, Refusal> {
+            let cursor = cursor.map(|cursor| Cursor::parse(&cursor)).transpose()?;
+            let (now, limit) = (desk.clock.now(), paging::rows(call));
+            Ok(PageRead { feed: self, generation, cursor, viewer: &viewer, tenant: &call.tenant, now, limit })
+        };
         let last = self.last_live.load(atomic::Ordering::Relaxed);
         if last > 0 && Consult::is_plain(call) {
             // Whether it is live still is asked while it is read. What was live before the rows were read, and is afterwards,
             // was kept up all the time: it could be gone back to, but it was not deleted.
-            let page = self.page_in(last, None, &viewer, call, desk);
-            let (live, page) = tokio::join!(consult.live(), page);
-            if live? == last {
-                return page;
+            let page = reading(last, None)?;
+            let (own, pulled, board) = (page.own()?, page.pulled()?, [consult.board()?]);
+            let asks = [Ask::Get(&board), Ask::Query(&own), Ask::Query(&pulled)];
+            let mut seen = desk.store.look(&asks).await?.into_iter();
+            let live = seen.next().map(Seen::into_rows).and_then(|rows| rows.into_iter().next().flatten());
+            if Consult::live_by(live.as_ref()) == Some(last) {
+                return page.answer(own, pulled, seen.map(Seen::into_page), desk.store).await;
             }
         }
         let (generation, cursor) = consult.open(call).await?;
         if Consult::is_plain(call) {
             self.last_live.store(generation, atomic::Ordering::Relaxed);
         }
-        self.page_in(generation, cursor, &viewer, call, desk).await
+        let page = reading(generation, cursor)?;
+        let (own, pulled) = (page.own()?, page.pulled()?);
+        let seen = desk.store.look(&[Ask::Query(&own), Ask::Query(&pulled)]).await?;
+        page.answer(own, pulled, seen.into_iter().map(Seen::into_page), desk.store).await
+    }
+}
+
+/// A page of a feed that is being read.
+struct PageRead<'a> {
+    feed: &'a Feed,
+    generation: i64,
+    cursor: Option<Cursor>,
+    viewer: &'a Value,
+    tenant: &'a Tenant,
+    now: Time,
+    limit: usize,
+}
+
+impl PageRead<'_> {
+    /// What was pushed to the reader.
+    fn own(&self) -> Result<Query, Refusal> {
+        let feed = self.feed;
+        self.behind(&feed.rows, vec![self.generation.into(), self.viewer.clone()], feed.oldest(self.now))
     }
 
-    async fn page_in(
+    /// From whom the reader pulls.
+    fn pulled(&self) -> Result<Query, Refusal> {
+        let partition = [self.generation.into(), self.viewer.clone()];
+        Ok(Query::table(&self.feed.pulled, self.tenant, partition)?.limit(TOGETHER_MAX)?)
+    }
+
+    /// A list of posts, from where the page begins.
+    fn behind(&self, table: &Arc<Table>, partition: Vec<Value>, oldest: Time) -> Result<Query, Refusal> {
+        let query =
+            Query::table(table, self.tenant, partition)?.from(oldest)?.backward().limit(self.limit)?;
+        Ok(match &self.cursor {
+            Some(cursor) => {
+                let cursor = cursor.in_read(&query);
+                query.after(cursor)?
+            }
+            None => query,
+        })
+    }
+
+    /// The page, from the first ones of what was pushed and of whom to pull from.
+    async fn answer(
         &self,
-        generation: i64,
-        cursor: Option<String>,
-        viewer: &Value,
-        call: &Call,
-        desk: &Desk<'_>,
+        own: Query,
+        pulled: Query,
+        mut pages: impl Iterator<Item = Page>,
+        store: &dyn Store,
     ) -> Result<Answer, Refusal> {
-        let cursor = cursor.map(|cursor| Cursor::parse(&cursor)).transpose()?;
-        let (now, limit) = (desk.clock.now(), paging::rows(call));
-        let behind = |table: &Arc<Table>, partition: Vec<Value>, oldest: Time| -> Result<Query, Refusal> {
-            let query =
-                Query::table(table, &call.tenant, partition)?.from(oldest)?.backward().limit(limit)?;
-            Ok(match &cursor {
-                Some(cursor) => {
-                    let cursor = cursor.in_read(&query);
-                    query.after(cursor)?
-                }
-                None => query,
-            })
-        };
-        let own = behind(&self.rows, vec![generation.into(), viewer.clone()], self.oldest(now))?;
-        let pulled = Query::table(&self.pulled, &call.tenant, [generation.into(), viewer.clone()])?;
-        let pulled = pulled.limit(TOGETHER_MAX)?;
-        let mut pages = all(desk, vec![own.clone(), pulled.clone()]).await?.into_iter();
         let nothing = || Page { rows: Vec::new(), next: None };
-        let rows = pages.next().unwrap_or_else(nothing);
-        let mut from = pages.next().unwrap_or_else(nothing);
+        let rows = fill(store, &own, pages.next().unwrap_or_else(nothing)).await?;
+        let mut from = fill(store, &pulled, pages.next().unwrap_or_else(nothing)).await?;
         let mut so_far = Part { is_whole: rows.next.is_none(), rows: rows.rows };
         // However many there are to pull from, some are read at a time, and no more than a page is kept.
         loop {
             let mut queries = Vec::new();
             for row in &from.rows {
                 let (Some(author), Some(since)) = (row.get(AUTHOR), row.time(SINCE)) else { continue };
-                let list = vec![generation.into(), author.clone(), PULL.into()];
-                queries.push(behind(&self.lists, list, self.oldest_since(since, now))?);
+                let list = vec![self.generation.into(), author.clone(), PULL.into()];
+                let oldest = self.feed.oldest_since(since, self.now);
+                queries.push(self.behind(&self.feed.lists, list, oldest)?);
             }
             if !queries.is_empty() {
-                let pages = all(desk, queries).await?;
+                let pages = filled(store, &queries).await?;
                 let parts =
                     pages.into_iter().map(|page| Part { is_whole: page.next.is_none(), rows: page.rows });
-                let (rows, goes_on) = merge(parts.chain([so_far]).collect(), limit, newest_first);
+                let (rows, goes_on) = merge(parts.chain([so_far]).collect(), self.limit, newest_first);
                 so_far = Part { rows, is_whole: !goes_on };
             }
             let Some(next) = from.next else { break };
-            from = desk.store.query(&pulled.clone().after(next)?).await?;
+            from = store.query(&pulled.clone().after(next)?).await?;
         }
         let (mut rows, goes_on) = (so_far.rows, !so_far.is_whole);
         // The rows of authors' lists have the same columns in their order.
         let next = rows.last().filter(|_| goes_on).map(|row| own.cursor_at(row));
         // The parts were not read at one moment: a post that was deleted and came back in between may have been pushed
         // before and be pulled now.
-        let mut posts = BTreeSet::new();
-        rows.retain(|row| posts.insert(row.get(POST).map(|post| post.to_json().to_string())));
-        let mut answer = paging::answer(rows.iter().map(|row| shown(row, viewer, generation)), next);
-        answer.next = answer.next.map(|next| Consult::cursor(generation, &next));
+        drop_repeated(&mut rows);
+        let mut answer =
+            paging::answer(rows.iter().map(|row| shown(row, self.viewer, self.generation)), next);
+        answer.next = answer.next.map(|next| Consult::cursor(self.generation, &next));
         Ok(answer)
     }
 }
 
-/// Reads all of these at once.
-async fn all(desk: &Desk<'_>, queries: Vec<Query>) -> Result<Vec<Page>, Refusal> {
-    let reads: Vec<Pin<Box<dyn Future<Output = _> + Send + '_>>> =
-        queries.into_iter().map(|query| Box::pin(filled(desk.store, query)) as _).collect();
-    together(reads).await.into_iter().collect()
+/// Leaves the first row of each post.
+fn drop_repeated(rows: &mut Vec<Row>) {
+    fn by_post(one: &Row, other: &Row) -> Ordering {
+        match (one.get(POST), other.get(POST)) {
+            (Some(one), Some(other)) => one.compare(other).unwrap_or(Ordering::Equal),
+            _ => Ordering::Equal,
+        }
+    }
+    let mut places: Vec<usize> = (0..rows.len()).collect();
+    let mut repeated = vec![false; rows.len()];
+    let compare = |one: usize, other: usize| match (rows.get(one), rows.get(other)) {
+        (Some(one), Some(other)) => by_post(one, other),
+        _ => Ordering::Equal,
+    };
+    // Stable: of equal posts the one that comes first in the page stays first.
+    places.sort_by(|one, other| compare(*one, *other));
+    for pair in places.windows(2) {
+        if let [one, other] = *pair
+            && compare(one, other).is_eq()
+            && let Some(repeated) = repeated.get_mut(other)
+        {
+            *repeated = true;
+        }
+    }
+    let mut repeated = repeated.into_iter();
+    rows.retain(|_| !repeated.next().unwrap_or(false));
 }
 
 fn newest_first(one: &Row, other: &Row) -> Ordering {

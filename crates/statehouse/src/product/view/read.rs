@@ -12,6 +12,7 @@ use crate::action::{Action, Answer, Call, Code, Desk, Does, Method, Place, Read,
 use crate::form::{Form, Misfit, Property};
 use crate::infra::projection::{Consult, GENERATION, SOURCE, fresh};
 use crate::paging;
+use crate::product::listing::filled;
 use crate::resource::state_name;
 
 pub(super) fn actions(view: &Arc<View>) -> Vec<Action> {
@@ -117,23 +118,23 @@ impl View {
         }
         let group = group_key(groups).map_err(|why| Refusal::new(Code::InvalidInput, why))?;
         let sides = [("min", &self.min, false), ("max", &self.max, true), ("latest", &self.latest, true)];
+        let (mut wanted, mut queries) = (Vec::new(), Vec::new());
         for (side, names, backward) in sides {
             for name in names {
                 let key = [generation.into(), group.as_str().into(), name.as_str().into()];
                 let query = Query::table(&self.order, tenant, key)?.limit(1)?;
-                let query = if backward { query.backward() } else { query };
-                let page = desk.store.query(&query).await?;
-                let found = page.rows.first();
-                let value = found.and_then(|row| row.json(VALUE)).cloned().unwrap_or_default();
-                if side == "latest" {
-                    let source = found.and_then(|row| row.text(SOURCE));
-                    body.insert(
-                        side.into(),
-                        source.map_or(Json::Null, |key| json!({"key": key, name: value})),
-                    );
-                } else {
-                    body.insert(format!("{side}_{name}"), value);
-                }
+                wanted.push((side, name));
+                queries.push(if backward { query.backward() } else { query });
+            }
+        }
+        for ((side, name), page) in wanted.into_iter().zip(filled(desk.store, &queries).await?) {
+            let found = page.rows.first();
+            let value = found.and_then(|row| row.json(VALUE)).cloned().unwrap_or_default();
+            if side == "latest" {
+                let source = found.and_then(|row| row.text(SOURCE));
+                body.insert(side.into(), source.map_or(Json::Null, |key| json!({"key": key, name: value})));
+            } else {
+                body.insert(format!("{side}_{name}"), value);
             }
         }
         body.insert(GENERATION.into(), generation.into());

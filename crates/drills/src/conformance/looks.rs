@@ -1,0 +1,289 @@
+//! Several reads in one go: each is answered as if it had been made by itself, whatever else is asked with it.
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use statehouse_store::{
+    Address, Ask, Consistency, Query, Random, Seen, Step, Store, StoreError, Table, Type, Value,
+};
+use tokio::task::JoinSet;
+
+use crate::client::{Client, fails, pause, same};
+use crate::engines::Lab;
+use crate::samples::{counters, ladder, of_every_type};
+
+/// Entries of lists, also by their mark.
+fn entries(name: &str) -> Result<Arc<Table>> {
+    Ok(Table::named(name)
+        .partition("list", Type::Text)
+        .sort("at", Type::Time)
+        .sort("number", Type::Int)
+        .optional("mark", Type::Text)
+        .index("by_mark", &["mark"], &["number"])
+        .build()?)
+}
+
+/// Fills lists `l0`, `l1`, …: the first has no entries, the next 7, then 14, …
+async fn fill(client: &Client, table: &Arc<Table>, lists: i64) -> Result<()> {
+    for list in 0..lists {
+        let steps: Vec<Step> = (0..list * 7)
+            .map(|number| {
+                let key = [format!("l{list}").into(), time(number / 2), number.into()];
+                Step::insert(table, key).set("mark", if number % 3 == 0 { Value::Null } else { "m".into() })
+            })
+            .collect();
+        for steps in steps.chunks(9) {
+            client.apply(client.plan().steps(steps.to_vec())).await?;
+        }
+    }
+    Ok(())
+}
+
+fn time(seconds: i64) -> Value {
+    statehouse_store::Time::from_millis(seconds * 1_000).into()
+}
+
+/// What the store answers to each of these by itself.
+async fn one_by_one(store: &dyn Store, asks: &[Ask<'_>]) -> Result<Vec<Seen>> {
+    let mut seen = Vec::new();
+    for ask in asks {
+        seen.push(match ask {
+            Ask::Get(addresses) => Seen::Rows(store.get(addresses, Consistency::Strong).await?),
+            Ask::Query(query) => Seen::Page(store.query(query).await?),
+        });
+    }
+    Ok(seen)
+}
+
+/// Demands that these are answered in one go as they are one by one, and that something is seen.
+async fn expect_same(client: &Client, about: &str, asks: &[Ask<'_>]) -> Result<Vec<Seen>> {
+    let store = client.store.as_ref();
+    let (together, apart) = (store.look(asks).await?, one_by_one(store, asks).await?);
+    same(&format!("answers to {about}"), &together.len(), &asks.len())?;
+    for (number, (together, apart)) in together.iter().zip(&apart).enumerate() {
+        same(&format!("answer {number} to {about}"), together, apart)?;
+    }
+    Ok(together)
+}
+
+fn has_rows(seen: &Seen) -> bool {
+    match seen {
+        Seen::Rows(rows) => rows.iter().any(Option::is_some),
+        Seen::Page(page) => !page.rows.is_empty(),
+    }
+}
+
+pub(super) async fn answers_stand_in_the_order_of_their_asks(lab: &dyn Lab) -> Result<()> {
+    let (left, right, lists) =
+        (counters("looked_left")?, counters("looked_right")?, entries("looked_lists")?);
+    let client = Client::open(lab, &[&left, &right, &lists]).await?;
+    client.apply(client.one(Step::insert(&left, ["a".into()]).set("n", 1))).await?;
+    client.apply(client.one(Step::insert(&right, ["a".into()]).set("n", 2))).await?;
+    fill(&client, &lists, 3).await?;
+    let left_a = client.address(&left, ["a".into()])?;
+    let (right_a, missing) = (client.address(&right, ["a".into()])?, client.address(&left, ["b".into()])?);
+    let list = |name: &str| Query::table(&lists, &client.tenant, [name.into()]);
+    let (long, short, none) = (list("l2")?.backward().limit(3)?, list("l1")?, list("l0")?);
+    let (several, twice) =
+        ([right_a.clone(), missing.clone(), left_a.clone()], [left_a.clone(), left_a.clone()]);
+    let (absent, nothing) = ([missing], []);
+    let asks = [
+        Ask::Query(&long),
+        Ask::Get(&several),
+        Ask::Query(&none),
+        Ask::Get(&twice),
+        Ask::Get(&nothing),
+        Ask::Query(&short),
+        Ask::Get(&absent),
+        Ask::Query(&long),
+    ];
+    let seen = expect_same(&client, "reads of all kinds", &asks).await?;
+    let with_rows: Vec<bool> = seen.iter().map(has_rows).collect();
+    same("which have rows", &with_rows, &vec![true, true, false, true, false, true, false, true])?;
+    for ask in &asks {
+        expect_same(&client, "one read", std::slice::from_ref(ask)).await?;
+    }
+    same("a look at nothing", &client.store.look(&[]).await?, &Vec::new())?;
+    same("a look at no rows", &client.store.look(&[Ask::Get(&[])]).await?, &vec![Seen::Rows(Vec::new())])
+}
+
+pub(super) async fn ranges_keep_their_bounds_order_and_pages(lab: &dyn Lab) -> Result<()> {
+    let lists = entries("looked_ranges")?;
+    let client = Client::open(lab, &[&lists]).await?;
+    fill(&client, &lists, 5).await?;
+    let mut queries = Vec::new();
+    for (number, list) in ["l4", "l0", "l3", "l2", "l4", "l1"].into_iter().enumerate() {
+        let list = || Query::table(&lists, &client.tenant, [list.into()]);
+        let limit = number % 3 + 2;
+        queries.extend([
+            list()?.limit(limit)?,
+            list()?.backward().limit(limit + 1)?,
+            list()?.from(time(2))?.below(time(9))?.limit(limit)?,
+            list()?.above(time(1))?.backward(),
+            list()?.prefix([time(3)])?.to(7)?,
+            list()?.prefix([time(3), 6.into()])?,
+        ]);
+        for query in [list()?.limit(limit)?, list()?.backward().limit(limit)?] {
+            if let Some(next) = client.store.query(&query).await?.next {
+                queries.push(query.after(next)?);
+            }
+        }
+    }
+    let asks: Vec<Ask<'_>> = queries.iter().map(Ask::Query).collect();
+    let seen = expect_same(&client, "many ranges", &asks).await?;
+    let found = seen.iter().filter(|seen| has_rows(seen)).count();
+    ensure!(found > 30, "only {found} of {} ranges have rows", queries.len());
+    // A range that begins behind the end of a list without an order of its own holds nothing.
+    let single = counters("looked_single")?;
+    let client = Client::open(lab, &[&lists, &single]).await?;
+    client.apply(client.one(Step::insert(&single, ["a".into()]))).await?;
+    let whole = Query::table(&single, &client.tenant, ["a".into()])?;
+    let row = client.row(&single, ["a".into()]).await?;
+    let behind = whole.clone().after(whole.cursor_at(&row))?;
+    let seen =
+        expect_same(&client, "one row and behind it", &[Ask::Query(&behind), Ask::Query(&whole)]).await?;
+    same("which have rows", &seen.iter().map(has_rows).collect::<Vec<_>>(), &vec![false, true])
+}
+
+pub(super) async fn rows_of_every_type_can_be_looked_at_together(lab: &dyn Lab) -> Result<()> {
+    let (wide, narrow, lists) =
+        (of_every_type("looked_wide").build()?, counters("looked_narrow")?, entries("looked_beside")?);
+    let client = Client::open(lab, &[&wide, &narrow, &lists]).await?;
+    for place in 0..4_usize {
+        let mut step = Step::insert(&wide, [(place as i64).into()]);
+        for kind in Type::ALL {
+            step = step.set(kind.name(), ladder(kind).get(place * 2).cloned().unwrap_or(Value::Null));
+        }
+        client.apply(client.one(step)).await?;
+    }
+    client.apply(client.one(Step::insert(&narrow, ["a".into()]).set("n", i64::MIN))).await?;
+    fill(&client, &lists, 2).await?;
+    let wides = (0..5).map(|id: i64| client.address(&wide, [id.into()])).collect::<Result<Vec<Address>>>()?;
+    let narrows = [client.address(&narrow, ["a".into()])?];
+    let list = Query::table(&lists, &client.tenant, ["l1".into()])?;
+    let one = wides.get(1..2).unwrap_or_default();
+    expect_same(&client, "one of each", &[Ask::Get(&narrows), Ask::Get(one), Ask::Query(&list)]).await?;
+    let seen = expect_same(
+        &client,
+        "several of each",
+        &[Ask::Get(&wides), Ask::Query(&list), Ask::Get(&narrows), Ask::Query(&list), Ask::Get(one)],
+    )
+    .await?;
+    ensure!(seen.iter().all(has_rows), "something was not seen: {seen:?}");
+    Ok(())
+}
+
+pub(super) async fn indexes_can_be_looked_at_with_tables(lab: &dyn Lab) -> Result<()> {
+    let (lists, jobs) = (
+        entries("looked_marks")?,
+        Table::named("looked_jobs")
+            .partition("id", Type::Int)
+            .optional("shard", Type::Int)
+            .optional("due", Type::Int)
+            .index_across("due", &["shard"], &["due"])
+            .build()?,
+    );
+    let client = Client::open(lab, &[&lists, &jobs]).await?;
+    let other = client.for_tenant("other")?;
+    fill(&client, &lists, 3).await?;
+    for (number, client) in [&client, &other, &client].into_iter().enumerate() {
+        let step =
+            Step::insert(&jobs, [(number as i64).into()]).set("shard", 1).set("due", 9 - number as i64);
+        client.apply(client.one(step)).await?;
+    }
+    let marked = |tenant: &Client| Query::index(&lists, "by_mark", &tenant.tenant, ["m".into()]);
+    let (marks, last) = (marked(&client)?.limit(4)?, marked(&client)?.backward().limit(2)?);
+    let (foreign, due) = (marked(&other)?, Query::across(&jobs, "due", [1.into()])?);
+    let list = Query::table(&lists, &client.tenant, ["l2".into()])?.limit(1)?;
+    let asks =
+        [Ask::Query(&marks), Ask::Query(&due), Ask::Query(&list), Ask::Query(&last), Ask::Query(&foreign)];
+    // Indexes may lag, though not for ever.
+    for tries in 1.. {
+        let seen = client.store.look(&asks).await?;
+        let rows: Vec<usize> = seen.into_iter().map(|seen| seen.into_page().rows.len()).collect();
+        if rows == [4, 3, 1, 2, 0] {
+            break;
+        }
+        ensure!(tries < 1_000, "the pages have {rows:?} rows");
+        pause().await;
+    }
+    let seen = expect_same(&client, "indexes and a table", &asks).await?;
+    let due: Vec<_> = seen.into_iter().nth(1).map(|seen| seen.into_page().rows).unwrap_or_default();
+    let owners: Vec<&str> = due.iter().map(|row| row.tenant().as_str()).collect();
+    same("whose jobs are due", &owners, &vec!["acme", "other", "acme"])
+}
+
+pub(super) async fn each_tenant_is_shown_its_own_rows(lab: &dyn Lab) -> Result<()> {
+    let (rows, lists) = (counters("looked_own")?, entries("looked_own_lists")?);
+    let client = Client::open(lab, &[&rows, &lists]).await?;
+    let other = client.for_tenant("other")?;
+    for (n, client) in [(1, &client), (2, &other)] {
+        client.apply(client.one(Step::insert(&rows, ["a".into()]).set("n", n))).await?;
+        fill(client, &lists, n + 1).await?;
+    }
+    let addresses = [client.address(&rows, ["a".into()])?, other.address(&rows, ["a".into()])?];
+    let list = |client: &Client| Query::table(&lists, &client.tenant, ["l2".into()]);
+    let (own, foreign) = (list(&client)?, list(&other)?);
+    let asks = [Ask::Query(&foreign), Ask::Get(&addresses), Ask::Query(&own)];
+    let seen = expect_same(&client, "rows of two tenants", &asks).await?;
+    same("which have rows", &seen.iter().map(has_rows).collect::<Vec<_>>(), &vec![true, true, false])?;
+    for seen in seen {
+        if let Seen::Page(page) = seen {
+            ensure!(page.rows.iter().all(|row| row.tenant() == &other.tenant), "rows of another: {page:?}");
+        }
+    }
+    Ok(())
+}
+
+pub(super) async fn a_look_sees_what_was_acknowledged(lab: &dyn Lab) -> Result<()> {
+    let (rows, lists) = (counters("looked_fresh")?, entries("looked_fresh_lists")?);
+    let client = Client::open(lab, &[&rows, &lists]).await?;
+    let mut tasks: JoinSet<Result<()>> = JoinSet::new();
+    for task in 0..6_i64 {
+        let (client, rows, lists) = (client.clone(), rows.clone(), lists.clone());
+        tasks.spawn(async move {
+            let mut random = Random::seeded(task as u64);
+            let name = format!("t{task}");
+            let addresses = [client.address(&rows, [name.as_str().into()])?];
+            for number in 1..=15_i64 {
+                let row = Step::upsert(&rows, [name.as_str().into()]).set("n", number);
+                let entry = Step::insert(&lists, [name.as_str().into(), time(number), number.into()]);
+                client.apply(client.plan().step(row).step(entry)).await?;
+                let limit = random.below(20) as usize + 1;
+                let list = Query::table(&lists, &client.tenant, [name.as_str().into()])?;
+                let list = list.backward().limit(limit)?;
+                let seen = client.store.look(&[Ask::Query(&list), Ask::Get(&addresses)]).await?;
+                let mut seen = seen.into_iter();
+                let page = seen.next().map(Seen::into_page).map(|page| page.rows).unwrap_or_default();
+                let got: Vec<Option<i64>> = page.iter().map(|row| row.int("number")).collect();
+                let expected: Vec<Option<i64>> = (1..=number).rev().take(limit).map(Some).collect();
+                same("the list of a caller among others", &got, &expected)?;
+                ensure!(
+                    page.iter().all(|row| row.text("list") == Some(&name)),
+                    "the list of another caller: {page:?}"
+                );
+                let row = seen.next().map(Seen::into_rows).unwrap_or_default();
+                let n: Vec<Option<i64>> = row.iter().map(|row| row.as_ref()?.int("n")).collect();
+                same("the row of a caller among others", &n, &vec![Some(number)])?;
+            }
+            Ok(())
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    Ok(())
+}
+
+pub(super) async fn tables_that_are_not_there_are_told(lab: &dyn Lab) -> Result<()> {
+    let (known, unknown) = (counters("looked_known")?, counters("looked_unknown")?);
+    let client = Client::open(lab, &[&known]).await?;
+    client.apply(client.one(Step::insert(&known, ["a".into()]))).await?;
+    let addresses = [client.address(&known, ["a".into()])?];
+    let query = Query::table(&unknown, &client.tenant, ["a".into()])?;
+    let schema = |error: &StoreError| matches!(error, StoreError::Schema { .. });
+    fails("a look", client.store.look(&[Ask::Get(&addresses), Ask::Query(&query)]).await, schema)?;
+    let seen = expect_same(&client, "what is there", &[Ask::Get(&addresses)]).await?;
+    ensure!(seen.iter().all(has_rows), "something was not seen: {seen:?}");
+    Ok(())
+}
