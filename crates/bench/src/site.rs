@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value as Json};
 use statehouse::{Answer, Blueprint, Expected, House, Operation, Refusal, Request};
 use statehouse_drills::engines::{self, Lab};
@@ -72,8 +72,10 @@ impl Tenancy {
 
     /// Calls an action that gives a list.
     pub async fn list(&self, action: &str, key: Vec<Value>, input: Json) -> Result<Vec<Json>> {
-        let answer = self.call(action, key, input).await?;
-        answer.body.as_array().cloned().context("the answer is no list")
+        match self.call(action, key, input).await?.body {
+            Json::Array(rows) => Ok(rows),
+            other => bail!("the answer is no list: {other}"),
+        }
     }
 
     /// Calls, many at once, each of one request or of several as one plan, until all are done.

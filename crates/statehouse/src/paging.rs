@@ -1,6 +1,6 @@
 //! Lists by pages: what every action that lists takes, asks for and answers.
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Map, Value as Json};
 use statehouse_store::{Cursor, Query, Type, Value};
 
 use crate::action::{Answer, Call, Refusal};
@@ -57,6 +57,6 @@ pub(crate) fn page_of(query: Query, call: &Call) -> Result<Query, Refusal> {
 
 /// The answer of a list.
 pub(crate) fn answer(rows: impl IntoIterator<Item = Json>, next: Option<Cursor>) -> Answer {
-    let rows: Vec<Json> = rows.into_iter().collect();
-    Answer { next: next.map(|cursor| cursor.to_string()), ..Answer::row(json!(rows)) }
+    let rows = Json::Array(rows.into_iter().collect());
+    Answer { next: next.map(|cursor| cursor.to_string()), ..Answer::row(rows) }
 }

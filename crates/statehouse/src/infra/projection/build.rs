@@ -4,8 +4,8 @@
 //! tends to the generations besides: begins builds, scans, compares, switches and deletes.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -64,9 +64,14 @@ fn misuse(error: &PlanError) -> StoreError {
 }
 
 fn board() -> Result<(Arc<Table>, Tenant), StoreError> {
+    // The same for every house. It is asked for with each page of a feed, and takes longer to declare than to read.
+    static BOARD: OnceLock<(Arc<Table>, Tenant)> = OnceLock::new();
+    if let Some(board) = BOARD.get() {
+        return Ok(board.clone());
+    }
     let table = projections_table().map_err(|error| StoreError::schema(error.table, error.why))?;
     let tenant = own::tenant().ok_or_else(|| StoreError::schema("the house", "it has no name"))?;
-    Ok((table, tenant))
+    Ok(BOARD.get_or_init(|| (table, tenant)).clone())
 }
 
 /// Where it stands which generations a projection has.
