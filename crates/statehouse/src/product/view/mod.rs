@@ -331,7 +331,14 @@ impl View {
         content.insert(GROUP_KEY.to_owned(), group_key(&groups)?.into());
         let named = self.group_by.iter().zip(groups);
         content.extend(named.map(|((name, _), value)| (format!("by_{name}"), value)));
-        content.extend(self.sum.iter().map(|name| (format!("sum_{name}"), get(name))));
+        for name in &self.sum {
+            let value = get(name);
+            // It is taken away by adding its opposite, which this one has not.
+            if value.as_int() == Some(i64::MIN) {
+                return Err(format!("its `{name}` is {}, which a view cannot add up", i64::MIN));
+            }
+            content.insert(format!("sum_{name}"), value);
+        }
         let ranks = self.ranked().into_iter().filter_map(|name| Some((name, rank(&get(name))?)));
         content.extend(ranks.map(|(name, rank)| (format!("rank_{name}"), rank.into())));
         content.retain(|_, value| !value.is_null());

@@ -53,6 +53,14 @@ pub(in crate::archetypes::projection) async fn a_sum_out_of_range_holds_up_nobod
     same("what the third shows", &shown(&third).await?, &BTreeMap::new())?;
     let reasons = parked(&board, &third).await?;
     ensure!(reasons.len() == 1 && reasons[0].contains("sum_price"), "{reasons:?}");
+    // What has no opposite could be added, and never be taken away again.
+    let fourth = own.for_tenant("fourth")?;
+    fourth.done("seat.create", &[], seat(1, i64::MIN), None).await?;
+    fourth.done("seat.create", &[], seat(2, 5), None).await?;
+    board.scene.drain_by(50).await?;
+    same("what the fourth shows", &shown(&fourth).await?, &free(json!([1, 5, 5, 5])))?;
+    let reasons = parked(&board, &fourth).await?;
+    ensure!(reasons.len() == 1 && reasons[0].contains("`price`"), "{reasons:?}");
     Ok(())
 }
 
