@@ -162,23 +162,18 @@ impl PageRead<'_> {
 
 /// Leaves the first row of each post.
 fn drop_repeated(rows: &mut Vec<Row>) {
-    fn by_post(one: &Row, other: &Row) -> Ordering {
-        match (one.get(POST), other.get(POST)) {
-            (Some(one), Some(other)) => one.compare(other).unwrap_or(Ordering::Equal),
-            _ => Ordering::Equal,
-        }
-    }
-    let mut places: Vec<usize> = (0..rows.len()).collect();
-    let mut repeated = vec![false; rows.len()];
-    let compare = |one: usize, other: usize| match (rows.get(one), rows.get(other)) {
-        (Some(one), Some(other)) => by_post(one, other),
+    let posts: Vec<Option<&Value>> = rows.iter().map(|row| row.get(POST)).collect();
+    let order = |one: usize, other: usize| match (posts.get(one), posts.get(other)) {
+        (Some(Some(one)), Some(Some(other))) => one.compare(other).unwrap_or(Ordering::Equal),
         _ => Ordering::Equal,
     };
-    // Stable: of equal posts the one that comes first in the page stays first.
-    places.sort_by(|one, other| compare(*one, *other));
+    // Stable: of the rows of one post the one that comes first in the page stays first.
+    let mut places: Vec<usize> = (0..posts.len()).collect();
+    places.sort_by(|one, other| order(*one, *other));
+    let mut repeated = vec![false; posts.len()];
     for pair in places.windows(2) {
         if let [one, other] = *pair
-            && compare(one, other).is_eq()
+            && order(one, other).is_eq()
             && let Some(repeated) = repeated.get_mut(other)
         {
             *repeated = true;
@@ -204,4 +199,30 @@ fn shown(row: &Row, viewer: &Value, generation: i64) -> Json {
     body.insert(VIEWER.to_owned(), viewer.to_json());
     body.insert(GENERATION.to_owned(), generation.into());
     Json::Object(body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_each_post_the_first_row_stays() {
+        let table =
+            Table::named("rows").partition("place", Type::Int).required(POST, Type::Int).build().unwrap();
+        let tenant = Tenant::new("acme").unwrap();
+        let check = |posts: &[i64], expected: &[i64]| {
+            let row = |(place, post): (usize, &i64)| {
+                Row::new(table.clone(), tenant.clone(), vec![(place as i64).into(), (*post).into()], 1)
+            };
+            let mut rows: Vec<Row> = posts.iter().enumerate().map(row).collect();
+            drop_repeated(&mut rows);
+            let places: Vec<i64> = rows.iter().filter_map(|row| row.int("place")).collect();
+            assert_eq!(places, expected, "{posts:?}");
+        };
+        check(&[], &[]);
+        check(&[7], &[0]);
+        check(&[9, 8, 7], &[0, 1, 2]);
+        check(&[9, 8, 9, 7, 8, 9], &[0, 1, 3]);
+        check(&[1, 1, 1], &[0]);
+    }
 }
