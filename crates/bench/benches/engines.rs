@@ -1,5 +1,5 @@
 //! `cargo bench`: every engine against hand-written code, in one run. `cargo bench -- sqlite` runs one of them; so do
-//! `postgres`, `http`, `jobs`, `bookings`, `scans`, `feed` and `rebuild`.
+//! `postgres`, `http`, `jobs`, `bookings`, `scans`, `feed`, `rebuild` and `endurance`.
 
 /// The allocator that the shipped binary has.
 #[global_allocator]
@@ -46,6 +46,9 @@ fn main() -> anyhow::Result<()> {
         }
         if wanted("rebuild") {
             statehouse_bench::feed::rebuild().await?;
+        }
+        if wanted("endurance") {
+            statehouse_bench::feed::endurance().await?;
         }
         Ok(())
     })

@@ -70,6 +70,9 @@ const FOLLOWS_SHARE: u64 = 4;
 const STEP: usize = 98;
 /// How likely a plan is the last of the process that commits it: before it is written, or after.
 const DEATH: f64 = 0.01;
+/// In a long run that becomes less, or most of it would be the starts of processes: so many deaths of each kind, were each event
+/// a plan.
+const DEATHS: f64 = 1_000.0;
 /// The tables whose rows readers see.
 const SHOWN: [&str; 3] = ["teams", "teams_order", "user_feed"];
 
@@ -126,7 +129,7 @@ pub async fn run(events: u64, seed: u64) -> Result<Endured> {
     let mut killed = (0, 0);
     loop {
         let was_written = is_written.load(Ordering::SeqCst) || written.is_finished();
-        match live(&store, random.next_u64()).await? {
+        match live(&store, random.next_u64(), DEATH.min(DEATHS / events as f64)).await? {
             Death::Before => killed.0 += 1,
             Death::After => killed.1 += 1,
             Death::Idle if was_written => break,
@@ -147,12 +150,12 @@ enum Death {
     Idle,
 }
 
-/// One process that projects until it is killed, or everything is read.
-async fn live(store: &Arc<dyn Store>, seed: u64) -> Result<Death> {
+/// One process that projects until it is killed, which is so likely with each plan, or everything is read.
+async fn live(store: &Arc<dyn Store>, seed: u64, death: f64) -> Result<Death> {
     let faulty = Arc::new(FaultyStore::over(store.clone(), Arc::new(SystemClock), Odds::default(), seed));
     let visitor = Visitor::over(faulty.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
     let scene = Scene::of(visitor).await?;
-    faulty.set_odds(Odds { crash_before: DEATH, crash_after: DEATH, ..Odds::default() });
+    faulty.set_odds(Odds { crash_before: death, crash_after: death, ..Odds::default() });
     let process = tokio::spawn(async move { while scene.work(STEP).await.unwrap_or(true) {} });
     loop {
         let achieved = faulty.achieved();

@@ -71,6 +71,9 @@ const IN_FLIGHT: usize = 512;
 
 /// Posts that are built anew: a million rows.
 const BUILT: u64 = 50_000;
+/// Events that go through projectors that are killed.
+const ENDURED: u64 = 1_000_000;
+const ENDURANCE_SEED: u64 = 11;
 /// How often figures are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// How often a projection's lag, or the memory of the process, is.
@@ -455,6 +458,20 @@ pub async fn rebuild() -> Result<()> {
     if let Some(load) = load::machine() {
         report::note("load of the machine (1, 5, 15 minutes)", &load);
     }
+    Ok(())
+}
+
+/// Sends a million events through projectors that are killed, and prints what came of it. The comparison with a build from
+/// nothing is part of it.
+pub async fn endurance() -> Result<()> {
+    let endured = statehouse_drills::endurance::run(ENDURED, ENDURANCE_SEED).await?;
+    let (before, after) = endured.killed;
+    report::heading(&format!("SQLite: {} events through projectors that are killed", endured.events));
+    report::figure("until all were projected", endured.elapsed.as_secs_f64(), "s");
+    report::figure("events", endured.events as f64 / endured.elapsed.as_secs_f64(), "events/s");
+    report::figure("killed before their plan was written", before as f64, "processes");
+    report::figure("killed after it", after as f64, "processes");
+    report::figure("rows that are what a build from nothing gives", endured.rows as f64, "rows");
     Ok(())
 }
 
