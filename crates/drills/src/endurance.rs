@@ -3,7 +3,7 @@
 //! Writers change profiles, posts and follows. Beside them lives one process at a time that projects, over a store that kills
 //! it at the boundary of a plan: the call never returns, whether the plan was written or not, and the next process begins with
 //! what is stored. When everything was read, all is built anew from nothing, and must be the same: the digest of the entries,
-//! and every row that readers see.
+//! and everything that readers see.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,6 +19,7 @@ use statehouse_store::faulty::{FaultyStore, Odds};
 use statehouse_store::{Clock, Random, Scan, Store, SystemClock, Time, Value};
 use tokio::task::JoinSet;
 
+use crate::archetypes::feed::feed_of;
 use crate::archetypes::house::Visitor;
 use crate::archetypes::projection::Scene;
 use crate::client::{pause, same};
@@ -73,8 +74,10 @@ const DEATH: f64 = 0.01;
 /// In a long run that becomes less, or most of it would be the starts of processes: so many deaths of each kind, were each event
 /// a plan.
 const DEATHS: f64 = 1_000.0;
-/// The tables whose rows readers see.
-const SHOWN: [&str; 3] = ["teams", "teams_order", "user_feed"];
+/// The feed, of which readers see pages of so many rows; and the tables of the view.
+const FEED: &str = "home";
+const PAGE: usize = 100;
+const TABLES: [&str; 2] = ["teams", "teams_order"];
 
 /// What came of a run.
 #[derive(Clone, Debug)]
@@ -196,11 +199,20 @@ async fn compare(store: &Arc<dyn Store>) -> Result<u64> {
     Ok(rows)
 }
 
-/// A digest of the rows of a generation that readers see, in which their order does not count, and how many there are.
+/// A digest of what readers see of the live generation, in which the order does not count, and how many rows that are. Whether a
+/// post was pushed to a reader or is pulled is no difference: a build decides it by how many follow now.
 async fn shown(visitor: &Visitor, name: &str, generation: i64) -> Result<(u128, u64)> {
-    let (mut sum, mut count) = (0_u128, 0);
-    let own = |table: &&str| (name == "home") == (*table == "user_feed");
-    for table in SHOWN.into_iter().filter(own) {
+    let mut seen = Seen::default();
+    if name == FEED {
+        for reader in 0..READERS_EACH * WRITERS {
+            let reader = i64::try_from(reader)?;
+            for row in feed_of(visitor, reader, PAGE).await? {
+                seen.add(&format!("{reader} {row:?}"));
+            }
+        }
+        return Ok((seen.sum, seen.count));
+    }
+    for table in TABLES {
         let mut scan = Scan::all(visitor.table(table)?);
         loop {
             let page = visitor.house.store().scan(&scan).await?;
@@ -210,18 +222,29 @@ async fn shown(visitor: &Visitor, name: &str, generation: i64) -> Result<(u128, 
                 for column in ["generation", "version"] {
                     row.as_object_mut().context("a row is no object")?.remove(column);
                 }
-                let text = format!("{table} {row}");
-                let digest =
-                    text.bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, |hash, byte| {
-                        (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
-                    });
-                (sum, count) = (sum.wrapping_add(digest), count + 1);
+                seen.add(&format!("{table} {row}"));
             }
             let Some(next) = page.next else { break };
             scan = scan.after(next)?;
         }
     }
-    Ok((sum, count))
+    Ok((seen.sum, seen.count))
+}
+
+/// Texts, added up.
+#[derive(Default)]
+struct Seen {
+    sum: u128,
+    count: u64,
+}
+
+impl Seen {
+    fn add(&mut self, text: &str) {
+        let digest = text.bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, |hash, byte| {
+            (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
+        });
+        (self.sum, self.count) = (self.sum.wrapping_add(digest), self.count + 1);
+    }
 }
 
 /// Somebody who writes. Nobody else touches the same rows, so nothing is ever refused.

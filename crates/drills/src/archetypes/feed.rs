@@ -268,7 +268,8 @@ impl Home {
     }
 }
 
-async fn feed_of(visitor: &Visitor, viewer: i64, rows: usize) -> Result<Vec<Shown>> {
+/// All that a reader sees, page by page.
+pub(crate) async fn feed_of(visitor: &Visitor, viewer: i64, rows: usize) -> Result<Vec<Shown>> {
     let (mut found, mut generations) = (Vec::new(), BTreeSet::new());
     let mut input = json!({"viewer_id": viewer, "limit": rows});
     loop {

@@ -10,7 +10,7 @@ mod blueprint;
 pub(crate) mod booking;
 mod effect;
 pub(crate) mod entity;
-mod feed;
+pub(crate) mod feed;
 pub(crate) mod house;
 pub(crate) mod lease;
 mod log;
