@@ -53,6 +53,8 @@ pub(crate) struct Compiler<'n> {
     pub lock_timeout_ms: u128,
     /// Whether the server has to be told for whom a statement works.
     pub says_tenant: bool,
+    /// The role that a statement has to be run under, if it is not the one that connects.
+    pub role: Option<&'n str>,
     /// What was written before.
     pub texts: &'n Texts,
 }
@@ -128,12 +130,12 @@ impl<'n> Compiler<'n> {
     pub(crate) fn new(
         names: &'n Names,
         texts: &'n Texts,
-        options: &Options,
+        options: &'n Options,
         partitions: u32,
     ) -> Compiler<'n> {
         let now = options.clock.as_ref().map(|clock| clock.now());
         let (lock_timeout_ms, says_tenant) = (options.lock_timeout.as_millis(), options.row_level_security);
-        Compiler { names, partitions, now, lock_timeout_ms, says_tenant, texts }
+        Compiler { names, partitions, now, lock_timeout_ms, says_tenant, role: options.role(), texts }
     }
 
     /// Compiles one plan, if it can be.
@@ -321,11 +323,15 @@ fn scope(compiler: &Compiler<'_>, plan: &Plan, step: &Step, source: Source<'_>, 
             Source::Rows { kinds } => placeholder(lists(step).len() + 1 + kinds.len()),
         };
         say("statehouse.tenants", &tenants);
+        // A pooler may have let a session in with its role and then have given it another server process.
+        if let Some(role) = compiler.role {
+            local = format!("{local} and current_user = {}", literal(&Value::from(role)));
+        }
     }
     let known = match source {
         Source::Parameters => "$1::text end as tenant".to_owned(),
         Source::Rows { .. } => {
-            format!("cardinality({}::text[]) end as plans", placeholder(lists(step).len()))
+            format!("cardinality({}::text[]) else 0 end as plans", placeholder(lists(step).len()))
         }
     };
     (local != "true").then(|| format!("case when {local} then {known}"))

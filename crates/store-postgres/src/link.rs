@@ -2,9 +2,10 @@
 //!
 //! A [`Session`] is one live connection and the statements prepared on it. Requests are *queued*, not exchanged:
 //! [`Session::run`] queues any number of them in one go and then waits for all the answers, so that a whole
-//! transaction is one round trip. Nothing is relied on in the connection from one transaction to the next except
-//! prepared statements, so a transaction pooler may stand between. A writer's connection asks for its settings when it
-//! is made; where it got them ([`Session::is_set`]), transactions of one statement need not say them again.
+//! transaction is one round trip. Nothing that has to be right is relied on in the connection from one transaction to the
+//! next, so a transaction pooler may stand between. A connection asks for its settings when it is made; where it got them
+//! ([`Session::is_set`]), transactions of one statement need not say them again. They bound waits and keep plans quick; the
+//! one that is more, the role, each statement looks at ([`crate::compile`]).
 //!
 //! A [`Link`] is the place of a session: when the session is gone, the next user makes a new one.
 
@@ -326,6 +327,9 @@ pub(crate) struct Dialer {
 
 /// How often a connection is tried before the caller is told that there is none.
 const ATTEMPTS: u32 = 6;
+/// How much longer than for a connection is waited until a server has let somebody in: the driver's own limit ends when there
+/// is somebody to talk to.
+const HANDSHAKE: u32 = 3;
 /// The first pause between two attempts; each is twice as long as the one before, give or take a half.
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 
@@ -348,15 +352,19 @@ impl Dialer {
         let timeouts =
             [("statement_timeout", options.statement_timeout), ("lock_timeout", options.lock_timeout)]
                 .map(|(name, timeout)| (name, timeout.as_millis().to_string()));
+        let isolation = ("default_transaction_isolation", "read committed".to_owned());
         let role = options.role().map(|role| ("role", role.to_owned()));
-        let settings = lookups.into_iter().chain(timeouts).chain(role).collect();
+        let settings = lookups.into_iter().chain(timeouts).chain([isolation]).chain(role).collect();
         Ok(Dialer { settings, ..Dialer::new(options)? })
     }
 
     /// For sessions that read: what keeps their plans right, which a lone statement cannot set for itself. Where a pooler
     /// does not pass it on, the server plans as it would for anybody.
     pub(crate) fn for_readers(options: &Options) -> Result<Dialer, StoreError> {
-        let settings = crate::look::LOOKUPS.map(|(name, value)| (name, value.to_owned())).into();
+        let lookups = crate::look::LOOKUPS.map(|(name, value)| (name, value.to_owned()));
+        // What takes too long ends at the server, too, before it is given up here and asked again.
+        let timeout = ("statement_timeout", options.statement_timeout.as_millis().to_string());
+        let settings = lookups.into_iter().chain([timeout]).collect();
         Ok(Dialer { settings, ..Dialer::new(options)? })
     }
 
@@ -383,7 +391,15 @@ impl Dialer {
     pub(crate) async fn session_with(&self, patience: Duration) -> Result<Arc<Session>, StoreError> {
         let mut attempt = 0;
         loop {
-            match self.connect(patience).await {
+            let silence = self.driver.get_connect_timeout().copied().unwrap_or(patience) * HANDSHAKE;
+            let connected = tokio::select! {
+                biased;
+                connected = self.connect(patience) => connected,
+                () = SystemClock.sleep(silence) => {
+                    Err(Refusal::Passing(format!("it has accepted a connection and said nothing for {silence:?}")))
+                }
+            };
+            match connected {
                 Ok(session) => return Ok(Arc::new(session)),
                 Err(Refusal::Final(error)) => return Err(error),
                 Err(Refusal::Passing(why)) if attempt + 1 == ATTEMPTS => {

@@ -57,6 +57,14 @@ struct State {
     waiting: VecDeque<Job>,
 }
 
+impl State {
+    /// The seat is empty. It is the next to be taken, unless what was run there was not answered: then it is the last.
+    fn leave(&mut self, seat: usize, is_answered: bool) {
+        let place = if is_answered { self.empty.len() } else { 0 };
+        self.empty.insert(place, seat);
+    }
+}
+
 /// A look, and whoever waits for it.
 struct Job {
     look: KeptLook,
@@ -69,13 +77,15 @@ struct Job {
 struct Turn<'r> {
     readers: &'r Readers,
     seat: usize,
+    /// Whether what was run there was answered. If not, the connection may be gone, or still be busy with it.
+    is_answered: bool,
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut state = self.readers.lock();
         if state.waiting.is_empty() {
-            state.empty.push(self.seat);
+            state.leave(self.seat, self.is_answered);
         } else if let Some(seat) = self.readers.seats.get(self.seat) {
             seat.handed.notify_one();
         }
@@ -111,7 +121,7 @@ impl Readers {
     fn enter(&self, look: &Look<'_>) -> Entry<'_> {
         let mut state = self.lock();
         if let Some(seat) = state.empty.pop() {
-            return Entry::AtOnce(Turn { readers: self, seat });
+            return Entry::AtOnce(Turn { readers: self, seat, is_answered: false });
         }
         let (reply, answer) = oneshot::channel();
         state.waiting.push_back(Job { look: look.kept(), rows: look.rows(), reply });
@@ -119,11 +129,11 @@ impl Readers {
     }
 
     /// What a seat's task is to run next; nothing, and the seat is empty, if nobody waits.
-    fn next(&self, seat: usize) -> Vec<Job> {
+    fn next(&self, seat: usize, is_answered: bool) -> Vec<Job> {
         let mut state = self.lock();
         let jobs = take(&mut state.waiting);
         if jobs.is_empty() {
-            state.empty.push(seat);
+            state.leave(seat, is_answered);
         }
         jobs
     }
@@ -165,12 +175,13 @@ pub(crate) async fn serve(shared: Arc<Shared>, seat: usize) {
     let Some(handed) = shared.readers.seats.get(seat).map(|seat| &seat.handed) else { return };
     loop {
         handed.notified().await;
+        let mut is_answered = true;
         loop {
-            let jobs = shared.readers.next(seat);
+            let jobs = shared.readers.next(seat, is_answered);
             if jobs.is_empty() {
                 break;
             }
-            shared.answer(seat, jobs).await;
+            is_answered = shared.answer(seat, jobs).await;
             // Those who were just answered are about to ask for more. The seat is kept until they have, so that they go
             // together again.
             tokio::task::yield_now().await;
@@ -186,8 +197,10 @@ impl Shared {
             return look.seen(asks, None);
         }
         let answer = match self.readers.enter(&look) {
-            Entry::AtOnce(turn) => {
-                self.run(turn.seat, std::slice::from_ref(&look)).await.map(|mut found| found.pop())
+            Entry::AtOnce(mut turn) => {
+                let found = self.run(turn.seat, std::slice::from_ref(&look)).await;
+                turn.is_answered = !matches!(found, Err(Fault::Lost(_)));
+                found.map(|mut found| found.pop())
             }
             // The seat's task ends without an answer only with the store.
             Entry::Waits(answer) => match answer.await {
@@ -199,8 +212,8 @@ impl Shared {
         look.seen(asks, found.as_ref())
     }
 
-    /// Runs looks that are alike, and tells each who waits.
-    async fn answer(&self, seat: usize, jobs: Vec<Job>) {
+    /// Runs looks that are alike, and tells each who waits. Says whether the server has answered.
+    async fn answer(&self, seat: usize, jobs: Vec<Job>) -> bool {
         let looks: Vec<Look<'_>> = jobs.iter().map(|job| job.look.look()).collect();
         let answers: Vec<Result<Found, Fault>> = match self.run(seat, &looks).await {
             Ok(found) => {
@@ -214,7 +227,11 @@ impl Shared {
             }
             Err(_) => {
                 let mut answers = Vec::with_capacity(looks.len());
-                for look in &looks {
+                for (look, job) in looks.iter().zip(&jobs) {
+                    if job.reply.is_closed() {
+                        answers.push(Err(Fault::Busy("nobody waits for it any more".into())));
+                        continue;
+                    }
                     match self.run(seat, std::slice::from_ref(look)).await {
                         Ok(found) => answers.extend(found.into_iter().map(Ok)),
                         Err(fault) => answers.push(Err(fault)),
@@ -224,10 +241,12 @@ impl Shared {
             }
         };
         drop(looks);
+        let is_answered = !answers.iter().any(|answer| matches!(answer, Err(Fault::Lost(_))));
         for (job, answer) in jobs.into_iter().zip(answers) {
             // Who no longer waits does not hear it.
             drop(job.reply.send(answer));
         }
+        is_answered
     }
 
     /// Runs looks that are alike as one statement, in one round trip, on the connection of a seat.

@@ -185,7 +185,8 @@ impl Shared {
         let mut attempt = 0;
         loop {
             let session = link.session(&self.reader_dialer).await.map_err(|error| match error {
-                StoreError::Unavailable { why } => Fault::Busy(why),
+                // Nobody else who waits for this connection would get it either.
+                StoreError::Unavailable { why } => Fault::Lost(why),
                 other => Fault::Schema(other.to_string()),
             })?;
             match session.run(open, calls, open.map(|_| "commit")).await.rows {

@@ -26,6 +26,7 @@ use crate::fault::Fault;
 use crate::link::{Answers, Call, Closing, Link, Session};
 use crate::order::place;
 use crate::queue::{Job, Queue};
+use crate::shape::compilable;
 use crate::shared::Shared;
 use crate::sql::{int_at, row_at};
 use crate::statements::{
@@ -164,6 +165,9 @@ impl Desk<'_> {
     /// Runs a plan as one statement, if it is one that can be compiled.
     async fn settle_alone(&self, plan: &Plan) -> Attempt {
         let shared = self.shared;
+        if compilable(plan).is_none() {
+            return Attempt::NotMade;
+        }
         let Ok(session) = self.link.session(&shared.writer_dialer).await else { return Attempt::NotMade };
         let set = if session.is_set() { Set::Session } else { Set::Nothing };
         let Some(compiled) = shared.compiler().one(plan, set) else { return Attempt::NotMade };

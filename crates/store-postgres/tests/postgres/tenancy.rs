@@ -60,6 +60,27 @@ impl Scene {
     }
 }
 
+/// A pooler may have taken the role that a session asked for, and run a later statement in another one's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lone_statement_does_nothing_under_another_role() {
+    let scene = Scene::set().await;
+    let plan = logged(&tenant("acme"), "alone", "x", vec![bump(&counters("counters"), "x")]);
+    let explained = scene.store.explain((&plan).into());
+    let [statement] = &explained.requests[..] else { panic!("{explained}") };
+    let parameters = statement.parameters.iter().rev();
+    let text = parameters.fold(statement.text.clone(), |text, (name, value)| text.replace(name, value));
+    let client = raw().await;
+    let answers = async |open: &str| {
+        client.batch_execute(open).await.unwrap();
+        let rows = client.simple_query(&text).await.unwrap();
+        client.batch_execute("commit").await.unwrap();
+        rows.iter().filter(|row| matches!(row, tokio_postgres::SimpleQueryMessage::Row(_))).count()
+    };
+    assert_eq!(answers("begin").await, 0);
+    assert_eq!(answers(&format!("begin; set local role {}", scene.role)).await, 1);
+    scene.clear().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_runtime_role_cannot_cross_tenants_by_any_verb() {
     let scene = Scene::set().await;

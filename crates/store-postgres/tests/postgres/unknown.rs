@@ -3,7 +3,7 @@
 use statehouse_store::{
     Address, Commit, Consistency, Plan, Resolution, Step, Store, StoreError, Table, Tenant,
 };
-use statehouse_store_postgres::PostgresStore;
+use statehouse_store_postgres::{Options, PostgresStore};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -144,4 +144,19 @@ async fn a_connection_that_broke_while_nobody_used_it_is_replaced_unnoticed() {
         assert!(rows.is_empty());
     }
     assert_eq!(scene.count().await, 5);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_lets_in_and_says_nothing_is_not_waited_for() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = silent.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let mut guests = Vec::new();
+        while let Ok(guest) = silent.accept().await {
+            guests.push(guest);
+        }
+    });
+    let url = format!("postgres://nobody@127.0.0.1:{port}/nothing?sslmode=disable&connect_timeout=1");
+    let opened = PostgresStore::open(Options::from_url(&url).unwrap()).await;
+    assert!(matches!(opened, Err(StoreError::Unavailable { .. })), "{opened:?}");
 }

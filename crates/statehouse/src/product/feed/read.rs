@@ -128,7 +128,6 @@ impl PageRead<'_> {
         let rows = fill(store, &own, pages.next().unwrap_or_else(nothing)).await?;
         let mut from = fill(store, &pulled, pages.next().unwrap_or_else(nothing)).await?;
         let mut so_far = Part { is_whole: rows.next.is_none(), rows: rows.rows };
-        let mut is_merged = false;
         // However many there are to pull from, some are read at a time, and no more than a page is kept.
         loop {
             let mut queries = Vec::new();
@@ -139,7 +138,6 @@ impl PageRead<'_> {
                 queries.push(self.behind(&self.feed.lists, list, oldest)?);
             }
             if !queries.is_empty() {
-                is_merged = true;
                 let pages = filled(store, &queries).await?;
                 let parts =
                     pages.into_iter().map(|page| Part { is_whole: page.next.is_none(), rows: page.rows });
@@ -154,9 +152,7 @@ impl PageRead<'_> {
         let next = rows.last().filter(|_| goes_on).map(|row| own.cursor_at(row));
         // The parts were not read at one moment: a post that was deleted and came back in between may have been pushed
         // before and be pulled now.
-        if is_merged {
-            drop_repeated(&mut rows);
-        }
+        drop_repeated(&mut rows);
         let mut answer =
             paging::answer(rows.iter().map(|row| shown(row, self.viewer, self.generation)), next);
         answer.next = answer.next.map(|next| Consult::cursor(self.generation, &next));
