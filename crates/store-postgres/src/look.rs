@@ -549,18 +549,19 @@ fn source(names: &Names, shape: Spot<'_>, constant: &dyn Fn(usize) -> String) ->
 /// Places for the columns of any shape: so many for each type as the shape that needs most of them.
 struct Slots(Vec<(Type, usize)>);
 
-const TYPES: [Type; 7] =
-    [Type::Int, Type::Text, Type::Time, Type::Bool, Type::Float, Type::Bytes, Type::Json];
-
 impl Slots {
     fn of(shapes: &[Vec<(String, Type)>]) -> Slots {
         let of = |kind: Type, shape: &Vec<(String, Type)>| shape.iter().filter(|(_, of)| *of == kind).count();
-        Slots(TYPES.map(|kind| (kind, shapes.iter().map(|shape| of(kind, shape)).max().unwrap_or(0))).into())
+        Slots(
+            Type::ALL
+                .map(|kind| (kind, shapes.iter().map(|shape| of(kind, shape)).max().unwrap_or(0)))
+                .into(),
+        )
     }
 
     /// Where each column stands.
     fn places(&self, columns: &[(String, Type)]) -> Vec<usize> {
-        let mut taken = TYPES.map(|kind| (kind, 0));
+        let mut taken = Type::ALL.map(|kind| (kind, 0));
         let place = |(_, kind): &(String, Type)| {
             let before: usize = self.0.iter().take_while(|(of, _)| of != kind).map(|(_, count)| count).sum();
             let own = taken.iter_mut().find(|(of, _)| of == kind);
