@@ -3,9 +3,9 @@
 //! A [`Session`] is one live connection and the statements prepared on it. Requests are *queued*, not exchanged:
 //! [`Session::run`] queues any number of them in one go and then waits for all the answers, so that a whole
 //! transaction is one round trip. Nothing that has to be right is relied on in the connection from one transaction to the
-//! next, so a transaction pooler may stand between. A connection asks for its settings when it is made; where it got them
-//! ([`Session::is_set`]), transactions of one statement need not say them again. They bound waits and keep plans quick; the
-//! one that is more, the role, each statement looks at ([`crate::compile`]).
+//! next, so a transaction pooler that knows prepared statements may stand between. A connection asks for its settings when
+//! it is made; where it got them ([`Session::is_set`]), transactions of one statement need not say them again. They bound
+//! waits and keep plans quick; the one that is more, the role, each statement looks at ([`crate::compile`]).
 //!
 //! A [`Link`] is the place of a session: when the session is gone, the next user makes a new one.
 
