@@ -13,7 +13,9 @@
 //!     or, if there is none, at once. Whoever meets a lock of somebody else waits, with growing pauses and an end.
 //! H6. Every event says what it is about ([`subject_of`]), also in a batch, whose record stands under its first subject.
 //! H7. An action of several plans, or of a call for each item of a list, is not one write: each is decided by itself. Its answer
-//!     is remembered under the caller's operation id; its calls have ids that are made from it.
+//!     is remembered under the caller's operation id; its calls have ids that are made from it. Calls for the items of a list
+//!     are tried as one plan first, which costs an engine far less than a plan for each: if all of them hold, nobody can tell
+//!     the difference; if one does not, nothing was done, and each goes by itself.
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -132,9 +134,10 @@ enum Attempt {
 }
 
 /// How often a write met others.
-#[derive(Default)]
 struct Patience {
     races: u32,
+    /// How often it may lose a race.
+    races_max: u32,
     waits: u32,
     waited: Duration,
     /// Whether an answer was lost, so that a plan of this operation may still be under way.
@@ -394,8 +397,10 @@ impl House {
             Does::Read(read) => read.read(&call, &self.desk(0)).await.map(Arc::unwrap_or_clone),
             Does::Write(write) => {
                 let ready = Ready { resource, write: &**write, call };
-                let answers =
-                    self.write(tenant, &[ready], operation).await.map_err(|(_, refusal)| refusal)?;
+                let answers = self
+                    .write(tenant, &[ready], operation, RACES_MAX)
+                    .await
+                    .map_err(|(_, refusal)| refusal)?;
                 let answer = answers.into_iter().next();
                 answer.ok_or_else(|| Refusal::new(Code::Internal, "a write had no answer"))
             }
@@ -444,20 +449,51 @@ impl House {
             let detail = format!("at most {} at a time; these are {}", each.most, items.len());
             return Err(Refusal::misfits(vec![Misfit { pointer: format!("/{}", each.list), detail }]));
         }
-        let calls = items.iter().enumerate().map(async |(number, item)| {
+        let mut requests = Vec::with_capacity(items.len());
+        for item in items {
             let mut input = item.as_object().cloned().unwrap_or_default();
             let key = input.remove(each.key).unwrap_or_default();
             let named = Value::from_json(key.clone(), Type::Text).unwrap_or(Value::Null);
             let request = Request { action: each.action.clone(), key: vec![named], input, expected: None };
-            let id = operation.id.as_ref().map(|id| format!("{id}/{number}"));
-            let operation = Operation { id, fingerprint: operation.fingerprint.clone() };
-            let (code, message) = match Box::pin(self.call(tenant, request, operation)).await {
-                Ok(_) => (None, None),
-                Err(refusal) => (Some(refusal.code.name()), Some(refusal.message)),
+            requests.push((key, request));
+        }
+        let under = |name: &dyn std::fmt::Display| {
+            let id = operation.id.as_ref().map(|id| format!("{id}/{name}"));
+            Operation { id, fingerprint: operation.fingerprint.clone() }
+        };
+        let outcome = |key: &Json, refusal: Option<&Refusal>| {
+            let (code, message) = (refusal.map(|no| no.code.name()), refusal.map(|no| no.message.as_str()));
+            json!({each.key: key, "done": refusal.is_none(), "code": code, "message": message})
+        };
+        if requests.len() > 1 {
+            let together = requests.iter().map(|(_, request)| request.clone()).collect();
+            let refusal = match self.at_once(tenant, together, under(&"all"), 0).await {
+                Ok(_) => None,
+                // Nobody can say of any of them that it was refused.
+                Err((_, refusal)) if refusal.code == Code::OutcomeUnknown => Some(refusal),
+                Err(_) => {
+                    return Ok(Answer::row(Json::Array(self.apart(tenant, requests, under, outcome).await)));
+                }
             };
-            json!({each.key: key, "done": code.is_none(), "code": code, "message": message})
+            let outcomes = requests.iter().map(|(key, _)| outcome(key, refusal.as_ref())).collect();
+            return Ok(Answer::row(Json::Array(outcomes)));
+        }
+        Ok(Answer::row(Json::Array(self.apart(tenant, requests, under, outcome).await)))
+    }
+
+    /// Makes calls, each by itself, all at once, and says what came of each.
+    async fn apart(
+        &self,
+        tenant: &Tenant,
+        requests: Vec<(Json, Request)>,
+        under: impl Fn(&dyn std::fmt::Display) -> Operation,
+        outcome: impl Fn(&Json, Option<&Refusal>) -> Json,
+    ) -> Vec<Json> {
+        let calls = requests.into_iter().enumerate().map(async |(number, (key, request))| {
+            let answer = Box::pin(self.call(tenant, request, under(&number))).await;
+            outcome(&key, answer.err().as_ref())
         });
-        Ok(Answer::row(Json::Array(join_all(calls).await)))
+        join_all(calls).await
     }
 
     /// Runs one action that reads. The answer may be shared with others who have asked for it.
@@ -476,6 +512,16 @@ impl House {
         requests: Vec<Request>,
         operation: Operation,
     ) -> Result<Vec<Answer>, (usize, Refusal)> {
+        self.at_once(tenant, requests, operation, RACES_MAX).await
+    }
+
+    async fn at_once(
+        &self,
+        tenant: &Tenant,
+        requests: Vec<Request>,
+        operation: Operation,
+        races_max: u32,
+    ) -> Result<Vec<Answer>, (usize, Refusal)> {
         let mut ready = Vec::with_capacity(requests.len());
         for (number, request) in requests.into_iter().enumerate() {
             let at = |refusal| (number, refusal);
@@ -487,7 +533,7 @@ impl House {
             let call = admit(resource, action, tenant, request).map_err(at)?;
             ready.push(Ready { resource, write: &**write, call });
         }
-        self.write(tenant, &ready, operation).await
+        self.write(tenant, &ready, operation, races_max).await
     }
 
     /// The plan that a call would commit now, for `explain`; `None` if nothing would have to be written.
@@ -527,6 +573,7 @@ impl House {
         tenant: &Tenant,
         ready: &[Ready<'_>],
         operation: Operation,
+        races_max: u32,
     ) -> Result<Vec<Answer>, (usize, Refusal)> {
         let at_first = |refusal: Refusal| (0, refusal);
         let Operation { id, fingerprint } = operation;
@@ -539,7 +586,7 @@ impl House {
             return answers(ready, &record, &fingerprint).map_err(at_first);
         }
         let in_doubt = given && self.doubts.has(tenant, &id);
-        let mut patience = Patience { in_doubt, ..Patience::default() };
+        let mut patience = Patience { races: 0, races_max, waits: 0, waited: Duration::ZERO, in_doubt };
         let written = self.persist(tenant, ready, &id, &fingerprint, &mut patience).await;
         let told = match written {
             // To fence it would take the caller's id away from a caller who is told to try again.
@@ -636,7 +683,7 @@ impl House {
         match verdict {
             Verdict::Refuse(refusal) => Err(refusal),
             Verdict::Wait => self.wait(patience).await,
-            Verdict::TryAgain if patience.races < RACES_MAX => {
+            Verdict::TryAgain if patience.races < patience.races_max => {
                 // The first draft may not have looked, so there need not have been a race.
                 if patience.races > 0 {
                     self.pause(patience.races).await;

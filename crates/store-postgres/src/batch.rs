@@ -377,17 +377,21 @@ pub(crate) fn nothing_of(kind: Type) -> Value {
 
 /// Roughly how much a plan sends, in bytes, to keep batches from growing too large for a message.
 pub(crate) fn size_of(plan: &Plan) -> usize {
-    let constants =
-        plan.steps().iter().flat_map(|step| &step.assignments).filter_map(|a| a.expr.as_constant());
+    let events = plan.entry().into_iter().flat_map(|entry| &entry.events);
+    let data = events.flat_map(|draft| draft.data.values()).map(json_size);
+    plan.steps().iter().map(size_of_step).chain(data).sum::<usize>() + VERSION.len()
+}
+
+/// Roughly how much a step sends.
+pub(crate) fn size_of_step(step: &Step) -> usize {
+    let constants = step.assignments.iter().filter_map(|assignment| assignment.expr.as_constant());
     let lengths = constants.map(|value| match value {
         Value::Text(text) => text.len(),
         Value::Bytes(bytes) => bytes.len(),
         Value::Json(json) => json_size(json),
         _ => 8,
     });
-    let events = plan.entry().into_iter().flat_map(|entry| &entry.events);
-    let data = events.flat_map(|draft| draft.data.values()).map(json_size);
-    lengths.chain(data).sum::<usize>() + 64 * plan.steps().len() + VERSION.len()
+    lengths.sum::<usize>() + 64
 }
 
 fn json_size(json: &serde_json::Value) -> usize {

@@ -18,7 +18,12 @@
 //! **One plan** makes a statement that is a transaction by itself, and nothing has to be sent before or after it: what
 //! has to be set for the transaction and is not ([`Set`]), it sets itself, first of all. **Several** updates, deletes or inserts of one
 //! [shape](crate::shape), on different rows, make one statement that takes their constants as arrays. It writes the rows
-//! in the order of their keys and takes the heads in the order of the partitions.
+//! in the order of their keys and takes the heads in the order of the partitions. So does **one plan of many steps** of one
+//! shape ([`uniform`]).
+
+mod uniform;
+
+pub(crate) use self::uniform::is_uniform;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -190,7 +195,7 @@ impl<'n> Compiler<'n> {
                 column.push(constant.arg);
             }
         }
-        args.extend(columns.into_iter().map(Arg::List));
+        args.extend(columns.into_iter().map(|column| Arg::List(shortened(column))));
         if set != Set::Transaction && self.says_tenant {
             args.push(Arg::Own(Value::Text(
                 Scope::of_all(ordered.values().map(|(_, plan, _)| *plan)).names(),
@@ -200,6 +205,16 @@ impl<'n> Compiler<'n> {
         let call = Call::new(text, args);
         Some(Compiled { plans: ordered, places, partitions: self.partitions, call })
     }
+}
+
+/// Only the first, if all are the same.
+fn shortened(mut column: Vec<Arg<'_>>) -> Vec<Arg<'_>> {
+    if let Some((first, others)) = column.split_first()
+        && others.iter().all(|other| other == first)
+    {
+        column.truncate(1);
+    }
+    column
 }
 
 /// Whether the server writes floats into events.
@@ -384,13 +399,16 @@ impl<'n, 'p> Statement<'n, 'p> {
 
     /// `(select p.tenant, ($2::bigint[])[p._place], … from unnest($1::text[]) … limit …) as k(tenant, c1, …, _place)`: the
     /// plans, one a row. Places in arrays are quicker than so many arrays unnested side by side, each into a store of its
-    /// own. The limit is no limit: it makes the planner expect so few rows that it looks up each of them, in their
+    /// own. An array of one stands for as many as there are plans ([`shortened`]): most of what plans of one shape bring along
+    /// is the same, and to look far into an array of texts means to look at all before. The limit is no limit: it makes the planner expect so few rows that it looks up each of them, in their
     /// order, whatever the size of the table is when the statement is planned.
     fn rows(&self, kinds: &[&str]) -> String {
         let tenants = placeholder(self.lists);
         let constants = kinds.iter().enumerate();
-        let constants = constants
-            .map(|(place, kind)| format!("({}::{kind}[])[p._place], ", placeholder(self.lists + 1 + place)));
+        let constants = constants.map(|(place, kind)| {
+            let array = format!("{}::{kind}[]", placeholder(self.lists + 1 + place));
+            format!("({array})[least(p._place, cardinality({array}))], ")
+        });
         let columns = (1..=kinds.len()).map(|number| format!("c{number}, "));
         // No plan is looked at before the transaction is set.
         let limit = match self.scope {

@@ -9,7 +9,7 @@
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{Expr, Operand, Plan, Step, Table, Type, Value, limits};
 
-use crate::batch::size_of;
+use crate::batch::{size_of, size_of_step};
 use crate::sql::name;
 
 /// The most that the values and events of a compiled plan may weigh.
@@ -23,16 +23,32 @@ const ESCAPED: usize = 6;
 
 /// Whether a plan of this one step is small enough to be compiled.
 pub(crate) fn is_small(plan: &Plan, step: &Step) -> bool {
-    let weight = |value: &Value| match value {
+    indexed_bytes(step) <= INDEXED_BYTES_MAX && key_bytes(step) + size_of(plan) <= KNOWN_BYTES_MAX
+}
+
+/// Whether a step of a plan of several is. Its record takes in no row, so that its size is the plan's affair.
+pub(crate) fn is_small_step(step: &Step) -> bool {
+    indexed_bytes(step) <= INDEXED_BYTES_MAX && key_bytes(step) + size_of_step(step) <= KNOWN_BYTES_MAX
+}
+
+fn key_bytes(step: &Step) -> usize {
+    step.key.iter().map(weight).sum()
+}
+
+fn weight(value: &Value) -> usize {
+    match value {
         Value::Bytes(bytes) => 2 * bytes.len() + 1,
         other => other.weight() + 1,
-    };
+    }
+}
+
+/// What the key and what is assigned to indexed columns weigh.
+fn indexed_bytes(step: &Step) -> usize {
     let table = &step.table;
     let is_indexed = |column: &str| table.indexes().iter().any(|index| index.columns().any(|c| c == column));
-    let key: usize = step.key.iter().map(weight).sum();
     let assigned = step.assignments.iter().filter(|assignment| is_indexed(&assignment.column));
     let indexed: usize = assigned.flat_map(|a| a.expr.operands()).filter_map(constant).map(weight).sum();
-    key + indexed <= INDEXED_BYTES_MAX && key + size_of(plan) <= KNOWN_BYTES_MAX
+    key_bytes(step) + indexed
 }
 
 fn constant(operand: &Operand) -> Option<&Value> {

@@ -24,13 +24,17 @@ pub(crate) fn compilable(plan: &Plan) -> Option<&Step> {
     let [step] = plan.steps() else { return None };
     let put = step.verb == Verb::Put;
     let delete = step.verb == Verb::Delete && step.expect == Expect::Present;
-    let exact = step.assignments.iter().all(|assignment| match assignment.expr {
-        Expr::Is(_) => true,
-        Expr::Add(..) | Expr::Subtract(..) => step.table.type_of(&assignment.column) == Some(Type::Int),
-    });
     // The server looks for nulls in what would be inserted before it finds the row that is there already.
     let insertable = step.expect == Expect::Present || !has_null_when_new(step);
-    ((put || delete) && exact && insertable && room::is_small(plan, step)).then_some(step)
+    ((put || delete) && is_exact(step) && insertable && room::is_small(plan, step)).then_some(step)
+}
+
+/// Whether what a step assigns is the same in SQL as here.
+pub(crate) fn is_exact(step: &Step) -> bool {
+    step.assignments.iter().all(|assignment| match assignment.expr {
+        Expr::Is(_) => true,
+        Expr::Add(..) | Expr::Subtract(..) => step.table.type_of(&assignment.column) == Some(Type::Int),
+    })
 }
 
 /// Whether an assignment gives null for a row that is not there, to a column that refuses null.
@@ -54,12 +58,18 @@ pub(crate) fn returns_row(plan: &Plan, step: &Step) -> bool {
 
 /// Whether two plans that can be compiled make the same statement.
 pub(crate) fn are_alike(left: &Plan, right: &Plan) -> bool {
-    let ([a], [b]) = (left.steps(), right.steps()) else { return false };
-    crate::batch::same(&a.table, &b.table)
-        && (a.verb, a.expect) == (b.verb, b.expect)
+    let ([a, others_of_a @ ..], [b, others_of_b @ ..]) = (left.steps(), right.steps()) else { return false };
+    others_of_a.is_empty() == others_of_b.is_empty()
         && left.entry().is_some() == right.entry().is_some()
         && left.returns_rows() == right.returns_rows()
         && takers(left).eq(takers(right))
+        && steps_are_alike(a, b)
+}
+
+/// Whether two steps differ only in their constants.
+pub(crate) fn steps_are_alike(a: &Step, b: &Step) -> bool {
+    crate::batch::same(&a.table, &b.table)
+        && (a.verb, a.expect) == (b.verb, b.expect)
         && a.assignments.len() == b.assignments.len()
         && a.assignments.iter().zip(&b.assignments).all(|(a, b)| {
             let sums = (matches!(a.expr, Expr::Add(..)), matches!(b.expr, Expr::Add(..)));
@@ -143,8 +153,15 @@ pub(crate) fn constants<'p>(
     now: Option<Time>,
     partitions: u32,
 ) -> Vec<Constant<'p>> {
+    let mut found = constants_of_step(step, now);
+    found.extend(constants_of_record(plan, now, partitions));
+    found
+}
+
+/// What a step brings along: the key, the assignments, the guard.
+pub(crate) fn constants_of_step<'p>(step: &'p Step, now: Option<Time>) -> Vec<Constant<'p>> {
     let mut found = Vec::with_capacity(12);
-    let mut add = |arg: Arg<'p>, kind: &'static str| found.push(Constant { arg, kind });
+    let mut add = |arg, kind: &'static str| found.push(Constant { arg, kind });
     for (column, value) in step.table.key_columns().iter().zip(&step.key) {
         add(Arg::One(value), type_name(column.kind));
     }
@@ -170,6 +187,13 @@ pub(crate) fn constants<'p>(
             operand(right, kind);
         }
     });
+    found
+}
+
+/// What a plan brings along for its record.
+pub(crate) fn constants_of_record(plan: &Plan, now: Option<Time>, partitions: u32) -> Vec<Constant<'_>> {
+    let mut found = Vec::new();
+    let mut add = |arg, kind: &'static str| found.push(Constant { arg, kind });
     if let Some(entry) = plan.entry() {
         add(Arg::Int(i64::from(partition(plan, partitions))), "integer");
         add(Arg::Text(plan.operation()), "text");

@@ -54,6 +54,8 @@ pub struct Counts {
     pub alone: u64,
     /// Plans that a compiled statement applied together with others of their shape.
     pub alike: u64,
+    /// Plans of several steps of one shape that one statement applied.
+    pub uniform: u64,
     /// Plans for which a compiled statement did nothing, so that they were decided on locked rows.
     pub left_open: u64,
     /// Compiled statements that the server refused; their plans were decided on locked rows too.
@@ -73,6 +75,7 @@ pub struct Counts {
 pub(crate) struct Counters {
     pub alone: AtomicU64,
     pub alike: AtomicU64,
+    pub uniform: AtomicU64,
     pub left_open: AtomicU64,
     pub compiled_faults: AtomicU64,
     pub batches: AtomicU64,
@@ -87,6 +90,7 @@ impl Counters {
         Counts {
             alone: read(&self.alone),
             alike: read(&self.alike),
+            uniform: read(&self.uniform),
             left_open: read(&self.left_open),
             compiled_faults: read(&self.compiled_faults),
             batches: read(&self.batches),

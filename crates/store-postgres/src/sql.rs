@@ -171,7 +171,7 @@ const PG_EPOCH_MICROS: i64 = 946_684_800_000_000;
 const JSON_DEPTH_READ: usize = Value::JSON_DEPTH_MAX + 16;
 
 /// A parameter of a statement.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Arg<'a> {
     /// One value.
     One(&'a Value),

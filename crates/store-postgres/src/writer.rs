@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 use statehouse_store::{Applied, Commit, Plan, Record, StoreError, Tenant};
 
 use crate::batch::Batch;
-use crate::compile::{Compiled, Set, lookup_words};
+use crate::compile::{Set, is_uniform, lookup_words};
 use crate::fault::Fault;
 use crate::link::{Answers, Call, Closing, Link, Session};
 use crate::order::place;
@@ -36,6 +36,8 @@ use crate::tenancy::Scope;
 
 /// How often a batch is run before its callers are told that it did not work out.
 const ATTEMPTS: u32 = 12;
+/// So many steps of one shape are worth a transaction without the plans that wait with them.
+const UNIFORM_MIN: usize = 16;
 /// How long a plan that is run by itself, because somebody's lock held up its batch, waits for that lock.
 const SHORT_LOCK_TIMEOUT_MS: u128 = 250;
 
@@ -144,6 +146,15 @@ impl Desk<'_> {
         {
             return vec![Some(outcome)];
         }
+        // A plan of many rows is worth a transaction of its own; the others go with the next one.
+        if let [first, others @ ..] = plans
+            && !left_open
+            && !others.is_empty()
+            && first.steps().len() >= UNIFORM_MIN
+            && let Attempt::Settled(outcome) = self.settle_uniform(first).await
+        {
+            return std::iter::once(Some(outcome)).chain(others.iter().map(|_| None)).collect();
+        }
         if plans.len() > 1
             && !left_open
             && let Some(outcomes) = self.settle_alike(plans).await
@@ -166,14 +177,14 @@ impl Desk<'_> {
     async fn settle_alone(&self, plan: &Plan) -> Attempt {
         let shared = self.shared;
         if compilable(plan).is_none() {
-            return Attempt::NotMade;
+            return self.settle_uniform(plan).await;
         }
         let Ok(session) = self.link.session(&shared.writer_dialer).await else { return Attempt::NotMade };
         let set = if session.is_set() { Set::Session } else { Set::Nothing };
         let Some(compiled) = shared.compiler().one(plan, set) else { return Attempt::NotMade };
         let open = shared.options.role_words().filter(|_| set == Set::Nothing);
         let answers = session.run_compiled(&compiled.call, open.as_deref()).await;
-        match self.compiled_outcomes(&compiled, answers) {
+        match self.compiled_outcomes(answers, |rows| compiled.outcomes(rows)) {
             Some(Ok(outcomes)) => match outcomes.into_iter().next().flatten() {
                 Some(applied) => {
                     shared.counters.alone.fetch_add(1, Ordering::Relaxed);
@@ -186,6 +197,36 @@ impl Desk<'_> {
         }
     }
 
+    /// Runs a plan of several steps as one statement, if they are all of one shape.
+    async fn settle_uniform(&self, plan: &Plan) -> Attempt {
+        let shared = self.shared;
+        if !is_uniform(plan) {
+            return Attempt::NotMade;
+        }
+        let Ok(session) = self.link.session(&shared.writer_dialer).await else { return Attempt::NotMade };
+        let set = if session.is_set() { Set::Session } else { Set::Transaction };
+        let Some(uniform) = shared.compiler().uniform(plan, set) else { return Attempt::NotMade };
+        let open = (set == Set::Transaction).then(|| self.words_of_one_shape(std::slice::from_ref(plan)));
+        let answers = session.run_compiled(&uniform.call, open.as_deref()).await;
+        match self.compiled_outcomes(answers, |rows| Ok(vec![uniform.outcome(rows)?])) {
+            Some(Ok(outcomes)) => match outcomes.into_iter().next().flatten() {
+                Some(applied) => {
+                    shared.counters.uniform.fetch_add(1, Ordering::Relaxed);
+                    Attempt::Settled(Ok(Commit::Applied(applied)))
+                }
+                None => Attempt::LeftOpen,
+            },
+            Some(Err(why)) => Attempt::Settled(Err(StoreError::unknown(plan.operation(), why))),
+            None => Attempt::LeftOpen,
+        }
+    }
+
+    /// The words that open a transaction of one compiled statement in a session that could not be set.
+    fn words_of_one_shape(&self, plans: &[Plan]) -> String {
+        let options = &self.shared.options;
+        options.open_words(options.lock_timeout.as_millis(), &lookup_words(), &Scope::of_all(plans))
+    }
+
     /// Runs plans of one shape as one statement, and those for which it does nothing by their rows. `None` if they
     /// cannot be compiled together, or the server refused it.
     async fn settle_alike(&self, plans: &[Plan]) -> Option<Vec<Option<Result<Commit, StoreError>>>> {
@@ -193,14 +234,9 @@ impl Desk<'_> {
         let session = self.link.session(&shared.writer_dialer).await.ok()?;
         let set = if session.is_set() { Set::Session } else { Set::Transaction };
         let compiled = shared.compiler().several(plans, set)?;
-        let open = if set == Set::Transaction {
-            let lock_timeout_ms = shared.options.lock_timeout.as_millis();
-            Some(shared.options.open_words(lock_timeout_ms, &lookup_words(), &Scope::of_all(plans)))
-        } else {
-            None
-        };
+        let open = (set == Set::Transaction).then(|| self.words_of_one_shape(plans));
         let answers = session.run_compiled(&compiled.call, open.as_deref()).await;
-        let answered = self.compiled_outcomes(&compiled, answers)?;
+        let answered = self.compiled_outcomes(answers, |rows| compiled.outcomes(rows))?;
         let mut settled: Vec<Option<Result<Commit, StoreError>>> = plans.iter().map(|_| None).collect();
         let mut set = |place: usize, outcome| {
             if let Some(settled) = settled.get_mut(place) {
@@ -238,15 +274,15 @@ impl Desk<'_> {
     /// What a compiled statement did for each of its plans; an error if nobody knows; `None` if nothing.
     fn compiled_outcomes(
         &self,
-        compiled: &Compiled<'_>,
         answers: Answers,
+        outcomes: impl FnOnce(&[tokio_postgres::Row]) -> Result<Vec<Option<Applied>>, StoreError>,
     ) -> Option<Result<Vec<Option<Applied>>, String>> {
         let counters = &self.shared.counters;
         match (answers.rows, answers.closing) {
             (Ok(rows), Closing::Done) => {
                 let rows = rows.first().map(Vec::as_slice).unwrap_or_default();
                 // What was committed and cannot be read is not to be answered as if nothing had been done.
-                let outcomes = match compiled.outcomes(rows) {
+                let outcomes = match outcomes(rows) {
                     Ok(outcomes) => outcomes,
                     Err(error) => return Some(Err(error.to_string())),
                 };

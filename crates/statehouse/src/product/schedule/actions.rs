@@ -98,6 +98,12 @@ pub(super) fn job_actions(schedule: &Arc<Schedule>) -> Vec<Action> {
             input: vec![attempt(), result()],
             refusals: &[Code::NotFound, Code::WrongState, Code::NotHolder],
             answers: &["run executed but result not recorded"],
+            output: Form::Object(vec![
+                Property::required(JOB_ID, TEXT, ""),
+                Property::required(STATE, Form::OneOf(&STATES), ""),
+                Property::required(ATTEMPT, Form::Value(Type::Int), about(ATTEMPT)),
+                Property::required(RESULT, Form::Any, "").or_null(),
+            ]),
             after: claimed.clone(),
             does: write(Verb::Complete),
             ..step(

@@ -2,15 +2,17 @@
 //!
 //! [`Hands`] claim jobs of one queue, of all tenants in turn, as many at a time as there is room for, and do them at once,
 //! each in a task of its own. A third of a lease before they would lose it they hold it for another one. What comes of a job is
-//! recorded when it ends; those that end together are in flight together, and an engine makes one of many.
+//! recorded when it ends. Jobs that are done while others are being recorded are recorded together, as one plan if nothing is
+//! in the way of any of them.
 //!
 //! - W1. *Each tenant has its turn.* Of the room that there is each tenant that waits gets an equal part, and who came last
 //!   begins the next round. A tenant with a long queue does not hold up one with a short one.
 //! - W2. A job that was lost is dropped: *a heartbeat that is refused ends the handler.*
 //! - W3. A handler that panics is a worker that died: *the lease ends, and the job is tried again.*
-//! - W4. At the end no more jobs are claimed, and those under way are finished.
+//! - W4. At the end no more jobs are claimed, and those under way are finished and recorded.
+//! - W5. A job takes up room until it is recorded: *a store that is slow is not sent more than `at_once` at a time.*
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,10 +20,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::{Query, Row, StoreError, Tenant, Time, Value};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::claim::{Claimer, Want};
+use super::claim::{CODE, Claimer, JOBS, Want};
 use super::write::FINAL;
 use super::{ATTEMPT, BATCH_MAX, ERROR, JOB_ID, PAYLOAD, QUEUE, RESULT, RUNNABLE, Schedule};
 use crate::action::{Code, Does, Refusal};
@@ -98,6 +100,10 @@ const TENANTS_FOR: Duration = Duration::from_secs(1);
 const TENANTS_MAX: usize = 1_000;
 /// How often a result is sent that was not taken.
 const TRIES_MAX: u32 = 8;
+/// What passes: somebody else, or the world, was in the way.
+const PASSING: [Code; 3] = [Code::OutcomeUnknown, Code::Unavailable, Code::Contended];
+/// Plans of completions in flight: while some are written, the next ones gather.
+const RECORDING_MAX: usize = 2;
 
 impl Hands {
     /// Starts doing jobs of one queue of a schedule, in the caller's tokio runtime.
@@ -175,11 +181,22 @@ struct Claimed {
     next_at: Option<Time>,
 }
 
+/// A job that was done, on its way to the store.
+struct Done {
+    job: Job,
+    result: Json,
+    /// Told when it is recorded, or known to be of no use.
+    recorded: oneshot::Sender<()>,
+}
+
 impl Labour {
     async fn run(self: Arc<Self>) {
         let clock = self.house.clock().clone();
         let (mut stop, mut news) = (self.stop.clone(), self.schedule.news.subscribe());
         let (mut tasks, mut round) = (JoinSet::new(), Round::default());
+        let (done, ended) = mpsc::unbounded_channel();
+        let mut recorder = JoinSet::new();
+        recorder.spawn(self.clone().record_all(ended));
         while !*stop.borrow() {
             while tasks.try_join_next().is_some() {}
             news.borrow_and_update();
@@ -192,7 +209,7 @@ impl Labour {
             };
             let idle = claimed.jobs.is_empty();
             for job in claimed.jobs {
-                tasks.spawn(self.clone().attend(job));
+                tasks.spawn(self.clone().attend(job, done.clone()));
             }
             if idle {
                 // What waits for its time, or is another's until its lease is over, is looked at then.
@@ -207,6 +224,8 @@ impl Labour {
             }
         }
         while tasks.join_next().await.is_some() {}
+        drop(done);
+        while recorder.join_next().await.is_some() {}
     }
 
     /// Claims for one tenant after the other, as long as there is room (W1).
@@ -284,8 +303,8 @@ impl Labour {
         Ok(tenants)
     }
 
-    /// Does one job, and records what came of it.
-    async fn attend(self: Arc<Self>, row: Row) {
+    /// Does one job, and sees to it that what came of it is recorded.
+    async fn attend(self: Arc<Self>, row: Row, done: mpsc::UnboundedSender<Done>) {
         let text = |name: &str| row.text(name).unwrap_or_default().to_owned();
         let job = Job {
             tenant: row.tenant().clone(),
@@ -294,17 +313,69 @@ impl Labour {
             queue: text(QUEUE),
             payload: row.json(PAYLOAD).cloned().unwrap_or_default(),
         };
-        let done = tokio::select! {
-            done = self.handler.handle(&job) => done,
+        let outcome = tokio::select! {
+            outcome = self.handler.handle(&job) => outcome,
             () = self.lose(&job) => return,
         };
-        let (action, input) = match done {
-            Ok(result) => ("complete", json!({ATTEMPT: job.attempt, RESULT: result})),
-            Err(Failure { error, is_final }) => {
-                ("fail", json!({ATTEMPT: job.attempt, ERROR: error, FINAL: is_final}))
+        match outcome {
+            Ok(result) => {
+                let (recorded, is_recorded) = oneshot::channel();
+                // Who records goes away after the last of these.
+                if done.send(Done { job, result, recorded }).is_ok() {
+                    let _ = is_recorded.await;
+                }
             }
+            Err(Failure { error, is_final }) => {
+                let input = json!({ATTEMPT: job.attempt, ERROR: error, FINAL: is_final});
+                self.record(&job, "fail", input).await;
+            }
+        }
+    }
+
+    /// Records jobs that were done, as many together as wait, until there are no more.
+    async fn record_all(self: Arc<Self>, mut ended: mpsc::UnboundedReceiver<Done>) {
+        let most = usize::try_from(BATCH_MAX).unwrap_or(1);
+        let (mut recording, mut waiting) = (JoinSet::new(), Vec::new());
+        while ended.recv_many(&mut waiting, most).await > 0 {
+            let mut by_tenant: BTreeMap<String, Vec<Done>> = BTreeMap::new();
+            for done in waiting.drain(..) {
+                by_tenant.entry(done.job.tenant.as_str().to_owned()).or_default().push(done);
+            }
+            for together in by_tenant.into_values() {
+                recording.spawn(self.clone().complete(together));
+            }
+            while recording.len() >= RECORDING_MAX && recording.join_next().await.is_some() {}
+        }
+        while recording.join_next().await.is_some() {}
+    }
+
+    /// Completes jobs of one tenant.
+    async fn complete(self: Arc<Self>, together: Vec<Done>) {
+        let Some(tenant) = together.first().map(|done| done.job.tenant.clone()) else { return };
+        let jobs: Vec<Json> = together
+            .iter()
+            .map(|done| json!({JOB_ID: done.job.job_id, ATTEMPT: done.job.attempt, RESULT: done.result}))
+            .collect();
+        let request = Request {
+            action: format!("{}.complete", self.schedule.queue_resource()),
+            key: vec![Value::from(self.queue.as_str())],
+            input: Map::from_iter([(JOBS.to_owned(), Json::Array(jobs))]),
+            expected: None,
         };
-        self.record(&job, action, input).await;
+        let answer = self.house.call(&tenant, request, Operation::default()).await;
+        for (number, done) in together.into_iter().enumerate() {
+            let code = match &answer {
+                Ok(answer) => answer.body.get(number).and_then(|one| one.get(CODE)).and_then(Json::as_str),
+                Err(refusal) => Some(refusal.code.name()),
+            };
+            // What did not reach the store is sent again, by itself; if it did, that does no harm.
+            if code.is_some_and(|code| PASSING.iter().any(|passing| passing.name() == code)) {
+                let input = json!({ATTEMPT: done.job.attempt, RESULT: done.result});
+                self.record(&done.job, "complete", input).await;
+            }
+            // Whoever did it may have been let go of.
+            let _ = done.recorded.send(());
+        }
     }
 
     /// Holds a job for one lease after the other. Returns when it is lost (W2).
@@ -335,7 +406,7 @@ impl Labour {
                 expected: None,
             };
             match self.house.call(&job.tenant, request, Operation::default()).await {
-                Err(Refusal { code: Code::OutcomeUnknown | Code::Unavailable | Code::Contended, .. }) => {
+                Err(Refusal { code, .. }) if PASSING.contains(&code) => {
                     self.house.clock().sleep(Duration::from_millis(10 << tries)).await;
                 }
                 Ok(_) | Err(_) => return,

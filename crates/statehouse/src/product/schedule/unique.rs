@@ -1,7 +1,7 @@
 //! Unique keys: of all jobs under one key at most one is not over.
 //!
 //! `job_uniques` says which job has a key. It keeps it when it is over; whoever wants the key then takes it away, in a plan
-//! that holds the old job to being over.
+//! that holds the old job to being over. Whatever deletes a job deletes its key with it.
 //!
 //! - U1. *The key's row is inserted, or taken from exactly the job that was seen to have it* (`job_id = that one`).
 //! - U2. *That job is over, or gone:* a step on its row says so, and marks that it no longer has the key. A replay, which would
@@ -10,10 +10,17 @@
 use statehouse_store::guard::{column, is_in};
 use statehouse_store::{Address, Consistency, Row, Step, Store, Tenant};
 
-use super::{JOB_ID, LIVE, OVER, STATE, Schedule, UNIQUE_HELD};
+use super::{JOB_ID, LIVE, OVER, STATE, Schedule, UNIQUE_HELD, UNIQUE_KEY};
 use crate::action::{Code, Refusal};
 
 impl Schedule {
+    /// What it takes for a job that goes away to have its key no more.
+    pub(super) fn give_up_key(&self, row: &Row) -> Option<Step> {
+        let (Some(key), Some(true)) = (row.text(UNIQUE_KEY), row.bool(UNIQUE_HELD)) else { return None };
+        let job_id = row.text(JOB_ID).unwrap_or_default();
+        Some(Step::delete(&self.uniques, [key.into()]).guard(column(JOB_ID).eq(job_id)))
+    }
+
     /// What it takes for a job to have a key; `looks` if the key may have been given out before.
     pub(super) async fn claim_key(
         &self,

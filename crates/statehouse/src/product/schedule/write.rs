@@ -19,6 +19,7 @@ use super::{
     UPDATED_AT, WORKER,
 };
 use crate::action::{Answer, Call, Code, Desk, Draft, Pieces, Refusal, Verdict, Write, common_verdict};
+use crate::house::data_of;
 use crate::infra::due::{self, DUE_AT, Due};
 use crate::resource::key_text;
 use crate::worker::Wake;
@@ -178,21 +179,38 @@ impl Writer {
 
     async fn complete(&self, call: &Call, desk: &Desk<'_>, job_id: &str) -> Result<Draft, Refusal> {
         let schedule = &self.schedule;
+        let attempt = Writer::attempt(call);
         let result = call.input.get(RESULT).cloned().unwrap_or_default();
         check_size(RESULT, &result)?;
-        let step = Step::update(&schedule.jobs, [job_id.into()])
-            .guard(Schedule::held(Writer::attempt(call)))
-            .set(RESULT, document(&result))
-            .set(ERROR, Value::Null);
-        let step = schedule.over(step, &call.tenant, job_id, COMPLETED);
+        let step = if schedule.keep.is_zero() {
+            Step::delete(&schedule.jobs, [job_id.into()]).guard(Schedule::held(attempt))
+        } else {
+            let step = Step::update(&schedule.jobs, [job_id.into()])
+                .guard(Schedule::held(attempt))
+                .set(RESULT, document(&result))
+                .set(ERROR, Value::Null);
+            schedule.over(step, &call.tenant, job_id, COMPLETED)
+        };
+        // What was enqueued with it is in the log already, and there are many of these: only what is new.
+        let event = EventDraft::named(format!("{}.completed", schedule.name))
+            .with(JOB_ID, job_id)
+            .with(STATE, COMPLETED)
+            .with(ATTEMPT, attempt)
+            .with(RESULT, result);
+        let pieces = |steps| Draft::Write(Pieces { subject: key_text([&Value::from(job_id)]), steps, event });
         // Most jobs have no order key, and need not be looked at.
         if desk.tries == 0 {
-            return Ok(self.pieces(job_id, vec![step.guard(alone())], "completed"));
+            let step = step.guard(alone());
+            let step = if schedule.keep.is_zero() { step.guard(is_null(UNIQUE_KEY)) } else { step };
+            return Ok(pieces(vec![step]));
         }
         let row = schedule.job(desk.store, &call.tenant, job_id).await?;
         let mut steps = vec![step];
         steps.extend(schedule.leave(desk.store, &row).await?);
-        Ok(self.pieces(job_id, steps, "completed"))
+        if schedule.keep.is_zero() {
+            steps.extend(schedule.give_up_key(&row));
+        }
+        Ok(pieces(steps))
     }
 
     async fn fail(&self, call: &Call, desk: &Desk<'_>, job_id: &str) -> Result<Draft, Refusal> {
@@ -287,7 +305,7 @@ impl Write for Writer {
         let (Reason::Guard { guard, .. }, Some(row)) = (&refused.reason, &refused.current) else {
             return common_verdict(&format!("this {}", self.schedule.name), refused);
         };
-        if [alone(), is_null(RUN_AT), is_set(RUN_AT)].contains(guard) {
+        if [alone(), is_null(UNIQUE_KEY), is_null(RUN_AT), is_set(RUN_AT)].contains(guard) {
             return Verdict::TryAgain;
         }
         Verdict::Refuse(match self.verb {
@@ -299,6 +317,9 @@ impl Write for Writer {
     }
 
     fn answer(&self, _: &Call, event: &Event) -> Answer {
+        if self.verb == Verb::Complete {
+            return Answer::row(data_of(event).into_owned());
+        }
         let row = event.data.get("row").cloned().unwrap_or_default();
         let id = row.get(JOB_ID).and_then(Json::as_str).map(|id| key_text([&Value::from(id)]));
         Answer { created: id.filter(|_| self.verb == Verb::Enqueue), ..Answer::row(row) }
@@ -325,11 +346,8 @@ impl Due for Forget {
         // Whoever counts jobs has to know; what it was is of no use to anybody.
         let event = EventDraft::named(format!("{}.forgotten", self.0.name)).with(JOB_ID, job_id);
         let entry = Entry::about(&self.0.name, key_text(row.key())).event(event);
-        let mut plan = Plan::of(row.tenant(), operation).step(job).log(entry).without_rows();
-        if let (Some(key), Some(true)) = (row.text(UNIQUE_KEY), row.bool(UNIQUE_HELD)) {
-            plan = plan.step(Step::delete(&self.0.uniques, [key.into()]).guard(column(JOB_ID).eq(job_id)));
-        }
-        plan.build()
+        let steps = [job].into_iter().chain(self.0.give_up_key(row));
+        Plan::of(row.tenant(), operation).steps(steps).log(entry).without_rows().build()
     }
 }
 

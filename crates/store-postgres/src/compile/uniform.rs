@@ -1,0 +1,252 @@
+//! A plan of many steps of one shape as one statement: jobs completed together, rows removed together.
+//!
+//! Like every compiled statement it applies the plan, or does nothing. All or none of the rows: they are locked first, in
+//! the order of their keys, and judged as they are then; only if every one of them is there and its guard holds is anything
+//! written, then the head of the log's partition and the record. What holds by the clock is judged by one reading of it,
+//! behind the locks.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use statehouse_store::plan::{Expect, Verb};
+use statehouse_store::{Guard, Operand, Plan, Step};
+
+use super::{Compiler, RECORD, Set, Source, Statement, list_args, shortened};
+use crate::link::Call;
+use crate::order;
+use crate::room;
+use crate::shape::{
+    Constant, constants_of_record, constants_of_step, is_exact, returns_row, steps_are_alike, takers,
+};
+use crate::sql::{Arg, all_columns, int_at, name, placeholder, row_at, time_at};
+use crate::tenancy::Scope;
+use statehouse_store::{Applied, Position, Record, Row, StoreError, Value};
+
+/// A plan as one statement.
+pub(crate) struct Uniform<'p> {
+    plan: &'p Plan,
+    /// Of each row in the order of the statement's arrays, which step it is.
+    places: Vec<usize>,
+    partitions: u32,
+    pub call: Call<'p>,
+}
+
+/// The first step of a plan of several, if all are of its shape and can be compiled.
+fn uniform(plan: &Plan) -> Option<&Step> {
+    let (first, others) = plan.steps().split_first()?;
+    let verb = matches!(first.verb, Verb::Put | Verb::Delete) && first.expect == Expect::Present;
+    let is_like = |step: &Step| steps_are_alike(first, step) && room::is_small_step(step);
+    let fits = verb && is_exact(first) && !others.is_empty() && plan.steps().iter().all(is_like);
+    (fits && takers(plan).next().is_none()).then_some(first)
+}
+
+/// Whether all steps of a plan of several are of one shape and can be compiled.
+pub(crate) fn is_uniform(plan: &Plan) -> bool {
+    uniform(plan).is_some()
+}
+
+impl Compiler<'_> {
+    /// Compiles a plan of several steps, if all of them are of one shape.
+    pub(crate) fn uniform<'p>(&self, plan: &'p Plan, set: Set) -> Option<Uniform<'p>> {
+        let first = uniform(plan)?;
+        // Rows are locked in the order of the arrays; no row is in a plan twice.
+        let mut ordered: BTreeMap<Vec<u8>, (usize, &'p Step)> = BTreeMap::new();
+        for (number, step) in plan.steps().iter().enumerate() {
+            ordered.insert(order::place(step.table.name(), 0, plan.tenant(), &step.key), (number, step));
+        }
+        let given: Vec<Vec<Constant<'p>>> =
+            ordered.values().map(|(_, step)| constants_of_step(step, self.now)).collect();
+        let kinds: Vec<&'static str> = given.first()?.iter().map(|constant| constant.kind).collect();
+        let text: Arc<str> = self.texts.of(plan, set, || {
+            Statement::new(self, plan, first, Source::Rows { kinds: &kinds }, set).uniform_text(set)
+        })?;
+        let tenant = plan.tenant().as_str();
+        let mut args = list_args(first);
+        args.push(Arg::Texts(ordered.values().map(|_| tenant).collect()));
+        let mut columns: Vec<Vec<Arg<'p>>> = kinds.iter().map(|_| Vec::with_capacity(given.len())).collect();
+        for constants in given {
+            for (column, constant) in columns.iter_mut().zip(constants) {
+                column.push(constant.arg);
+            }
+        }
+        args.extend(columns.into_iter().map(|column| Arg::List(shortened(column))));
+        if set != Set::Transaction && self.says_tenant {
+            args.push(Arg::Own(Value::Text(Scope::of(plan.tenant()).names())));
+        }
+        args.extend(constants_of_record(plan, self.now, self.partitions).into_iter().map(|c| c.arg));
+        let places = ordered.into_values().map(|(number, _)| number).collect();
+        Some(Uniform { plan, places, partitions: self.partitions, call: Call::new(text, args) })
+    }
+}
+
+impl Uniform<'_> {
+    /// What came of the plan: `None` if the statement did nothing.
+    pub(crate) fn outcome(&self, rows: &[tokio_postgres::Row]) -> Result<Option<Applied>, StoreError> {
+        let Some(first) = rows.first() else { return Ok(None) };
+        let plan = self.plan;
+        let steps = plan.steps();
+        let mut written: Vec<Option<Row>> = Vec::new();
+        if plan.returns_rows() {
+            written.resize_with(steps.len(), || None);
+            let returns = steps.first().is_some_and(|step| returns_row(plan, step));
+            for answer in rows.iter().filter(|_| returns) {
+                let number = usize::try_from(int_at(answer, 0, "unnest")? - 1).unwrap_or(usize::MAX);
+                let place = self.places.get(number).copied().unwrap_or(usize::MAX);
+                if let (Some(step), Some(row)) = (steps.get(place), written.get_mut(place)) {
+                    let columns = if plan.entry().is_some() { 3 } else { 1 };
+                    *row = Some(row_at(answer, columns, &step.table, plan.tenant())?);
+                }
+            }
+        }
+        let mut record = None;
+        if let Some(entry) = plan.entry() {
+            let offset = u64::try_from(int_at(first, 1, "statehouse_log")?).unwrap_or_default();
+            let at = time_at(first, 2, "statehouse_log")?;
+            let events =
+                entry.events.iter().map(|draft| statehouse_store::eval::finish_event(draft, |_| None));
+            let position = Position { partition: crate::shape::partition(plan, self.partitions), offset };
+            record = Some(Record { position: Some(position), ..Record::of(plan, at, events.collect()) });
+        }
+        Ok(Some(Applied { record, rows: written, repeated: false }))
+    }
+}
+
+/// Whether a part of a guard looks at the clock.
+fn looks_at_clock(guard: &Guard) -> bool {
+    let mut looks = false;
+    guard.leaves(&mut |leaf| {
+        if let Guard::Compare(left, _, right) = leaf {
+            looks |= [left, right].iter().any(|operand| matches!(operand, Operand::Now { .. }));
+        }
+    });
+    looks
+}
+
+/// The columns that a part of a guard looks at.
+fn columns_of(guard: &Guard, found: &mut Vec<String>) {
+    guard.leaves(&mut |leaf| {
+        let mut add = |column: &String| {
+            if !found.contains(column) {
+                found.push(column.clone());
+            }
+        };
+        match leaf {
+            Guard::Compare(left, _, right) => {
+                for operand in [left, right] {
+                    if let Operand::Column(column) | Operand::ColumnOr(column, _) = operand {
+                        add(column);
+                    }
+                }
+            }
+            Guard::Null(column) | Guard::NotNull(column) | Guard::In(column, _) | Guard::NotIn(column, _) => {
+                add(column)
+            }
+            Guard::All(_) | Guard::Any(_) => {}
+        }
+    });
+}
+
+impl Statement<'_, '_> {
+    /// The statement of a plan of several steps of one shape.
+    fn uniform_text(mut self, set: Set) -> Option<String> {
+        let step = self.step;
+        let Source::Rows { kinds } = self.source else { return None };
+        let bounds = room::bounds(step, 0)?;
+        self.stamped = None;
+        // In the order of the constants.
+        let key = self.key_condition();
+        let operands: Vec<Vec<String>> =
+            step.assignments.iter().map(|a| self.operand_names(&a.expr)).collect();
+        let (mut at_lock, mut by_clock, mut looked_at) = (bounds, Vec::new(), Vec::new());
+        for conjunct in step.guard.conjuncts() {
+            let text = self.guard(conjunct);
+            if looks_at_clock(conjunct) {
+                columns_of(conjunct, &mut looked_at);
+                by_clock.push(text);
+            } else {
+                at_lock.push(text);
+            }
+        }
+        let tenants = placeholder(self.lists);
+        let all = format!("cardinality({tenants}::text[])");
+        let table = self.compiler.names.table(step.table.name());
+        let holds = if at_lock.is_empty() { "true".to_owned() } else { at_lock.join(" and ") };
+        let shown: String =
+            (1..).zip(&looked_at).map(|(n, column)| format!(", t.{} as _t{n}", name(column))).collect();
+        let mut parts: Vec<String> = Vec::new();
+        parts.extend(self.scope.as_ref().map(|scope| format!("scope as materialized (\nselect {scope}\n)")));
+        parts.push(format!(
+            "locked as materialized (\nselect k.*, t.*\nfrom {}\ncross join lateral (\n\
+             select {holds} as _holds{shown}\nfrom {table} as t\nwhere {key}\nfor update\n) as t\n)",
+            self.rows(kinds),
+        ));
+        let reads_clock = self.compiler.now.is_none() && (self.reads_clock || self.plan.entry().is_some());
+        if reads_clock {
+            parts.push(
+                "clock as materialized (\nselect clock_timestamp() as now\n\
+                 from (select count(*) from locked) as locked\n)"
+                    .to_owned(),
+            );
+        }
+        // The names by which a guard knows the columns of its row.
+        let as_row: Vec<String> =
+            (1..).zip(&looked_at).map(|(n, column)| format!("k._t{n} as {}", name(column))).collect();
+        let row = if as_row.is_empty() {
+            String::new()
+        } else {
+            format!(" cross join lateral (select {}) as t", as_row.join(", "))
+        };
+        let by_clock: String = by_clock.iter().map(|part| format!(" and {part}")).collect();
+        parts.push(format!(
+            "judged as materialized (\nselect count(*) = {all} as hold\nfrom locked as k{row}\nwhere k._holds{by_clock}\n)"
+        ));
+        let returns = returns_row(self.plan, step);
+        let columns = |alias: &str| {
+            if returns { format!(", {}", all_columns(&step.table, alias)) } else { String::new() }
+        };
+        let returning = format!("returning k._place{}", columns("t"));
+        parts.push(match step.verb {
+            Verb::Put => format!(
+                "written as (\nupdate {table} as t\nset {}\nfrom locked as k, judged\nwhere judged.hold and {key}\n{returning}\n)",
+                self.changes(&operands, false),
+            ),
+            _ => format!(
+                "written as (\ndelete from {table} as t\nusing locked as k, judged\nwhere judged.hold and {key}\n{returning}\n)"
+            ),
+        });
+        let done = format!("(select count(*) from written) = {all}");
+        let first =
+            self.lists + kinds.len() + usize::from(set != Set::Transaction && self.compiler.says_tenant);
+        let own = |place: usize| placeholder(first + 1 + place);
+        if self.plan.entry().is_none() {
+            let answer = if returns {
+                format!("select written._place{}\nfrom written", columns("written"))
+            } else {
+                format!("select 1::bigint\nwhere {done}")
+            };
+            return Some(format!("with {}\n{answer}", parts.join(", ")));
+        }
+        let at = match self.compiler.now {
+            Some(_) => format!("{}::timestamptz", own(RECORD.len())),
+            None => "(select now from clock)".to_owned(),
+        };
+        let (heads, log) = (self.compiler.names.heads(), self.compiler.names.log());
+        let partition = format!("{}::integer", own(0));
+        parts.push(format!(
+            "moved as (\nupdate {heads} as h\nset head = h.head + 1\nwhere h.partition = {partition} and {done}\n\
+             returning h.head\n)"
+        ));
+        parts.push(format!(
+            "logged as (\ninsert into {log} (partition, position, tenant, operation, resource, key, at, fingerprint, \
+             fate, events)\nselect {partition}, moved.head, ({tenants}::text[])[1], {}::text, {}::text, {}::text, {at}, \
+             {}::text, 'applied', {}::jsonb\nfrom moved\n)",
+            own(1), own(2), own(3), own(4), own(5),
+        ));
+        let answer = if returns {
+            format!("select written._place, moved.head, {at}{}\nfrom written, moved", columns("written"))
+        } else {
+            format!("select 1::bigint, moved.head, {at}\nfrom moved")
+        };
+        Some(format!("with {}\n{answer}", parts.join(", ")))
+    }
+}
