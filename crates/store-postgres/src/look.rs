@@ -243,7 +243,9 @@ impl<'a> Look<'a> {
 
     /// What was seen, from the rows of each spot. `asks` are those that it is of.
     pub(crate) fn seen(&self, asks: &[Ask<'_>], found: Option<&Found>) -> Result<Vec<Seen>, StoreError> {
-        let mut rows: Vec<Vec<Row>> = self.spots.iter().map(|_| Vec::new()).collect();
+        let most = found.map_or(0, |found| found.rows.len());
+        let room = |(_, spot): &(usize, Spot<'_>)| Vec::with_capacity(spot.rows().min(most));
+        let mut rows: Vec<Vec<Row>> = self.spots.iter().map(room).collect();
         if let Some(Found { statement, rows: found }) = found {
             for (number, row) in found {
                 let Some((shape, spot)) = self.spots.get(*number) else { continue };
@@ -347,7 +349,8 @@ impl<'a> Asking<'a> {
 
     /// The rows of each look.
     pub(crate) fn found(&self, rows: Vec<tokio_postgres::Row>) -> Result<Vec<Found>, StoreError> {
-        let none = || Found { statement: self.statement.clone(), rows: Vec::new() };
+        let each = rows.len() / self.looks.max(1);
+        let none = || Found { statement: self.statement.clone(), rows: Vec::with_capacity(each) };
         let mut found: Vec<Found> = (0..self.looks).map(|_| none()).collect();
         for row in rows {
             let (shape, place) = self.statement.place_of(&row)?;
