@@ -425,8 +425,8 @@ impl Statement {
         // Beside ranges, rows by key are records.
         let has_records = shapes.iter().any(is_row) && !shapes.iter().all(is_row);
         let is_record = |shape: &Spot<'_>| has_records && is_row(shape);
-        let slots =
-            Slots::of(shapes.iter().zip(&outputs).filter(|(shape, _)| !is_record(shape)).map(|(_, o)| o));
+        let in_slots = shapes.iter().zip(&outputs).filter(|(shape, _)| !is_record(shape));
+        let slots = Slots::of(&in_slots.map(|(_, outputs)| outputs.as_slice()).collect::<Vec<_>>());
         let (mut selects, mut layouts, mut parameters) = (Vec::new(), Vec::new(), 0);
         for (number, (shape, outputs)) in shapes.iter().zip(&outputs).enumerate() {
             let mut shown: Vec<String> = Vec::new();
@@ -601,13 +601,10 @@ fn source(names: &Names, shape: Spot<'_>, constant: &dyn Fn(usize) -> String) ->
 struct Slots(Vec<(Type, usize)>);
 
 impl Slots {
-    fn of<'o>(shapes: impl Iterator<Item = &'o Vec<(String, Type)>> + Clone) -> Slots {
-        let of = |kind: Type, shape: &Vec<(String, Type)>| shape.iter().filter(|(_, of)| *of == kind).count();
-        Slots(
-            Type::ALL
-                .map(|kind| (kind, shapes.clone().map(|shape| of(kind, shape)).max().unwrap_or(0)))
-                .into(),
-        )
+    fn of(shapes: &[&[(String, Type)]]) -> Slots {
+        let of = |kind: Type, shape: &[(String, Type)]| shape.iter().filter(|(_, of)| *of == kind).count();
+        let most = |kind: Type| shapes.iter().map(|shape| of(kind, shape)).max().unwrap_or(0);
+        Slots(Type::ALL.map(|kind| (kind, most(kind))).into())
     }
 
     /// Where each column stands.

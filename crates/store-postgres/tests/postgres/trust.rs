@@ -120,7 +120,8 @@ async fn of_many_who_insert_the_same_rows_one_does() {
         while let Some(outcome) = tasks.join_next().await {
             match outcome.unwrap() {
                 Commit::Applied(_) => applied += 1,
-                outcome => assert_eq!(refused(&outcome), (0, true)),
+                // Which of the two rows is seen first is chance: what is not there cannot be locked.
+                outcome => assert!(refused(&outcome).0 < 2 && refused(&outcome).1, "{outcome:?}"),
             }
         }
         assert_eq!(applied, 1, "round {round}");
