@@ -88,6 +88,18 @@ pub const REDUNDANT: &[Redundant] = &[
         reason: "It was read, and nobody deletes a part of a count.",
     },
     Redundant {
+        actors: &["worker home.project"],
+        step: "insert user_feed",
+        condition: "the row is absent",
+        reason: "A post that has no entry, which its plan demands, has no rows: they are made with the entry, or after it.",
+    },
+    Redundant {
+        actors: &["worker home.project"],
+        step: "insert user_feed_posts",
+        condition: "the row is absent",
+        reason: "A post that has no entry, which its plan demands, is in no list: it comes there with the entry, or after it.",
+    },
+    Redundant {
         actors: &["worker home.project", "worker teams.project"],
         step: "_entries where version = ?",
         condition: "the row is present",

@@ -9,7 +9,7 @@
 //! A row that is not there cannot be locked. Where it is inserted, the primary key is the lock: if somebody else was
 //! faster, the insert fails and the batch is decided anew. Where a plan only relies on the absence (it asserts it, or
 //! removes what may be missing), a placeholder is inserted and deleted again in the same transaction: nobody can
-//! insert the row before this commit.
+//! insert the row before this commit. Both need no look before, so such rows can be [taken to be missing](crate::trust).
 //!
 //! Nothing here talks to a server: [`crate::writer`] does.
 
@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use statehouse_store::eval::{self, Decision};
 use statehouse_store::log::partition_of;
-use statehouse_store::plan::{Step, Verb};
+use statehouse_store::plan::{Expect, Step, Verb};
 use statehouse_store::table::VERSION;
 use statehouse_store::{
     Applied, Commit, Plan, Position, Record, Row, StoreError, Table, Tenant, Time, Type, Value,
@@ -32,6 +32,10 @@ pub(crate) struct Slot<'p> {
     pub table: &'p Arc<Table>,
     pub tenant: &'p Tenant,
     pub key: &'p [Value],
+    /// Whether the first step on it demands that it is not there.
+    expects_absence: bool,
+    /// Whether it is taken to be missing without a look.
+    unread: bool,
     /// Whether it is stored.
     found: bool,
     /// As the plans so far leave it.
@@ -57,6 +61,8 @@ enum Verdict {
     Apply { rows: Vec<Option<Row>>, record: Option<Pending> },
     /// Under the same operation id as an earlier plan of the batch, whose record it gets.
     Repeat(usize),
+    /// The log has a record of it, which says what became of it.
+    Recorded(Box<Record>),
 }
 
 /// A record whose position is known when its partition's head is.
@@ -95,32 +101,38 @@ impl<'p> Batch<'p> {
         let mut named = |plan: &'p Plan, step: &'p Step| {
             order::place(step.table.name(), definition(&step.table), plan.tenant(), &step.key)
         };
-        let mut places: BTreeMap<Vec<u8>, (&'p Plan, &'p Step)> = BTreeMap::new();
-        let keys: Vec<Vec<Vec<u8>>> =
-            plans.iter().map(|plan| plan.steps().iter().map(|step| named(plan, step)).collect()).collect();
-        for (plan, keys) in plans.iter().zip(&keys) {
-            for (step, key) in plan.steps().iter().zip(keys) {
-                places.entry(key.clone()).or_insert((plan, step));
+        let mut steps: Vec<Vec<usize>> = plans.iter().map(|plan| vec![0; plan.steps().len()]).collect();
+        let mut places: Vec<(Vec<u8>, usize, usize)> = Vec::with_capacity(steps.iter().map(Vec::len).sum());
+        for (number, plan) in plans.iter().enumerate() {
+            places.extend(plan.steps().iter().enumerate().map(|(at, step)| (named(plan, step), number, at)));
+        }
+        // Of the steps on one row, the first one comes first.
+        places.sort_unstable();
+        let mut slots: Vec<Slot<'p>> = Vec::with_capacity(places.len());
+        let mut last: Option<&[u8]> = None;
+        for (place, number, at) in &places {
+            let Some(plan) = plans.get(*number) else { continue };
+            let Some(step) = plan.steps().get(*at) else { continue };
+            if last != Some(place) {
+                last = Some(place);
+                slots.push(Slot {
+                    table: &step.table,
+                    tenant: plan.tenant(),
+                    key: &step.key,
+                    expects_absence: step.expect == Expect::Absent,
+                    unread: false,
+                    found: false,
+                    current: None,
+                    used: false,
+                    written: false,
+                    reborn: false,
+                    assigned: BTreeSet::new(),
+                });
+            }
+            if let Some(slot) = steps.get_mut(*number).and_then(|steps| steps.get_mut(*at)) {
+                *slot = slots.len() - 1;
             }
         }
-        let mut numbers: HashMap<&[u8], usize> = HashMap::with_capacity(places.len());
-        let mut slots = Vec::with_capacity(places.len());
-        for (number, (key, (plan, step))) in places.iter().enumerate() {
-            numbers.insert(key, number);
-            slots.push(Slot {
-                table: &step.table,
-                tenant: plan.tenant(),
-                key: &step.key,
-                found: false,
-                current: None,
-                used: false,
-                written: false,
-                reborn: false,
-                assigned: BTreeSet::new(),
-            });
-        }
-        let number = |key: &Vec<u8>| numbers.get(key.as_slice()).copied().unwrap_or_default();
-        let steps = keys.iter().map(|keys| keys.iter().map(number).collect()).collect();
         Batch { plans, slots, steps, verdicts: Vec::new(), counts: BTreeMap::new() }
     }
 
@@ -143,6 +155,53 @@ impl<'p> Batch<'p> {
     /// The slots of one table.
     pub(crate) fn slots(&self, range: &std::ops::Range<usize>) -> &[Slot<'p>] {
         self.slots.get(range.clone()).unwrap_or_default()
+    }
+
+    /// Takes rows to be missing whose absence is demanded, in tables where that can be done ([`crate::trust`]).
+    pub(crate) fn trust(&mut self, trusts: impl Fn(&str) -> bool) {
+        for slot in &mut self.slots {
+            slot.unread = slot.expects_absence && trusts(slot.table.name());
+        }
+    }
+
+    /// How many rows are not looked for.
+    pub(crate) fn unread(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.unread).count()
+    }
+
+    /// The numbers of the slots that are looked for, table by table, in the order in which they are locked.
+    pub(crate) fn looked_for(&self) -> Vec<Vec<usize>> {
+        let is_read = |number: &usize| self.slots.get(*number).is_some_and(|slot| !slot.unread);
+        let tables = self.tables().into_iter().map(|range| range.filter(is_read).collect::<Vec<usize>>());
+        tables.filter(|numbers| !numbers.is_empty()).collect()
+    }
+
+    /// A slot by its number.
+    pub(crate) fn slot(&self, number: usize) -> Option<&Slot<'p>> {
+        self.slots.get(number)
+    }
+
+    /// Of each row that was looked for although its absence is demanded: its table, and whether it was there.
+    pub(crate) fn doubted(&self) -> impl Iterator<Item = (&'p str, bool)> {
+        let looked_for = self.slots.iter().filter(|slot| slot.expects_absence && !slot.unread);
+        looked_for.map(|slot| (slot.table.name(), slot.found))
+    }
+
+    /// The tables of rows that were not looked for and on which an answer rests that writes nothing, so that nothing would
+    /// prove it: those up to the step that refuses a plan, and all of a plan that fails.
+    pub(crate) fn unproved(&self) -> BTreeSet<&'p str> {
+        let rests_on = |(verdict, slots): (&Verdict, &Vec<usize>)| {
+            let steps = match verdict {
+                Verdict::Apply { .. } | Verdict::Repeat(_) | Verdict::Recorded(_) => 0,
+                Verdict::Certain(Ok(Commit::Refused(refused)))
+                | Verdict::Dependent(Ok(Commit::Refused(refused))) => refused.step + 1,
+                Verdict::Certain(_) | Verdict::Dependent(_) => slots.len(),
+            };
+            slots.iter().take(steps).copied().collect::<Vec<usize>>()
+        };
+        let numbers = self.verdicts.iter().zip(&self.steps).flat_map(rests_on);
+        let unread = numbers.filter_map(|number| self.slots.get(number).filter(|slot| slot.unread));
+        unread.map(|slot| slot.table.name()).collect()
     }
 
     /// Notes a row as it is stored.
@@ -177,7 +236,7 @@ impl<'p> Batch<'p> {
             {
                 let again = record.clone();
                 recorded.insert((plan.tenant().clone(), plan.operation().to_owned()), again);
-                Verdict::Certain(Ok(Commit::of_record(record)))
+                Verdict::Recorded(Box::new(record))
             } else {
                 self.decide_one(number, plan, now, partitions)
             };
@@ -211,9 +270,14 @@ impl<'p> Batch<'p> {
             Ok(Decision::Refuse(refused)) => return settled(Ok(Commit::Refused(refused))),
             Ok(Decision::Apply(effect)) => effect,
         };
-        for ((slot, step), row) in numbers.iter().zip(plan.steps()).zip(&effect.rows) {
+        // Nobody else needs rows that the caller does not want to see.
+        let (rows, mut left) = match plan.returns_rows() {
+            true => (effect.rows.clone(), effect.rows),
+            false => (Vec::new(), effect.rows),
+        };
+        for ((slot, step), row) in numbers.iter().zip(plan.steps()).zip(&mut left) {
             if let Some(slot) = self.slots.get_mut(*slot) {
-                slot.apply(step, row.as_ref());
+                slot.apply(step, row.take());
             }
         }
         let record = plan.entry().map(|entry| {
@@ -222,7 +286,6 @@ impl<'p> Batch<'p> {
             *rank += 1;
             Pending { record: Record::of(plan, now, effect.events), partition, rank: *rank }
         });
-        let rows = if plan.returns_rows() { effect.rows } else { Vec::new() };
         Verdict::Apply { rows, record }
     }
 
@@ -252,6 +315,7 @@ impl<'p> Batch<'p> {
         for verdict in self.verdicts {
             let outcome = match verdict {
                 Verdict::Certain(outcome) | Verdict::Dependent(outcome) => outcome,
+                Verdict::Recorded(record) => Ok(Commit::of_record(*record)),
                 Verdict::Apply { rows, record } => {
                     let record = record.map(|pending| {
                         let base = bases.get(&pending.partition).copied().unwrap_or_default();
@@ -279,6 +343,7 @@ impl<'p> Batch<'p> {
             .zip(self.verdicts)
             .map(|(plan, verdict)| match verdict {
                 Verdict::Certain(outcome) => outcome,
+                Verdict::Recorded(record) => Ok(Commit::of_record(*record)),
                 Verdict::Dependent(_) => {
                     Err(StoreError::unavailable(format!("the plans before it have no known outcome: {why}")))
                 }
@@ -290,7 +355,7 @@ impl<'p> Batch<'p> {
 
 impl Slot<'_> {
     /// Takes over what an applied step makes of the row.
-    fn apply(&mut self, step: &Step, row: Option<&Row>) {
+    fn apply(&mut self, step: &Step, row: Option<Row>) {
         self.used = true;
         match step.verb {
             Verb::Assert => return,
@@ -303,7 +368,7 @@ impl Slot<'_> {
             }
         }
         self.written = true;
-        self.current = row.cloned();
+        self.current = row;
     }
 
     /// What is to be done to the stored row.

@@ -79,7 +79,8 @@ impl Explainer<'_> {
 
     fn explain_batch(&self, plan: &Plan) -> Explanation {
         let plans = std::slice::from_ref(plan);
-        let batch = Batch::of(plans);
+        let mut batch = Batch::of(plans);
+        batch.trust(|_| true);
         let mut requests =
             vec![request("open the transaction", &Call::new(self.words(plan, PLANNER), Vec::new()))];
         for call in lock_calls(&self.names, &batch) {
@@ -104,7 +105,11 @@ impl Explainer<'_> {
             requests.push(request("append the record (its time and events are known then)", &append));
         }
         requests.push(request("make it durable", &Call::new("commit", Vec::new())));
-        Explanation { requests, cost: self.cost(plan, "2, or 1 when a step is refused") }
+        let round_trips = match batch.unread() {
+            0 => "2, or 1 when a step is refused",
+            _ => "2, or 1 when a step is refused; with a look for the rows to be inserted if one is there",
+        };
+        Explanation { requests, cost: self.cost(plan, round_trips) }
     }
 
     /// What writes the row of a step that was decided in memory. Of the row only what the plan says is known here.

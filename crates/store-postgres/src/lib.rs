@@ -17,7 +17,8 @@
 //! [compiles](compile) the plan to one statement and runs it at once. Otherwise the plan goes into the writer's
 //! [queue](queue). The writer takes whatever waits there, settles it in one transaction and answers each caller: plans of
 //! one [shape](shape) are one statement too, within the [room](room) that it can count on; all others are
-//! [decided in memory](batch) on rows locked in [one order](order), and written by [statements](statements) that take arrays.
+//! [decided in memory](batch) on rows locked in [one order](order), of which those to be inserted are
+//! [not looked for](trust), and written by [statements](statements) that take arrays.
 //!
 //! # Around it
 //! [Options](options) come from a URL; a [link](link) is a connection that is made when it is needed, over
@@ -50,6 +51,7 @@ mod sql;
 mod statements;
 mod tenancy;
 mod tls;
+mod trust;
 mod writer;
 
 use std::fmt;

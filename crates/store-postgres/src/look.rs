@@ -3,7 +3,9 @@
 //! A [`Look`] is a list of *spots*: a row, or a page of a range. Spots whose statements would differ in their constants
 //! alone are of one *shape*. Each shape is one `select`; those of several shapes are joined with `union all`, and say which
 //! one an answer belongs to. So that their columns fit each other, each has a place for as many columns of each type as
-//! any of them needs.
+//! any of them needs. Where there are ranges among them, rows by key come as one column, a record: there are few of them, and
+//! the many rows of a range need not have a place for each of their columns. What a spot fixes, as the key of a row, it knows
+//! itself and does not ask for.
 //!
 //! Where there is one spot of each shape, its constants are parameters, and the statement of a lone spot is what anybody
 //! would write. Otherwise they are arrays, and a lateral subquery runs once for each of their places. Its rows come in the
@@ -28,7 +30,7 @@ use statehouse_store::{
 use crate::ddl::{INDEXED, Names};
 use crate::link::Call;
 use crate::read::{behind, ordered, page};
-use crate::sql::{Arg, int_at, name, placeholder, text_at, type_name, value_at};
+use crate::sql::{Arg, fields_at, int_at, name, placeholder, type_name, value_at};
 use crate::tenancy::Scope;
 
 /// Rows of ranges come by an index that has them in their order, and rows by their key, because the plan of a statement is
@@ -93,6 +95,30 @@ impl<'a> Spot<'a> {
         match self {
             Spot::Row(_) => 1,
             Spot::Range(query) => query.page_limit() + 1,
+        }
+    }
+
+    /// The columns that it fixes, so that nobody has to be asked for them.
+    fn fixed_columns(self) -> Vec<&'a Column> {
+        match self {
+            Spot::Row(address) => address.table().key_columns().iter().collect(),
+            Spot::Range(query) => {
+                let prefix = query.sort_columns().into_iter().take(query.prefix_values().len());
+                query.partition_columns().into_iter().chain(prefix).collect()
+            }
+        }
+    }
+
+    /// What it fixes one of them to, by its number.
+    fn fixed_value(self, number: usize) -> Option<&'a Value> {
+        match self {
+            Spot::Row(address) => address.key().get(number),
+            Spot::Range(query) => {
+                let partition = query.partition_values();
+                partition
+                    .get(number)
+                    .or_else(|| query.prefix_values().get(number.checked_sub(partition.len())?))
+            }
         }
     }
 
@@ -217,13 +243,15 @@ impl<'a> Look<'a> {
 
     /// What was seen, from the rows of each spot. `asks` are those that it is of.
     pub(crate) fn seen(&self, asks: &[Ask<'_>], found: Option<&Found>) -> Result<Vec<Seen>, StoreError> {
-        let mut rows: Vec<Vec<Row>> = self.spots.iter().map(|_| Vec::new()).collect();
+        let most = found.map_or(0, |found| found.rows.len());
+        let room = |(_, spot): &(usize, Spot<'_>)| Vec::with_capacity(spot.rows().min(most));
+        let mut rows: Vec<Vec<Row>> = self.spots.iter().map(room).collect();
         if let Some(Found { statement, rows: found }) = found {
             for (number, row) in found {
                 let Some((shape, spot)) = self.spots.get(*number) else { continue };
                 let Some(layout) = statement.layouts.get(*shape) else { continue };
                 if let Some(rows) = rows.get_mut(*number) {
-                    rows.push(layout.row(row, spot.table(), spot.tenant())?);
+                    rows.push(layout.row(row, *spot)?);
                 }
             }
         }
@@ -321,7 +349,8 @@ impl<'a> Asking<'a> {
 
     /// The rows of each look.
     pub(crate) fn found(&self, rows: Vec<tokio_postgres::Row>) -> Result<Vec<Found>, StoreError> {
-        let none = || Found { statement: self.statement.clone(), rows: Vec::new() };
+        let each = rows.len() / self.looks.max(1);
+        let none = || Found { statement: self.statement.clone(), rows: Vec::with_capacity(each) };
         let mut found: Vec<Found> = (0..self.looks).map(|_| none()).collect();
         for row in rows {
             let (shape, place) = self.statement.place_of(&row)?;
@@ -392,7 +421,12 @@ impl Statement {
         let is_union = shapes.len() > 1;
         let leading = usize::from(is_union) + usize::from(way == Way::Arrays);
         let outputs: Vec<Vec<(String, Type)>> = shapes.iter().map(|shape| outputs(*shape)).collect();
-        let slots = Slots::of(&outputs);
+        let is_row = |shape: &Spot<'_>| matches!(shape, Spot::Row(_));
+        // Beside ranges, rows by key are records.
+        let has_records = shapes.iter().any(is_row) && !shapes.iter().all(is_row);
+        let is_record = |shape: &Spot<'_>| has_records && is_row(shape);
+        let in_slots = shapes.iter().zip(&outputs).filter(|(shape, _)| !is_record(shape));
+        let slots = Slots::of(&in_slots.map(|(_, outputs)| outputs.as_slice()).collect::<Vec<_>>());
         let (mut selects, mut layouts, mut parameters) = (Vec::new(), Vec::new(), 0);
         for (number, (shape, outputs)) in shapes.iter().zip(&outputs).enumerate() {
             let mut shown: Vec<String> = Vec::new();
@@ -402,13 +436,27 @@ impl Statement {
             if way == Way::Arrays {
                 shown.push("k._place".to_owned());
             }
-            let places = if is_union { slots.places(outputs) } else { (0..outputs.len()).collect() };
-            if is_union {
-                shown.extend(slots.filled(outputs, &places));
-            } else {
-                shown.extend(outputs.iter().map(|(column, _)| column.clone()));
+            let is_record = is_record(shape);
+            let columns = || outputs.iter().map(|(column, _)| column.as_str()).collect::<Vec<&str>>();
+            let places = match is_union && !is_record {
+                true => {
+                    slots.places(outputs).into_iter().map(|place| place + usize::from(has_records)).collect()
+                }
+                false => (0..outputs.len()).collect::<Vec<usize>>(),
+            };
+            match is_union {
+                false => shown.extend(columns().into_iter().map(str::to_owned)),
+                true if is_record => {
+                    shown.push(format!("row({})", columns().join(", ")));
+                    shown.extend(slots.filled(&[], &[]));
+                }
+                true => {
+                    shown.extend(has_records.then(|| "null::record".to_owned()));
+                    let in_slots = slots.places(outputs);
+                    shown.extend(slots.filled(outputs, &in_slots));
+                }
             }
-            layouts.push(Layout { first: leading, places, names_owner: shape.tenant().is_none() });
+            layouts.push(Layout::of(*shape, leading, places, is_record));
             let kinds = kinds(*shape);
             let select = match way {
                 Way::Parameters => {
@@ -461,10 +509,13 @@ impl Statement {
     }
 }
 
-/// What a row of a shape consists of: its owner where it can be anybody, its columns, its version.
+/// What is asked for of a row of a shape: its owner where it can be anybody, the columns that are not fixed, its version.
 fn outputs(shape: Spot<'_>) -> Vec<(String, Type)> {
     let owner = shape.tenant().is_none().then_some((TENANT, Type::Text));
-    let columns = shape.table().columns().iter().map(|column| (column.name.as_str(), column.kind));
+    let fixed = shape.fixed_columns();
+    let is_open = |column: &&Column| fixed.iter().all(|fixed| fixed.name != column.name);
+    let columns = shape.table().columns().iter().filter(is_open);
+    let columns = columns.map(|column| (column.name.as_str(), column.kind));
     let all = owner.into_iter().chain(columns).chain([(VERSION, Type::Int)]);
     all.map(|(column, kind)| (format!("t.{}", name(column)), kind)).collect()
 }
@@ -550,13 +601,10 @@ fn source(names: &Names, shape: Spot<'_>, constant: &dyn Fn(usize) -> String) ->
 struct Slots(Vec<(Type, usize)>);
 
 impl Slots {
-    fn of(shapes: &[Vec<(String, Type)>]) -> Slots {
-        let of = |kind: Type, shape: &Vec<(String, Type)>| shape.iter().filter(|(_, of)| *of == kind).count();
-        Slots(
-            Type::ALL
-                .map(|kind| (kind, shapes.iter().map(|shape| of(kind, shape)).max().unwrap_or(0)))
-                .into(),
-        )
+    fn of(shapes: &[&[(String, Type)]]) -> Slots {
+        let of = |kind: Type, shape: &[(String, Type)]| shape.iter().filter(|(_, of)| *of == kind).count();
+        let most = |kind: Type| shapes.iter().map(|shape| of(kind, shape)).max().unwrap_or(0);
+        Slots(Type::ALL.map(|kind| (kind, most(kind))).into())
     }
 
     /// Where each column stands.
@@ -592,30 +640,53 @@ impl Slots {
 struct Layout {
     /// How many columns come before those of any row.
     first: usize,
-    /// Behind them: its owner's if it names one, the table's columns, the version.
+    /// Behind them, or in the record there: its owner's if it names one, the table's columns that are not fixed, the version.
     places: Vec<usize>,
+    /// Whether they are one column, a record.
+    is_record: bool,
     names_owner: bool,
+    /// Of each column of the table, the number under which the spot fixes it, if it does.
+    fixed: Vec<Option<usize>>,
 }
 
 impl Layout {
-    fn row(
-        &self,
-        row: &tokio_postgres::Row,
-        table: &Arc<Table>,
-        tenant: Option<&Tenant>,
-    ) -> Result<Row, StoreError> {
-        let mut places = self.places.iter().map(|place| self.first + place);
-        let mut next = || places.next().unwrap_or(usize::MAX);
-        let tenant = match tenant.filter(|_| !self.names_owner) {
-            Some(tenant) => tenant.clone(),
-            None => Tenant::new(text_at(row, next(), table.name())?)
-                .map_err(|error| StoreError::corrupt(table.name(), error.to_string()))?,
+    fn of(shape: Spot<'_>, first: usize, places: Vec<usize>, is_record: bool) -> Layout {
+        let known = shape.fixed_columns();
+        let columns = shape.table().columns().iter();
+        let fixed = columns.map(|column| known.iter().position(|known| known.name == column.name)).collect();
+        Layout { first, places, is_record, names_owner: shape.tenant().is_none(), fixed }
+    }
+
+    fn row(&self, row: &tokio_postgres::Row, spot: Spot<'_>) -> Result<Row, StoreError> {
+        let table = spot.table();
+        let record = match self.is_record {
+            true => Some(fields_at(row, self.first, table.name())?),
+            false => None,
         };
-        let columns = table.columns().iter();
-        let values: Vec<Value> = columns
-            .map(|column| value_at(row, next(), column.kind, table.name()))
-            .collect::<Result<_, _>>()?;
-        let version = int_at(row, next(), table.name())?;
+        let at = |place: usize, kind: Type| match &record {
+            Some(fields) => fields.value_at(place, kind, table.name()),
+            None => value_at(row, self.first + place, kind, table.name()),
+        };
+        let mut places = self.places.iter().copied();
+        let mut next = |kind: Type| at(places.next().unwrap_or(usize::MAX), kind);
+        let tenant = match spot.tenant().filter(|_| !self.names_owner) {
+            Some(tenant) => tenant.clone(),
+            None => {
+                let owner = next(Type::Text)?;
+                Tenant::new(owner.as_text().unwrap_or_default())
+                    .map_err(|error| StoreError::corrupt(table.name(), error.to_string()))?
+            }
+        };
+        let mut values = Vec::with_capacity(table.columns().len());
+        for (column, fixed) in table.columns().iter().zip(&self.fixed) {
+            values.push(match fixed.and_then(|number| spot.fixed_value(number)) {
+                Some(value) => value.clone(),
+                None => next(column.kind)?,
+            });
+        }
+        let Some(version) = next(Type::Int)?.as_int() else {
+            return Err(StoreError::corrupt(table.name(), "a row has no version"));
+        };
         Ok(Row::new(table.clone(), tenant, values, version))
     }
 }

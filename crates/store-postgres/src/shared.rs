@@ -17,6 +17,7 @@ use crate::options::Options;
 use crate::order::place;
 use crate::reader::{ATTEMPTS, Readers};
 use crate::tenancy::Scope;
+use crate::trust::Doubts;
 use crate::writer::Lane;
 
 pub(crate) struct Shared {
@@ -44,6 +45,8 @@ pub(crate) struct Shared {
     /// The connection on which unknown outcomes are settled and records forgotten, apart from the writers: a
     /// claim may have to wait for the very transaction whose outcome is unknown.
     pub claims: Link,
+    /// Where rows that are to be inserted are looked for all the same.
+    pub doubts: Doubts,
     pub counters: Counters,
 }
 
@@ -66,6 +69,10 @@ pub struct Counts {
     pub batched: u64,
     /// Transactions that were run again because others were in the way.
     pub reruns: u64,
+    /// Rows that were inserted, or found to be missing, without a look for them before.
+    pub unread: u64,
+    /// Transactions that were run again with such a look.
+    pub doubted: u64,
     /// Looks that were answered by one statement together with others.
     pub joined: u64,
 }
@@ -81,6 +88,8 @@ pub(crate) struct Counters {
     pub batches: AtomicU64,
     pub batched: AtomicU64,
     pub reruns: AtomicU64,
+    pub unread: AtomicU64,
+    pub doubted: AtomicU64,
     pub joined: AtomicU64,
 }
 
@@ -96,6 +105,8 @@ impl Counters {
             batches: read(&self.batches),
             batched: read(&self.batched),
             reruns: read(&self.reruns),
+            unread: read(&self.unread),
+            doubted: read(&self.doubted),
             joined: read(&self.joined),
         }
     }
@@ -130,6 +141,7 @@ impl Shared {
             waiting: AtomicUsize::new(0),
             polling: AtomicBool::new(false),
             claims: Link::default(),
+            doubts: Doubts::default(),
             counters: Counters::default(),
         }
     }

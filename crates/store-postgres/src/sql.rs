@@ -384,12 +384,75 @@ pub(crate) fn value_at(
 ) -> Result<Value, StoreError> {
     let Received(value) =
         row.try_get(index).map_err(|error| StoreError::corrupt(place, with_source(&error)))?;
+    of_kind(value, index, kind, place)
+}
+
+fn of_kind(value: Value, index: usize, kind: Type, place: &str) -> Result<Value, StoreError> {
     match value.kind() {
         Some(got) if got != kind => {
             Err(StoreError::corrupt(place, format!("column {index} holds {got} where {kind} is declared")))
         }
         _ => Ok(value),
     }
+}
+
+/// The fields of a record that stands in one column, each with its type.
+pub(crate) struct Fields<'a>(Vec<(PgType, Option<&'a [u8]>)>);
+
+impl Fields<'_> {
+    /// One value of the record.
+    pub(crate) fn value_at(&self, index: usize, kind: Type, place: &str) -> Result<Value, StoreError> {
+        let corrupt = |why: String| StoreError::corrupt(place, why);
+        let field = self.0.get(index).ok_or_else(|| corrupt(format!("a record has no column {index}")))?;
+        let received = match field {
+            (ty, Some(raw)) => Received::from_sql(ty, raw),
+            (ty, None) => Received::from_sql_null(ty),
+        };
+        let Received(value) = received.map_err(|error| corrupt(with_source(&*error)))?;
+        of_kind(value, index, kind, place)
+    }
+}
+
+/// In its binary form a record is the number of its fields, and of each its type, its length and its octets.
+impl<'a> FromSql<'a> for Fields<'a> {
+    fn from_sql(_: &PgType, raw: &'a [u8]) -> Result<Fields<'a>, Box<dyn Error + Sync + Send>> {
+        fn int(raw: &mut &[u8]) -> Result<i32, Box<dyn Error + Sync + Send>> {
+            let (int, rest) = raw.split_first_chunk().ok_or("a record ends too early")?;
+            *raw = rest;
+            Ok(i32::from_be_bytes(*int))
+        }
+        let mut raw = raw;
+        let mut fields = Vec::new();
+        for _ in 0..int(&mut raw)? {
+            let oid = int(&mut raw)?.cast_unsigned();
+            let ty =
+                PgType::from_oid(oid).ok_or_else(|| format!("a column of type {oid} is none of ours"))?;
+            let field = match usize::try_from(int(&mut raw)?) {
+                // Nothing is as long as less than nothing.
+                Err(_) => None,
+                Ok(length) => {
+                    let (field, rest) = raw.split_at_checked(length).ok_or("a record ends too early")?;
+                    raw = rest;
+                    Some(field)
+                }
+            };
+            fields.push((ty, field));
+        }
+        Ok(Fields(fields))
+    }
+
+    fn accepts(_: &PgType) -> bool {
+        true
+    }
+}
+
+/// The fields of a record that the server sent in one column.
+pub(crate) fn fields_at<'a>(
+    row: &'a tokio_postgres::Row,
+    index: usize,
+    place: &str,
+) -> Result<Fields<'a>, StoreError> {
+    row.try_get(index).map_err(|error| StoreError::corrupt(place, with_source(&error)))
 }
 
 /// A required text of a row that the server sent.

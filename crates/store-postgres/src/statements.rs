@@ -74,15 +74,15 @@ fn rows_by_key<'a>(names: &Names, table: &Table, keys: &[Key<'a>]) -> Call<'a> {
     Call::new(text, key_arrays(table, keys))
 }
 
-/// Locks and reads the rows of a batch, a call for each table.
+/// Locks and reads the rows that a batch looks for, a call for each table.
 pub(crate) fn lock_calls<'p>(names: &Names, batch: &Batch<'p>) -> Vec<Call<'p>> {
-    let lock = |range: &std::ops::Range<usize>| {
-        let slots = batch.slots(range);
-        let table = slots.first()?.table;
-        let keys: Vec<Key<'p>> = slots.iter().map(|slot| (slot.tenant, slot.key)).collect();
+    let lock = |numbers: &Vec<usize>| {
+        let slots = || numbers.iter().filter_map(|number| batch.slot(*number));
+        let table = slots().next()?.table;
+        let keys: Vec<Key<'p>> = slots().map(|slot| (slot.tenant, slot.key)).collect();
         Some(rows_by_key(names, table, &keys))
     };
-    batch.tables().iter().filter_map(lock).collect()
+    batch.looked_for().iter().filter_map(lock).collect()
 }
 
 /// The columns of a record as [`record_at`] reads them.

@@ -47,6 +47,17 @@ enum Run {
     Settled(Vec<Result<Commit, StoreError>>),
     /// Nothing was done.
     Failed(Fault),
+    /// Nothing was done, because a row that was not looked for may be there ([`crate::trust`]).
+    Doubtful,
+}
+
+/// Which rows a run looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Looks {
+    /// Not for those that are to be inserted.
+    Few,
+    /// For all.
+    All,
 }
 
 /// What came of running a plan as one statement.
@@ -308,12 +319,15 @@ impl Desk<'_> {
         lock_timeout_ms: u128,
     ) -> Result<Vec<Result<Commit, StoreError>>, Fault> {
         let mut attempt = 0;
+        let mut looks = Looks::Few;
         loop {
             let session = match self.link.session(&self.shared.writer_dialer).await {
                 Ok(session) => session,
                 Err(error) => return Ok(plans.iter().map(|_| Err(error.clone())).collect()),
             };
-            match self.run(&session, plans, lock_timeout_ms).await {
+            let run = self.run(&session, plans, lock_timeout_ms, looks).await;
+            looks = Looks::All;
+            match run {
                 Run::Settled(outcomes) => {
                     self.shared.counters.batches.fetch_add(1, Ordering::Relaxed);
                     self.shared.counters.batched.fetch_add(plans.len() as u64, Ordering::Relaxed);
@@ -324,6 +338,11 @@ impl Desk<'_> {
                     self.shared.dialer.step_aside(attempt).await;
                 }
                 Run::Failed(fault) => return Err(fault),
+                // That is nobody's doing who would have to be let pass.
+                Run::Doubtful => {
+                    self.shared.counters.doubted.fetch_add(1, Ordering::Relaxed);
+                    continue;
+                }
             }
             attempt += 1;
         }
@@ -364,9 +383,12 @@ impl Desk<'_> {
         outcomes
     }
 
-    async fn run(&self, session: &Session, plans: &[Plan], lock_timeout_ms: u128) -> Run {
+    async fn run(&self, session: &Session, plans: &[Plan], lock_timeout_ms: u128, looks: Looks) -> Run {
         let shared = self.shared;
         let mut batch = Batch::of(plans);
+        if looks == Looks::Few {
+            batch.trust(|table| shared.doubts.trusts(table));
+        }
         let open = shared.options.open_words(lock_timeout_ms, PLANNER, &Scope::of_all(plans));
         match self.read(session, &open, &mut batch).await {
             Ok(Ok(())) => {}
@@ -378,6 +400,13 @@ impl Desk<'_> {
                 session.tell("rollback").await;
                 return Run::Failed(fault);
             }
+        }
+        shared.doubts.learn(&batch);
+        let unproved = batch.unproved();
+        if !unproved.is_empty() {
+            session.tell("rollback").await;
+            shared.doubts.raise(unproved);
+            return Run::Doubtful;
         }
         if !batch.applies() {
             session.tell("rollback").await;
@@ -396,7 +425,7 @@ impl Desk<'_> {
     ) -> Result<Result<(), StoreError>, Fault> {
         let shared = self.shared;
         let mut calls = lock_calls(&shared.names, batch);
-        let tables = batch.tables();
+        let looked_for = batch.looked_for();
         let remembers = batch.operations().next().is_some();
         if remembers {
             calls.push(records_of(&shared.names, batch.operations()));
@@ -418,13 +447,13 @@ impl Desk<'_> {
                     recorded.insert((record.tenant.clone(), record.operation.clone()), record);
                 }
             }
-            for (range, rows) in tables.iter().zip(&answers) {
+            for (numbers, rows) in looked_for.iter().zip(&answers) {
                 for row in rows {
                     let place = usize::try_from(int_at(row, 0, "unnest")? - 1).unwrap_or(usize::MAX);
-                    let number = range.start.saturating_add(place);
-                    let Some(slot) = batch.slots(range).get(place) else { continue };
+                    let Some(number) = numbers.get(place) else { continue };
+                    let Some(slot) = batch.slot(*number) else { continue };
                     let found = row_at(row, 1, slot.table, slot.tenant)?;
-                    batch.found(number, found);
+                    batch.found(*number, found);
                 }
             }
             batch.decide(now, shared.partitions, recorded);
@@ -449,6 +478,7 @@ impl Desk<'_> {
                         Err(error) => return Run::Settled(batch.unknown(&error.to_string())),
                     };
                 }
+                shared.counters.unread.fetch_add(batch.unread() as u64, Ordering::Relaxed);
                 let outcomes = batch.committed(&bases);
                 let records = outcomes.iter().filter_map(|outcome| match outcome {
                     Ok(Commit::Applied(Applied { record: Some(record), .. })) => record.position,
@@ -458,6 +488,7 @@ impl Desk<'_> {
                 Run::Settled(outcomes)
             }
             (Ok(_) | Err(Fault::Lost(_)), Closing::Unknown(why)) => Run::Settled(batch.unknown(&why)),
+            (Err(Fault::Conflict(_)), _) if batch.unread() > 0 => Run::Doubtful,
             (Err(fault), _) => Run::Failed(fault),
             // Statements without a closing are not sent from here.
             (Ok(_), Closing::Unsent) => Run::Failed(Fault::Busy("the transaction was not closed".into())),

@@ -90,6 +90,11 @@ impl Row {
         &self.values
     }
 
+    /// The same, to be kept without the row.
+    pub fn into_values(self) -> Vec<Value> {
+        self.values
+    }
+
     /// The key after the tenant.
     pub fn key(&self) -> &[Value] {
         self.values.get(..self.table.key_len()).unwrap_or_default()

@@ -62,9 +62,55 @@ impl Time {
     }
 }
 
+const DAY_MICROS: i64 = 86_400_000_000;
+
+impl Time {
+    /// The text of a time that can be stored. Rows and events hold many times, and all that is read of them is printed: the
+    /// calendar library, which can do more, takes several times as long.
+    fn text(self) -> [u8; 27] {
+        let (days, micros) = (self.0.div_euclid(DAY_MICROS), self.0.rem_euclid(DAY_MICROS));
+        let (year, month, day) = civil(days);
+        let seconds = micros / 1_000_000;
+        let mut text = *b"0000-00-00T00:00:00.000000Z";
+        let parts = [
+            (0..4, year),
+            (5..7, month),
+            (8..10, day),
+            (11..13, seconds / 3_600),
+            (14..16, seconds / 60 % 60),
+            (17..19, seconds % 60),
+            (20..26, micros % 1_000_000),
+        ];
+        for (place, mut number) in parts {
+            for digit in text.get_mut(place).unwrap_or_default().iter_mut().rev() {
+                *digit = b'0' + u8::try_from(number % 10).unwrap_or(0);
+                number /= 10;
+            }
+        }
+        text
+    }
+}
+
+/// Year, month and day of a day, counted from 1970-01-01. Years are counted from March here, so that a leap day is the last
+/// of its year; 400 of them have always the same number of days.
+fn civil(days: i64) -> (i64, i64, i64) {
+    let days = days + 719_468;
+    let (era, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    (era * 400 + year + i64::from(month <= 2), month, day)
+}
+
 /// RFC 3339 in UTC with exactly six decimals, so that the text sorts as the time does.
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_storable() {
+            let text = self.text();
+            return f.write_str(std::str::from_utf8(&text).map_err(|_| fmt::Error)?);
+        }
         match jiff::Timestamp::from_microsecond(self.0) {
             Ok(timestamp) => write!(f, "{timestamp:.6}"),
             Err(_) => write!(f, "{}µs", self.0),
@@ -113,6 +159,21 @@ mod tests {
             assert_eq!(Time::from_micros(micros).to_string(), text);
             assert_eq!(text.parse::<Time>().unwrap(), Time::from_micros(micros));
         }
+    }
+
+    #[test]
+    fn prints_what_the_calendar_library_prints() {
+        let check = |micros: i64| {
+            let expected = format!("{:.6}", jiff::Timestamp::from_microsecond(micros).unwrap());
+            assert_eq!(Time::from_micros(micros).to_string(), expected);
+        };
+        // Every day of four centuries around the epoch, then all other years at their turns.
+        (-73_100..=73_100).for_each(|day| check(day * DAY_MICROS + 86_399_999_999));
+        let (first, last) = (Time::MIN.micros() / DAY_MICROS, Time::MAX.micros() / DAY_MICROS);
+        (first..=last).step_by(59).for_each(|day| check(day * DAY_MICROS + 45_296_070_809));
+        [Time::MIN, Time::MAX].iter().for_each(|time| check(time.micros()));
+        // What cannot be stored is printed all the same.
+        assert_eq!(Time::from_micros(Time::MIN.micros() - 1).to_string(), "0000-12-31T23:59:59.999999Z");
     }
 
     #[test]

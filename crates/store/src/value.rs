@@ -251,6 +251,15 @@ impl Value {
         }
     }
 
+    /// The same, of a value that nobody needs any more: its text is not copied.
+    pub fn into_json(self) -> serde_json::Value {
+        match self {
+            Value::Text(text) => text.into(),
+            Value::Json(json) => json,
+            other => other.to_json(),
+        }
+    }
+
     /// Reads back what [`Value::to_json`] wrote, given the column's type.
     pub fn from_json(json: serde_json::Value, expected: Type) -> Result<Value, BadValue> {
         use serde_json::Value as J;

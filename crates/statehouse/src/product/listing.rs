@@ -136,6 +136,11 @@ impl Listing {
         Ok(Tally::of(addresses.into_iter().zip(rows)))
     }
 
+    /// How many parts the count has.
+    pub fn shards(&self) -> usize {
+        self.shards as usize
+    }
+
     /// Where the parts of the count are.
     pub fn parts(&self, tenant: &Tenant, owner: &[Value]) -> Result<Vec<Address>, PlanError> {
         let address = |shard: u32| {

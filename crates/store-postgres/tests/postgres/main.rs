@@ -24,4 +24,5 @@ mod proxy;
 mod support;
 mod tenancy;
 mod tls;
+mod trust;
 mod unknown;

@@ -22,7 +22,7 @@ fn crowded() -> String {
 }
 
 /// More than fit beside the parts of such a count.
-const CROWD: i64 = 28;
+const CROWD: i64 = 34;
 
 /// A process that dies: it lets so many plans through that write a table, and then no more. The first of those may still be
 /// under way.

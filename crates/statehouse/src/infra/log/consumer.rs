@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use statehouse_store::{
-    Address, Commit, Consistency, Ids, Plan, Position, Query, Reason, Record, Row, Step, Store, StoreError,
-    Tenant, Time,
+    Address, Commit, Consistency, Entry, Ids, Plan, Position, Query, Reason, Record, Row, Step, Store,
+    StoreError, Tenant, Time,
 };
 use tokio::task::JoinSet;
 
@@ -280,7 +280,7 @@ impl Course {
                 };
                 known = true;
             }
-            let waits = |record: &&Record| !parked.has(&self.handler.subject(record));
+            let waits = |record: &&Record| parked.is_empty() || !parked.has(&self.handler.subject(record));
             let most = if singly > 0 { 1 } else { RUN_MAX };
             let count = records.iter().skip(*at).take(most).take_while(waits).count();
             let run = records.get(*at..*at + count).unwrap_or_default();
@@ -290,7 +290,7 @@ impl Course {
                 Some(effect) => Ok(effect),
                 None => self.handled(run, tries).await,
             };
-            let drafted = match (run.is_empty(), why.take()) {
+            let mut drafted = match (run.is_empty(), why.take()) {
                 (true, _) => self.behind(first, &parked),
                 (false, Some(why)) => self.poison(first, why),
                 (false, None) => match handled().await {
@@ -311,8 +311,9 @@ impl Course {
             let rest = records.iter().skip(*at + taken).take(RUN_MAX).take_while(waits).count();
             let may = taken > 0 && singly == 0 && drafted.parked.is_none();
             let next = records.get(*at + taken..*at + taken + rest).filter(|_| may).unwrap_or_default();
-            let (judged, early) =
-                tokio::join!(self.commit(&mark, &after, &drafted), self.handled_ahead(next));
+            let progress = mark.step_to(&after, self.group(), self.partition, self.books);
+            let (steps, entry) = drafted.effect.take_writes();
+            let (judged, early) = tokio::join!(self.write(progress, steps, entry), self.handled_ahead(next));
             match judged? {
                 Judged::Done => {
                     ahead = early;
@@ -406,16 +407,15 @@ impl Course {
         }
     }
 
-    /// Commits an effect with the progress past it (I1).
-    async fn commit(&self, mark: &Mark, after: &Mark, drafted: &Drafted) -> Result<Judged, StoreError> {
-        let step = mark.step_to(after, self.group(), self.partition, self.books);
-        self.write(step, drafted.effect.clone()).await
-    }
-
-    async fn write(&self, progress: Step, effect: Effect) -> Result<Judged, StoreError> {
-        let mut plan =
-            Plan::of(&self.tenant, self.ids.next()).step(progress).steps(effect.steps).without_rows();
-        plan.entry = effect.entry;
+    /// Commits what is to be written with the progress past it (I1).
+    async fn write(
+        &self,
+        progress: Step,
+        steps: Vec<Step>,
+        entry: Option<Entry>,
+    ) -> Result<Judged, StoreError> {
+        let mut plan = Plan::of(&self.tenant, self.ids.next()).step(progress).steps(steps).without_rows();
+        plan.entry = entry;
         let plan = match plan.build() {
             Ok(plan) => plan,
             Err(error) => return Ok(Judged::Never(error.to_string())),
@@ -466,7 +466,7 @@ impl Course {
             let parked = mark.parked - i64::from(done);
             let after = Mark { present: true, epoch: self.epoch, parked, ..mark.clone() };
             let step = mark.step_to(&after, group, partition, self.books);
-            match self.write(step, effect).await? {
+            match self.write(step, effect.steps, effect.entry).await? {
                 Judged::Done => {
                     progress.rows += usize::from(done || goes_on);
                     if !goes_on {

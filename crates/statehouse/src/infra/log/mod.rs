@@ -130,6 +130,11 @@ impl Effect {
     pub fn of(taken: usize, steps: Vec<Step>) -> Effect {
         Effect { taken, steps, ..Effect::default() }
     }
+
+    /// Takes out what is to be written, and leaves what is known about it.
+    fn take_writes(&mut self) -> (Vec<Step>, Option<Entry>) {
+        (std::mem::take(&mut self.steps), self.entry.take())
+    }
 }
 
 /// Why a handler has nothing to write for records. If there were several, each is tried by itself before it counts.

@@ -180,6 +180,11 @@ impl Lot {
         self.0.entry(subject).or_default().insert(offset);
     }
 
+    /// Whether nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether a record of this key waits.
     pub(super) fn has(&self, subject: &str) -> bool {
         self.0.contains_key(subject)

@@ -93,9 +93,8 @@ impl Handler for Feed {
 impl Feed {
     /// What the first few records make together, if they can be done so.
     async fn bundle(&self, records: &[Record], reading: &Reading<'_>) -> Result<Option<Effect>, Unable> {
-        let Some(reach) = self.projector.reach().filter(|_| records.len() > 1 && reading.refused == 0) else {
-            return Ok(None);
-        };
+        // What was refused is done one by one, by whatever is so now.
+        let Some(reach) = self.projector.reach().filter(|_| reading.refused == 0) else { return Ok(None) };
         let matters: Vec<Matter<'_>> = records.iter().map(Matter::Record).collect();
         let bundle = reach.bundle(self.generation, &matters, reading).await?;
         Ok(bundle.map(|bundle| Effect { contends: true, ..Effect::of(bundle.taken, bundle.steps) }))

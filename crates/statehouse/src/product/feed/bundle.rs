@@ -1,9 +1,13 @@
 //! Several new posts in one plan, with the rows of all their readers: what most of a log is, and most of a build.
 //!
 //! What is read for them is read at once: their entries, which must not be there, and the counts of their authors' followers.
-//! The followers themselves are listed once and remembered.
+//! The followers themselves are listed once and remembered. So is how many they were: how many posts will fit is known before
+//! anything is read for them, and no more are read than that.
+//!
+//! A post without an entry has no rows either, because they are made with it or after it. So the rows are inserted: an engine
+//! need not look whether they are there.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,6 +27,8 @@ const STEPS_MAX: usize = 98;
 const STEPS_EACH: usize = 2;
 /// Followers that are remembered at most, of all authors together.
 const REMEMBERED_MAX: usize = 100_000;
+/// Authors at most of whom it is remembered how many followers they have.
+const COUNTED_MAX: usize = 50_000;
 
 /// The followers of authors, as they were listed. Whoever follows or unfollows changes a part of the author's count, whose
 /// versions never come back: while the count is what it was before the list was read, so is the list.
@@ -34,6 +40,8 @@ struct Known {
     /// By tenant and author.
     followers: HashMap<(Tenant, String), Listed>,
     items: usize,
+    /// How many they were when they were last counted.
+    counts: HashMap<(Tenant, String), usize>,
 }
 
 /// Followers, and the count's stamp before they were listed.
@@ -51,13 +59,55 @@ impl Remembered {
     fn keep(&self, tenant: &Tenant, author: &Value, tally: &Tally, items: &Arc<Vec<Item>>) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if known.items + items.len() > REMEMBERED_MAX {
-            *known = Known::default();
+            known.followers.clear();
+            known.items = 0;
         }
         known.items += items.len() + 1;
         let key = (tenant.clone(), key_text([author]));
         if let Some((_, before)) = known.followers.insert(key, (tally.stamp(), items.clone())) {
             known.items = known.items.saturating_sub(before.len() + 1);
         }
+    }
+
+    /// How many followers an author had the last time that they were counted.
+    fn expected(&self, tenant: &Tenant, author: &Value) -> Option<usize> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.counts.get(&(tenant.clone(), key_text([author]))).copied()
+    }
+
+    /// Notes how many followers an author has.
+    pub(super) fn counted(&self, tenant: &Tenant, author: &Value, tally: &Tally) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.counts.len() >= COUNTED_MAX {
+            known.counts.clear();
+        }
+        let count = usize::try_from(tally.sum()).unwrap_or(0);
+        known.counts.insert((tenant.clone(), key_text([author])), count);
+    }
+}
+
+/// How many more posts may fit into a plan, as far as is known before anything is read for them.
+pub(super) struct Room<'d, 'f> {
+    desk: &'d Desk<'f>,
+    authors: HashSet<String>,
+    left: usize,
+}
+
+impl<'d, 'f> Room<'d, 'f> {
+    pub(super) fn of(desk: &'d Desk<'f>) -> Room<'d, 'f> {
+        Room { desk, authors: HashSet::new(), left: STEPS_MAX }
+    }
+
+    /// Whether there is room for one more; if so, it is taken. Of an author who was never met, there is for the post alone.
+    pub(super) fn takes(&mut self, shown: &Shown) -> bool {
+        let Desk { feed, reading, .. } = *self.desk;
+        let followers = feed.remembered.expected(reading.tenant, &shown.author).unwrap_or(0);
+        let is_met = !self.authors.insert(key_text([&shown.author]));
+        let demand = if is_met { 0 } else { feed.relation.inward.shards() };
+        let needed = STEPS_EACH + demand + followers;
+        let fits = needed <= self.left;
+        self.left = self.left.saturating_sub(needed);
+        fits
     }
 }
 
@@ -72,7 +122,6 @@ impl Desk<'_> {
     /// readers, under the demand that nobody comes or goes (F2). That a post has no entry yet says also that nothing is
     /// under way for it (F4): work is made with an entry, and the entry stays.
     pub(super) async fn bundle(&self, posts: &[(Change, Shown)]) -> Result<Option<Bundle>, Unable> {
-        let posts = posts.get(..posts.len().min(STEPS_MAX / STEPS_EACH)).unwrap_or_default();
         let (new, audiences) = self.surveyed(posts).await?;
         let (mut fitting, mut met, mut room) = (0, 0, STEPS_MAX);
         for (_, shown) in posts.iter().take(new) {
@@ -99,7 +148,8 @@ impl Desk<'_> {
             let demand = audience.tally.unchanged().take(if number < met { 0 } else { usize::MAX });
             let key = [self.generation.into(), change.source.as_str().into()];
             let entry = entry_step(&self.feed.entries, key, 0, change.order, change.content.as_ref());
-            let own = [entry, self.enlist(shown, PUSH, change.order)].into_iter();
+            let (list, key) = self.listed(shown, PUSH);
+            let own = [entry, self.enlist(Step::insert(list, key), shown, change.order)].into_iter();
             let rows = items.iter().filter_map(|item| self.give(item, shown));
             let steps: Vec<Step> = demand.chain(own).chain(rows).collect();
             if bundle.steps.len() + steps.len() > STEPS_MAX {
@@ -137,9 +187,10 @@ impl Desk<'_> {
             addresses.into_iter().zip(rows).collect::<Vec<_>>().into_iter();
         let entries: Vec<Option<Row>> = read.by_ref().take(posts.len()).map(|(_, row)| row).collect();
         let new = entries.iter().take_while(|entry| entry.is_none()).count();
-        let audience = |(author, parts): (&'p Value, usize)| Audience {
-            author,
-            tally: Tally::of(read.by_ref().take(parts)),
+        let audience = |(author, parts): (&'p Value, usize)| {
+            let tally = Tally::of(read.by_ref().take(parts));
+            feed.remembered.counted(tenant, author, &tally);
+            Audience { author, tally }
         };
         Ok((new, authors.into_iter().map(audience).collect()))
     }

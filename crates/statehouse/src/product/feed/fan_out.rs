@@ -16,6 +16,7 @@ use statehouse_store::{
     Address, Consistency, Cursor, Guard, Query, Row, Step, StoreError, Table, Time, Value,
 };
 
+use super::bundle::Room;
 use super::{
     AUTHOR, CREATED_AT, CURSOR, EXPIRES_AT, Feed, PHASE, POST, PREVIEW, PULL, PUSH, SINCE, STATE, WAS_AT,
     WAS_AUTHOR, WAY, column_in, fitting,
@@ -177,7 +178,8 @@ impl Reach for Feed {
         of: &[Matter<'_>],
         reading: &Reading<'_>,
     ) -> Result<Option<Bundle>, Unable> {
-        let mut posts = Vec::new();
+        let desk = Desk { feed: self, generation, reading };
+        let (mut posts, mut room) = (Vec::new(), Room::of(&desk));
         let (mut sources, oldest) = (HashSet::new(), self.oldest(reading.now));
         for matter in of {
             // Whatever is wrong with one that comes later is said when it is its turn.
@@ -185,9 +187,12 @@ impl Reach for Feed {
             let Ok([Job::Post(change)]) = <[Job; 1]>::try_from(jobs) else { break };
             let shown = Shown::of(change.content.as_ref()).filter(|shown| shown.at >= oldest);
             let Some(shown) = shown.filter(|_| sources.insert(change.source.clone())) else { break };
+            if !room.takes(&shown) {
+                break;
+            }
             posts.push((change, shown));
         }
-        Desk { feed: self, generation, reading }.bundle(&posts).await
+        desk.bundle(&posts).await
     }
 }
 
@@ -268,16 +273,14 @@ impl Desk<'_> {
     }
 
     /// A post's row in its author's list.
-    fn listed(&self, shown: &Shown, way: &str) -> (&Arc<Table>, Vec<Value>) {
+    pub(super) fn listed(&self, shown: &Shown, way: &str) -> (&Arc<Table>, Vec<Value>) {
         let key = self.key([shown.author.clone(), way.into(), shown.at.into(), shown.post.clone()]);
         (&self.feed.lists, key)
     }
 
-    /// A post goes into its author's list.
-    pub(super) fn enlist(&self, shown: &Shown, way: &str, order: i64) -> Step {
-        let (table, key) = self.listed(shown, way);
-        Step::upsert(table, key)
-            .set(PREVIEW, shown.preview.clone())
+    /// A post goes into its author's list, by a step on its row there.
+    pub(super) fn enlist(&self, step: Step, shown: &Shown, order: i64) -> Step {
+        step.set(PREVIEW, shown.preview.clone())
             .set(EXPIRES_AT, self.feed.end_of(shown.at))
             .set(SOURCE_ORDER, order)
     }
@@ -288,8 +291,12 @@ impl Desk<'_> {
 
     /// A post goes into a reader's rows.
     fn put(&self, viewer: &Value, shown: &Shown) -> Step {
-        Step::upsert(&self.feed.rows, self.row_key(viewer, shown.at, &shown.post))
-            .set(AUTHOR, shown.author.clone())
+        self.shown_by(Step::upsert(&self.feed.rows, self.row_key(viewer, shown.at, &shown.post)), shown)
+    }
+
+    /// What a reader's row says, by a step on it.
+    fn shown_by(&self, step: Step, shown: &Shown) -> Step {
+        step.set(AUTHOR, shown.author.clone())
             .set(PREVIEW, shown.preview.clone())
             .set(EXPIRES_AT, self.feed.end_of(shown.at))
     }
@@ -360,7 +367,8 @@ impl Desk<'_> {
             }
         }
         if let Some(shown) = &after {
-            steps.push(self.enlist(shown, new_way, change.order));
+            let (table, key) = self.listed(shown, new_way);
+            steps.push(self.enlist(Step::upsert(table, key), shown, change.order));
         }
         // What goes out in one plan does not pass what is under way (F4).
         let alone = || Step::assert_absent(&feed.work, source());
@@ -398,7 +406,9 @@ impl Desk<'_> {
     async fn tally(&self, author: &Value) -> Result<Tally, Unable> {
         let Reading { store, tenant, .. } = *self.reading;
         let author = std::slice::from_ref(author);
-        self.feed.relation.inward.tally(store, tenant, author).await.map_err(unable)
+        let tally = self.feed.relation.inward.tally(store, tenant, author).await.map_err(unable)?;
+        author.iter().for_each(|author| self.feed.remembered.counted(tenant, author, &tally));
+        Ok(tally)
     }
 
     /// The work of telling readers to look into an author's list, unless all have been told.
@@ -474,7 +484,8 @@ impl Desk<'_> {
     pub(super) fn give(&self, item: &Item, shown: &Shown) -> Option<Step> {
         let viewer = item.key.first()?;
         let is_seen = shown.at >= self.oldest_for(item) && fitting(std::slice::from_ref(viewer)).is_ok();
-        is_seen.then(|| self.put(viewer, shown))
+        let key = || self.row_key(viewer, shown.at, &shown.post);
+        is_seen.then(|| self.shown_by(Step::insert(&self.feed.rows, key()), shown))
     }
 
     /// What a post changes for one reader, without the demand that they follow.
