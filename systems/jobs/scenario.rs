@@ -215,7 +215,8 @@ fn ends_are_recorded_once(rows: &[Row], records: &[Record], notes: &Notes) -> Re
     let mut ends: BTreeMap<&str, usize> = BTreeMap::new();
     for event in records.iter().flat_map(|record| &record.events) {
         if ["job.completed", "job.failed", "job.cancelled"].contains(&event.name.as_str()) {
-            let job = event.data["row"]["job_id"].as_str().context("an end without its job")?;
+            let told = event.data.get("row").unwrap_or(&event.data);
+            let job = told["job_id"].as_str().context("an end without its job")?;
             *ends.entry(job).or_default() += 1;
         }
     }

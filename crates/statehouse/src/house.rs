@@ -17,21 +17,20 @@
 //!     are tried as one plan first, which costs an engine far less than a plan for each: if all of them hold, nobody can tell
 //!     the difference; if one does not, nothing was done, and each goes by itself.
 
+mod many;
+
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::{
-    Applied, Clock, Commit, Draft as EventDraft, Entry, Event, Fate, Ids, Migrate, Plan, PlanError, Random,
-    Record, Refused, Resolution, Schema, Store, StoreError, SystemClock, Tenant, Type, Value,
+    Clock, Commit, Draft as EventDraft, Entry, Event, Fate, Ids, Migrate, Plan, PlanError, Random, Record,
+    Refused, Resolution, Schema, Store, StoreError, SystemClock, Tenant, Value,
 };
 use tokio::task::JoinHandle;
 
-use crate::action::{
-    Action, Answer, Call, Code, Desk, Does, Draft, Each, Expected, Refusal, Several, Verdict, Write,
-};
+use crate::action::{Action, Answer, Call, Code, Desk, Does, Draft, Expected, Refusal, Verdict, Write};
 use crate::blueprint::Blueprint;
 use crate::cache::{self, Cache, Token};
 use crate::doubt::Doubts;
@@ -407,93 +406,6 @@ impl House {
             Does::Several(several) => self.several(resource, &**several, &call, operation).await,
             Does::Each(each) => self.each(tenant, each, &call, &operation).await,
         }
-    }
-
-    /// Runs an action of several plans, once for each operation id that a caller gives (H7).
-    async fn several(
-        &self,
-        resource: &Resource,
-        several: &dyn Several,
-        call: &Call,
-        operation: Operation,
-    ) -> Result<Answer, Refusal> {
-        let Operation { id, fingerprint } = operation;
-        let Some(id) = id else { return several.run(call, &self.desk(0)).await };
-        if let Some(record) = self.store.recorded(&call.tenant, &id).await? {
-            return remembered(&record, &fingerprint);
-        }
-        let answer = several.run(call, &self.desk(0)).await?;
-        let event = EventDraft::named(UNCHANGED).with("answer", json!(answer));
-        let entry = Entry::about(&resource.name, resource::key_text(&call.key)).fingerprint(&fingerprint);
-        let plan = Plan::of(&call.tenant, &id).log(entry.event(event)).build()?;
-        let mut in_doubt = false;
-        match self.settle(&plan, &mut in_doubt).await? {
-            Commit::Applied(Applied { record: Some(record), .. }) => remembered(&record, &fingerprint),
-            Commit::Fenced => Err(fenced(&id)),
-            Commit::Applied(_) | Commit::Refused(_) => {
-                Err(Refusal::new(Code::Internal, "an answer could not be remembered"))
-            }
-        }
-    }
-
-    /// Calls an action for each item of a list, all at once (H7).
-    async fn each(
-        &self,
-        tenant: &Tenant,
-        each: &Each,
-        call: &Call,
-        operation: &Operation,
-    ) -> Result<Answer, Refusal> {
-        let items = call.input.get(each.list).and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
-        if items.len() > each.most {
-            let detail = format!("at most {} at a time; these are {}", each.most, items.len());
-            return Err(Refusal::misfits(vec![Misfit { pointer: format!("/{}", each.list), detail }]));
-        }
-        let mut requests = Vec::with_capacity(items.len());
-        for item in items {
-            let mut input = item.as_object().cloned().unwrap_or_default();
-            let key = input.remove(each.key).unwrap_or_default();
-            let named = Value::from_json(key.clone(), Type::Text).unwrap_or(Value::Null);
-            let request = Request { action: each.action.clone(), key: vec![named], input, expected: None };
-            requests.push((key, request));
-        }
-        let under = |name: &dyn std::fmt::Display| {
-            let id = operation.id.as_ref().map(|id| format!("{id}/{name}"));
-            Operation { id, fingerprint: operation.fingerprint.clone() }
-        };
-        let outcome = |key: &Json, refusal: Option<&Refusal>| {
-            let (code, message) = (refusal.map(|no| no.code.name()), refusal.map(|no| no.message.as_str()));
-            json!({each.key: key, "done": refusal.is_none(), "code": code, "message": message})
-        };
-        if requests.len() > 1 {
-            let together = requests.iter().map(|(_, request)| request.clone()).collect();
-            let refusal = match self.at_once(tenant, together, under(&"all"), 0).await {
-                Ok(_) => None,
-                // Nobody can say of any of them that it was refused.
-                Err((_, refusal)) if refusal.code == Code::OutcomeUnknown => Some(refusal),
-                Err(_) => {
-                    return Ok(Answer::row(Json::Array(self.apart(tenant, requests, under, outcome).await)));
-                }
-            };
-            let outcomes = requests.iter().map(|(key, _)| outcome(key, refusal.as_ref())).collect();
-            return Ok(Answer::row(Json::Array(outcomes)));
-        }
-        Ok(Answer::row(Json::Array(self.apart(tenant, requests, under, outcome).await)))
-    }
-
-    /// Makes calls, each by itself, all at once, and says what came of each.
-    async fn apart(
-        &self,
-        tenant: &Tenant,
-        requests: Vec<(Json, Request)>,
-        under: impl Fn(&dyn std::fmt::Display) -> Operation,
-        outcome: impl Fn(&Json, Option<&Refusal>) -> Json,
-    ) -> Vec<Json> {
-        let calls = requests.into_iter().enumerate().map(async |(number, (key, request))| {
-            let answer = Box::pin(self.call(tenant, request, under(&number))).await;
-            outcome(&key, answer.err().as_ref())
-        });
-        join_all(calls).await
     }
 
     /// Runs one action that reads. The answer may be shared with others who have asked for it.
@@ -965,19 +877,6 @@ fn answers(ready: &[Ready<'_>], record: &Record, fingerprint: &str) -> Result<Ve
         Ok(Answer { token: Some(token.clone()), ..answer })
     };
     ready.iter().zip(&record.events).map(answer).collect()
-}
-
-/// The answer that a record keeps (H7).
-fn remembered(record: &Record, fingerprint: &str) -> Result<Answer, Refusal> {
-    if record.fate == Fate::Aborted {
-        return Err(fenced(&record.operation));
-    }
-    let kept = match record.events.as_slice() {
-        [event] if event.name == UNCHANGED && record.fingerprint == fingerprint => event.data.get("answer"),
-        _ => None,
-    };
-    let answer = kept.and_then(|answer| serde_json::from_value(answer.clone()).ok());
-    answer.ok_or_else(|| reused(record))
 }
 
 fn reused(record: &Record) -> Refusal {

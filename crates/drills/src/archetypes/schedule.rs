@@ -1,6 +1,7 @@
 //! A09 Future constraint + claimable run: each job claimed by one worker at a time, its result recorded once, whatever dies.
 
 mod definitions;
+mod ends;
 mod lanes;
 mod late;
 mod races;
@@ -25,6 +26,7 @@ use statehouse_store::{
 };
 
 use self::definitions::*;
+use self::ends::*;
 use self::lanes::*;
 use self::late::*;
 use self::races::*;
@@ -50,6 +52,8 @@ pub(super) const CASES: &[Case] = cases! {
         a_paused_queue_gives_nothing(8),
         priorities_come_first(8),
         a_batch_decides_each_job_by_itself(8),
+        jobs_that_end_together_are_one_record(8),
+        what_is_not_kept_goes_when_it_is_done(8),
         a_repeated_claim_gets_its_own_jobs(8),
         jobs_of_one_key_run_in_their_order(8),
         of_one_key_so_many_run_at_once(8),
@@ -267,7 +271,9 @@ async fn a_job_is_enqueued_claimed_and_completed(lab: &dyn Lab) -> Result<()> {
     clock.advance(SECOND);
     let input = json!({"attempt": 1, "result": [1, "done"]});
     let done = visitor.done("job.complete", &id("a"), input.clone(), None).await?;
-    shows(&done, &json!({"state": "COMPLETED", "result": [1, "done"], "run_at": null, "run_shard": null}))?;
+    shows(&done, &json!({"state": "COMPLETED", "result": [1, "done"], "attempt": 1}))?;
+    let expected = json!({"state": "COMPLETED", "result": [1, "done"], "run_at": null, "run_shard": null});
+    visitor.shows("job", &id("a"), &expected).await?;
     for action in ["complete", "fail"] {
         let action = format!("job.{action}");
         visitor.refused(&action, &id("a"), json!({"attempt": 1}), None, Code::WrongState).await?;

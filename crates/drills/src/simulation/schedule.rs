@@ -122,7 +122,8 @@ async fn check(end: &End) -> Result<()> {
                 (_, name) if !name.starts_with("job.") => continue,
                 (_, name) => anyhow::bail!("{name} of {} at {}, after {before:?}", record.key, record.at),
             };
-            let attempt = event.data["row"]["attempt"].as_i64().context("no attempt")?;
+            let told = event.data.get("row").unwrap_or(&event.data);
+            let attempt = told["attempt"].as_i64().context("no attempt")?;
             let (_, attempts) = before.unwrap_or((Stage::Live, 0));
             ensure!(attempt >= attempts, "{} goes back from attempt {attempts} to {attempt}", record.key);
             jobs.insert(record.key.clone(), (after, attempt));

@@ -229,7 +229,7 @@ pub(super) async fn lost_answers_lose_and_double_nothing(lab: &dyn Lab) -> Resul
     let mut completed: BTreeMap<String, usize> = BTreeMap::new();
     for record in whole_log(sound.as_ref()).await? {
         for event in record.events.iter().filter(|event| event.name == "job.completed") {
-            *completed.entry(event.data["row"]["job_id"].to_string()).or_default() += 1;
+            *completed.entry(event.data["job_id"].to_string()).or_default() += 1;
         }
     }
     same("jobs with a result in the log", &completed.len(), &jobs)?;

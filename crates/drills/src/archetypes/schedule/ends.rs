@@ -1,0 +1,125 @@
+//! How jobs end: several at once, and without a trace but in the log.
+
+use super::*;
+
+/// As [`BLUEPRINT`], but nothing that is done is kept.
+const SHORT: &str = r#"
+[house]
+name = "drill"
+
+[schedule.job]
+lease   = "30s"
+backoff = "10s"
+shards  = 2
+keep    = "0s"
+"#;
+
+/// The events of a name, one list for each record that has any.
+async fn told(visitor: &Visitor, name: &str) -> Result<Vec<Vec<Json>>> {
+    let records = whole_log(visitor.house.store().as_ref()).await?;
+    let of = |record: &statehouse_store::Record| -> Vec<Json> {
+        let events = record.events.iter().filter(|event| event.name == name);
+        events.map(|event| event.data.clone()).collect()
+    };
+    Ok(records.iter().map(of).filter(|events| !events.is_empty()).collect())
+}
+
+fn ids_in(events: &[Json]) -> Vec<&str> {
+    events.iter().filter_map(|event| event["job_id"].as_str()).collect()
+}
+
+pub(super) async fn jobs_that_end_together_are_one_record(lab: &dyn Lab) -> Result<()> {
+    let (visitor, _) = desk(lab).await?;
+    for job in ["a", "b", "c", "d", "e"] {
+        enqueue(&visitor, job, json!({})).await?;
+    }
+    claim(&visitor, 9, 5).await?;
+    let queue = id("default");
+    let jobs = |ids: &[&str]| {
+        let one = |id: &&str| json!({"job_id": id, "attempt": 1, "result": id});
+        json!({"jobs": ids.iter().map(one).collect::<Vec<_>>()})
+    };
+    let call = || visitor.call_as("three", "job_queue.complete", &queue, jobs(&["c", "a", "b"]), None);
+    let first = call().await?;
+    same(
+        "all of them",
+        &first.body.as_array().map(|all| all.iter().all(|one| one["done"] == json!(true))),
+        &Some(true),
+    )?;
+    same("a repetition", &call().await?.body, &first.body)?;
+    // One of these is not this worker's any more: then each goes by itself.
+    visitor.done("job_queue.complete", &queue, jobs(&["d", "b", "e"]), None).await?;
+    let mut told = told(&visitor, "job.completed").await?;
+    told.sort_by_key(|events| std::cmp::Reverse(events.len()));
+    let ids: Vec<Vec<&str>> = told.iter().map(|events| ids_in(events)).collect();
+    same("the first record", &ids.first(), &Some(&vec!["c", "a", "b"]))?;
+    let mut others: Vec<&str> = ids.iter().skip(1).flatten().copied().collect();
+    others.sort_unstable();
+    same("the others", &(others, ids.len()), &(vec!["d", "e"], 3))?;
+    let subjects: Vec<&Json> = told.iter().flatten().filter_map(|event| event.get("subject")).collect();
+    same("whom they are about", &subjects, &vec![&json!("a"), &json!("b")])?;
+    for job in ["a", "b", "c", "d", "e"] {
+        let expected = json!({"state": "COMPLETED", "result": job, "run_at": null, "run_shard": null});
+        visitor.shows("job", &id(job), &expected).await?;
+    }
+    Ok(())
+}
+
+pub(super) async fn what_is_not_kept_goes_when_it_is_done(lab: &dyn Lab) -> Result<()> {
+    let clock = standing();
+    let visitor = Visitor::open_at(lab, SHORT, Arc::new(clock.clone())).await?;
+    let with_key = || json!({"unique_key": "k"});
+    for (job, input) in [
+        ("plain", json!({})),
+        ("keyed", with_key()),
+        ("first", json!({"order_key": "o"})),
+        ("second", json!({"order_key": "o"})),
+    ] {
+        enqueue(&visitor, job, input).await?;
+    }
+    claim(&visitor, 9, 3).await?;
+    for job in ["plain", "keyed", "first"] {
+        // Another attempt's is not this one's to end, and one that was given back is nobody's.
+        visitor.refused("job.complete", &id(job), json!({"attempt": 2}), None, Code::NotHolder).await?;
+        visitor.done("job.fail", &id(job), json!({"attempt": 1}), None).await?;
+        visitor.refused("job.complete", &id(job), json!({"attempt": 1}), None, Code::WrongState).await?;
+    }
+    clock.advance(SECOND * 10);
+    claim(&visitor, 9, 3).await?;
+    let call = || {
+        visitor.call_as(
+            "once",
+            "job.complete",
+            &[Value::from("plain")],
+            json!({"attempt": 2, "result": 7}),
+            None,
+        )
+    };
+    let done = call().await?;
+    shows(&done, &json!({"job_id": "plain", "state": "COMPLETED", "attempt": 2, "result": 7}))?;
+    same("a repetition", &call().await?.body, &done.body)?;
+    visitor.refused("job.complete", &id("plain"), json!({"attempt": 2}), None, Code::NotFound).await?;
+    visitor.refused("job.read", &id("plain"), json!({}), None, Code::NotFound).await?;
+    // Its key goes with it, and so does its place in the lane.
+    complete(&visitor, "keyed", 2).await?;
+    same("whose keys are left", &all_rows(&visitor, "job_uniques").await?.len(), &0)?;
+    enqueue(&visitor, "heir", with_key()).await?;
+    complete(&visitor, "first", 2).await?;
+    let mut next = claim(&visitor, 9, 2).await?;
+    next.sort();
+    same("who comes next", &next, &vec![("heir".to_owned(), 1), ("second".to_owned(), 1)])?;
+    let jobs = json!({"jobs": [{"job_id": "second", "attempt": 1}, {"job_id": "heir", "attempt": 1}]});
+    let ended = visitor.done("job_queue.complete", &id("default"), jobs, None).await?;
+    same(
+        "both",
+        &ended.body.as_array().map(|all| all.iter().all(|one| one["done"] == json!(true))),
+        &Some(true),
+    )?;
+    for table in ["jobs", "job_uniques", "job_lanes", "job_lines"] {
+        same(table, &all_rows(&visitor, table).await?.len(), &0)?;
+    }
+    let told = told(&visitor, "job.completed").await?;
+    let mut ids: Vec<&str> = told.iter().flat_map(|events| ids_in(events)).collect();
+    ids.sort_unstable();
+    same("what the log tells", &ids, &vec!["first", "heir", "keyed", "plain", "second"])
+}

@@ -1,0 +1,116 @@
+//! Actions that are not one write: several plans, or a call for each item of a list (H7).
+
+use std::fmt::Display;
+
+use futures_util::future::join_all;
+use serde_json::{Value as Json, json};
+use statehouse_store::{
+    Applied, Commit, Draft as EventDraft, Entry, Fate, Plan, Record, Tenant, Type, Value,
+};
+
+use super::{House, Operation, Request, UNCHANGED, fenced, reused};
+use crate::action::{Answer, Call, Code, Each, Refusal, Several};
+use crate::form::Misfit;
+use crate::resource::{self, Resource};
+
+impl House {
+    /// Runs an action of several plans, once for each operation id that a caller gives (H7).
+    pub(super) async fn several(
+        &self,
+        resource: &Resource,
+        several: &dyn Several,
+        call: &Call,
+        operation: Operation,
+    ) -> Result<Answer, Refusal> {
+        let Operation { id, fingerprint } = operation;
+        let Some(id) = id else { return several.run(call, &self.desk(0)).await };
+        if let Some(record) = self.store.recorded(&call.tenant, &id).await? {
+            return remembered(&record, &fingerprint);
+        }
+        let answer = several.run(call, &self.desk(0)).await?;
+        let event = EventDraft::named(UNCHANGED).with("answer", json!(answer));
+        let entry = Entry::about(&resource.name, resource::key_text(&call.key)).fingerprint(&fingerprint);
+        let plan = Plan::of(&call.tenant, &id).log(entry.event(event)).build()?;
+        let mut in_doubt = false;
+        match self.settle(&plan, &mut in_doubt).await? {
+            Commit::Applied(Applied { record: Some(record), .. }) => remembered(&record, &fingerprint),
+            Commit::Fenced => Err(fenced(&id)),
+            Commit::Applied(_) | Commit::Refused(_) => {
+                Err(Refusal::new(Code::Internal, "an answer could not be remembered"))
+            }
+        }
+    }
+
+    /// Calls an action for each item of a list, all at once (H7).
+    pub(super) async fn each(
+        &self,
+        tenant: &Tenant,
+        each: &Each,
+        call: &Call,
+        operation: &Operation,
+    ) -> Result<Answer, Refusal> {
+        let items = call.input.get(each.list).and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
+        if items.len() > each.most {
+            let detail = format!("at most {} at a time; these are {}", each.most, items.len());
+            return Err(Refusal::misfits(vec![Misfit { pointer: format!("/{}", each.list), detail }]));
+        }
+        let mut requests = Vec::with_capacity(items.len());
+        for item in items {
+            let mut input = item.as_object().cloned().unwrap_or_default();
+            let key = input.remove(each.key).unwrap_or_default();
+            let named = Value::from_json(key.clone(), Type::Text).unwrap_or(Value::Null);
+            let request = Request { action: each.action.clone(), key: vec![named], input, expected: None };
+            requests.push((key, request));
+        }
+        let under = |name: &dyn Display| {
+            let id = operation.id.as_ref().map(|id| format!("{id}/{name}"));
+            Operation { id, fingerprint: operation.fingerprint.clone() }
+        };
+        let outcome = |key: &Json, refusal: Option<&Refusal>| {
+            let (code, message) = (refusal.map(|no| no.code.name()), refusal.map(|no| no.message.as_str()));
+            json!({each.key: key, "done": refusal.is_none(), "code": code, "message": message})
+        };
+        if requests.len() > 1 {
+            let together = requests.iter().map(|(_, request)| request.clone()).collect();
+            let refusal = match self.at_once(tenant, together, under(&"all"), 0).await {
+                Ok(_) => None,
+                // Nobody can say of any of them that it was refused.
+                Err((_, refusal)) if refusal.code == Code::OutcomeUnknown => Some(refusal),
+                Err(_) => {
+                    return Ok(Answer::row(Json::Array(self.apart(tenant, requests, under, outcome).await)));
+                }
+            };
+            let outcomes = requests.iter().map(|(key, _)| outcome(key, refusal.as_ref())).collect();
+            return Ok(Answer::row(Json::Array(outcomes)));
+        }
+        Ok(Answer::row(Json::Array(self.apart(tenant, requests, under, outcome).await)))
+    }
+
+    /// Makes calls, each by itself, all at once, and says what came of each.
+    async fn apart(
+        &self,
+        tenant: &Tenant,
+        requests: Vec<(Json, Request)>,
+        under: impl Fn(&dyn Display) -> Operation,
+        outcome: impl Fn(&Json, Option<&Refusal>) -> Json,
+    ) -> Vec<Json> {
+        let calls = requests.into_iter().enumerate().map(async |(number, (key, request))| {
+            let answer = Box::pin(self.call(tenant, request, under(&number))).await;
+            outcome(&key, answer.err().as_ref())
+        });
+        join_all(calls).await
+    }
+}
+
+/// The answer that a record keeps (H7).
+fn remembered(record: &Record, fingerprint: &str) -> Result<Answer, Refusal> {
+    if record.fate == Fate::Aborted {
+        return Err(fenced(&record.operation));
+    }
+    let kept = match record.events.as_slice() {
+        [event] if event.name == UNCHANGED && record.fingerprint == fingerprint => event.data.get("answer"),
+        _ => None,
+    };
+    let answer = kept.and_then(|answer| serde_json::from_value(answer.clone()).ok());
+    answer.ok_or_else(|| reused(record))
+}
