@@ -86,15 +86,9 @@ pub(super) async fn what_is_not_kept_goes_when_it_is_done(lab: &dyn Lab) -> Resu
     }
     clock.advance(SECOND * 10);
     claim(&visitor, 9, 3).await?;
-    let call = || {
-        visitor.call_as(
-            "once",
-            "job.complete",
-            &[Value::from("plain")],
-            json!({"attempt": 2, "result": 7}),
-            None,
-        )
-    };
+    let plain = id("plain");
+    let input = || json!({"attempt": 2, "result": 7});
+    let call = || visitor.call_as("once", "job.complete", &plain, input(), None);
     let done = call().await?;
     shows(&done, &json!({"job_id": "plain", "state": "COMPLETED", "attempt": 2, "result": 7}))?;
     same("a repetition", &call().await?.body, &done.body)?;
