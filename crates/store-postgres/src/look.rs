@@ -328,7 +328,7 @@ impl<'a> Asking<'a> {
         let way = if places.iter().all(|places| places.len() == 1) { Way::Parameters } else { Way::Arrays };
         let statement = statements.of(names, shapes, way);
         let mut args: Vec<Arg<'a>> = Vec::new();
-        for places in &places {
+        for (places, kinds) in places.iter().zip(&statement.kinds) {
             let mut spots = places
                 .iter()
                 .filter_map(|(look, spot)| Some(looks.get(*look)?.spots.get(*spot)?.1.constants()));
@@ -341,7 +341,7 @@ impl<'a> Asking<'a> {
             for constants in spots {
                 columns.iter_mut().zip(constants).for_each(|(column, constant)| column.push(constant));
             }
-            args.extend(columns.into_iter().map(Arg::List));
+            args.extend(kinds.iter().zip(columns).map(|(kind, column)| Arg::List(kind, column)));
         }
         let call = Call::new(statement.text.clone(), args);
         Some(Asking { call, statement, places, looks: looks.len() })
@@ -379,6 +379,8 @@ enum Way {
 struct Statement {
     text: Arc<str>,
     way: Way,
+    /// The types of each shape's constants.
+    kinds: Vec<Vec<&'static str>>,
     /// Where the columns of each shape's rows stand in an answer.
     layouts: Vec<Layout>,
 }
@@ -427,8 +429,9 @@ impl Statement {
         let is_record = |shape: &Spot<'_>| has_records && is_row(shape);
         let in_slots = shapes.iter().zip(&outputs).filter(|(shape, _)| !is_record(shape));
         let slots = Slots::of(&in_slots.map(|(_, outputs)| outputs.as_slice()).collect::<Vec<_>>());
+        let kinds: Vec<Vec<&'static str>> = shapes.iter().map(|shape| kinds(*shape)).collect();
         let (mut selects, mut layouts, mut parameters) = (Vec::new(), Vec::new(), 0);
-        for (number, (shape, outputs)) in shapes.iter().zip(&outputs).enumerate() {
+        for (number, ((shape, outputs), kinds)) in shapes.iter().zip(&outputs).zip(&kinds).enumerate() {
             let mut shown: Vec<String> = Vec::new();
             if is_union {
                 shown.push(format!("{number} as _shape"));
@@ -457,7 +460,6 @@ impl Statement {
                 }
             }
             layouts.push(Layout::of(*shape, leading, places, is_record));
-            let kinds = kinds(*shape);
             let select = match way {
                 Way::Parameters => {
                     let constant = |number: usize| placeholder(parameters + number);
@@ -490,7 +492,7 @@ impl Statement {
             parameters += kinds.len();
             selects.push(select);
         }
-        Statement { text: selects.join("\nunion all\n").into(), way, layouts }
+        Statement { text: selects.join("\nunion all\n").into(), way, kinds, layouts }
     }
 
     /// To which shape, and to which place of its arrays, a row belongs.

@@ -195,7 +195,7 @@ pub(crate) fn constants_of_record(plan: &Plan, now: Option<Time>, partitions: u3
     let mut found = Vec::new();
     let mut add = |arg, kind: &'static str| found.push(Constant { arg, kind });
     if let Some(entry) = plan.entry() {
-        add(Arg::Int(i64::from(partition(plan, partitions))), "integer");
+        add(Arg::Partition(partition(plan, partitions)), "integer");
         add(Arg::Text(plan.operation()), "text");
         add(Arg::Text(&entry.resource), "text");
         add(Arg::Text(&entry.key), "text");

@@ -69,7 +69,7 @@ impl Compiler<'_> {
                 column.push(constant.arg);
             }
         }
-        args.extend(columns.into_iter().map(|column| Arg::List(shortened(column))));
+        args.extend(kinds.iter().zip(columns).map(|(kind, column)| Arg::List(kind, shortened(column))));
         if set != Set::Transaction && self.says_tenant {
             args.push(Arg::Own(Value::Text(Scope::of(plan.tenant()).names())));
         }
