@@ -148,7 +148,9 @@ pub fn drill(archetype: &Archetype, failure: &str) -> Option<&'static Drill> {
 /// The engines on which the suite runs a drill.
 pub fn engines(drill: &Drill) -> Vec<String> {
     let all = engines::all();
-    let fit = all.iter().filter(|engine| drill.largest_plan <= engine.largest_plan());
+    let fit = all
+        .iter()
+        .filter(|engine| engine.carries_archetypes() && drill.largest_plan <= engine.largest_plan());
     fit.map(|engine| engine.name().to_owned()).collect()
 }
 

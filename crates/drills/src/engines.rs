@@ -38,6 +38,12 @@ pub trait Engine: Send + Sync {
     fn largest_plan(&self) -> usize {
         PLAN_OPERATIONS_MAX
     }
+
+    /// Whether what stands on a store is judged on it too. Not where only the way to a server is another one: what reaches
+    /// the store is the same then.
+    fn carries_archetypes(&self) -> bool {
+        true
+    }
 }
 
 /// One namespace of an engine. Whatever it keeps (a folder, a schema) goes away with it.
@@ -57,7 +63,8 @@ pub fn all() -> Vec<Arc<dyn Engine>> {
     vec![
         Arc::new(Model),
         Arc::new(Sqlite),
-        Arc::new(Postgres),
+        Arc::new(Postgres::direct()),
+        Arc::new(Postgres::pooled()),
         Arc::new(DynamoDb::dynoxide()),
         Arc::new(DynamoDb::local()),
     ]
@@ -189,24 +196,46 @@ impl Lab for SqliteLab {
 }
 
 /// PostgreSQL on a server that somebody started: a schema for each lab.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Postgres;
+#[derive(Clone, Copy, Debug)]
+pub struct Postgres {
+    name: &'static str,
+    /// Holds the URL.
+    variable: &'static str,
+    /// What prints it.
+    script: &'static str,
+    is_pooled: bool,
+}
 
-/// Where the PostgreSQL server is.
-const POSTGRES_VARIABLE: &str = "STATEHOUSE_TEST_POSTGRES";
+impl Postgres {
+    /// The server itself.
+    pub fn direct() -> Postgres {
+        let (variable, script) = ("STATEHOUSE_TEST_POSTGRES", "scripts/postgres start DIR");
+        Postgres { name: "postgres", variable, script, is_pooled: false }
+    }
+
+    /// Through a pooler, which gives each transaction to any of its few server processes.
+    pub fn pooled() -> Postgres {
+        let (variable, script) = ("STATEHOUSE_TEST_PGBOUNCER", "scripts/pgbouncer start DIR POSTGRES_URL");
+        Postgres { name: "postgres-pooled", variable, script, is_pooled: true }
+    }
+}
 
 impl Engine for Postgres {
     fn name(&self) -> &str {
-        "postgres"
+        self.name
     }
 
     fn lab(&self, _: &str) -> Result<Arc<dyn Lab>> {
-        let url = std::env::var(POSTGRES_VARIABLE).with_context(|| {
-            format!("{POSTGRES_VARIABLE} has to hold the URL that `scripts/postgres start DIR` prints")
+        let url = std::env::var(self.variable).with_context(|| {
+            format!("{} has to hold the URL that `{}` prints", self.variable, self.script)
         })?;
         let mut options = statehouse_store_postgres::Options::from_url(&url)?;
         options.schema = own_name("lab", '_');
         Ok(Arc::new(PostgresLab { options }))
+    }
+
+    fn carries_archetypes(&self) -> bool {
+        !self.is_pooled
     }
 }
 

@@ -15,7 +15,8 @@
 //!
 //! **Rows.** `jobs(tenant, job_id, queue, state, owner, priority, run_shard, run_at, not_before, attempt, attempts_max, worker,
 //! claim_id, payload, result, error, …, version)`. `run_at` is the time from which anybody may claim the job: its due time,
-//! the end of its back-off, or the end of its lease. It is null when the job is over, and while it stands in line. The index
+//! the end of its back-off, or the end of its lease. It is null when the job is over, and while it stands in line. With
+//! `keep = "0s"` a job that is completed is deleted instead, by the same plan and under the same guards. The index
 //! `runnable` across tenants has, for each queue and shard, the jobs of each owner by priority and `run_at`. `job_queues`:
 //! whether a queue is paused. `job_lanes` and `job_lines`: for each order key how many jobs run and which wait ([`lanes`]).
 //! `job_uniques`: who has a unique key ([`unique`]). `job_definitions`: what makes jobs by itself ([`definition`]). Programs in
