@@ -64,6 +64,16 @@ impl Explainer<'_> {
     fn explain(&self, plan: &Plan) -> Explanation {
         let texts = Texts::default();
         let compiler = Compiler::new(&self.names, &texts, self.options, self.partitions);
+        if let Some(uniform) = compiler.uniform(plan, Set::Session) {
+            let purpose = match plan.entry() {
+                Some(_) => {
+                    "lock and judge the rows, write all or none, take the log's head, append the record"
+                }
+                None => "lock and judge the rows, write all or none",
+            };
+            let requests = vec![request(purpose, &uniform.call)];
+            return Explanation { requests, cost: self.cost(plan, "1, or 3 when a step is refused") };
+        }
         let Some(compiled) = compiler.one(plan, Set::Session) else { return self.explain_batch(plan) };
         let purpose = match plan.entry() {
             Some(_) => "write the row, take the log's head, append the record; a transaction by itself",

@@ -139,7 +139,7 @@ fn columns_of(guard: &Guard, found: &mut Vec<String>) {
                 }
             }
             Guard::Null(column) | Guard::NotNull(column) | Guard::In(column, _) | Guard::NotIn(column, _) => {
-                add(column)
+                add(column);
             }
             Guard::All(_) | Guard::Any(_) => {}
         }

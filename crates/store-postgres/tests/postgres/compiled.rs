@@ -273,3 +273,124 @@ async fn inserts_that_wait_together_are_stamped_by_the_server() {
     }
     assert_eq!(store.counts().alike, 9, "{:?}", store.counts());
 }
+
+/// Plans of many steps of one shape are one statement, which applies them whole or does nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plans_of_many_steps_of_one_shape_mean_what_the_model_says() {
+    const ROWS: i64 = 24;
+    let (table, acme, at) = (everything(), tenant("acme"), Time::from_millis(1_700_000_000_000));
+    let row = |id: i64| Step::update(&table, [id.into(), at.into()]);
+    type Shape<'a> = &'a dyn Fn(i64) -> Step;
+    let shapes: [Shape<'_>; 3] = [
+        // By the clock, and by what is there; what is set depends on both.
+        &|id| {
+            row(id)
+                .guard(column("time").le(now()))
+                .guard(is_null("text"))
+                .set("count", column("count").add(id))
+                .set("time", now_plus(Duration::from_secs(60)))
+                .set("text", format!("changed {id}"))
+        },
+        &|id| {
+            row(id).guard(is_in("count", [0, 1, 2])).guard(is_null("text")).set("int", id).set("text", "once")
+        },
+        &|id| Step::delete(&table, [id.into(), at.into()]).guard(column("int").eq(id)).guard(is_null("text")),
+    ];
+    let pooler = Proxy::start().await;
+    pooler.set(Cut::Settings);
+    let ways = [false, true].into_iter().flat_map(|pooled| [false, true].map(|logged| (pooled, logged)));
+    let ways = ways.flat_map(|(pooled, logged)| shapes.iter().map(move |shape| (pooled, logged, shape)));
+    for (number, (pooled, logged, shape)) in ways.enumerate() {
+        let clock = Arc::new(ManualClock::at(at));
+        let model = ModelStore::with(clock.clone(), 4);
+        let mut namespace = Namespace::new();
+        if pooled {
+            namespace.options = pooler.options(&namespace.options);
+        }
+        namespace.options.clock = Some(clock.clone());
+        namespace.options.partitions = Some(4);
+        let store = namespace.open_with(&[&table]).await;
+        model.migrate(&schema_of(&[&table]), Migrate::Apply).await.unwrap();
+        for id in 0..ROWS {
+            // The last one is not due, and not what it has to be.
+            let time = if id == ROWS - 1 { at.plus(Duration::from_secs(1)) } else { at };
+            let count = if id == ROWS - 1 { 7 } else { id % 3 };
+            let insert = Step::insert(&table, [id.into(), at.into()])
+                .set("count", count)
+                .set("int", if id == ROWS - 1 { -1 } else { id })
+                .set("time", time);
+            let plan = Plan::of(&acme, format!("create-{id}")).step(insert).build().unwrap();
+            model.commit(&plan).await.unwrap();
+            store.commit(&plan).await.unwrap();
+        }
+        let plan = |operation: &str, ids: &[i64]| {
+            let plan = Plan::of(&acme, operation).steps(ids.iter().map(|id| shape(*id)));
+            let event = Draft::named("thing.changed").with("n", ids.len());
+            let entry = Entry::about("thing", "several").event(event);
+            if logged { plan.log(entry).build().unwrap() } else { plan.build().unwrap() }
+        };
+        // Not in the order of their keys. One that fails, one that is missing; then all hold, and then none does any more.
+        let courses: [(&str, Vec<i64>, bool); 5] = [
+            ("fails", vec![3, ROWS - 1, 2], false),
+            ("missing", vec![2, ROWS + 5, 3], false),
+            ("holds", (0..ROWS - 1).rev().collect(), true),
+            ("again", vec![4, 5, 6], false),
+            ("holds", (0..ROWS - 1).rev().collect(), false),
+        ];
+        for (operation, ids, is_uniform) in courses {
+            let plan = plan(operation, &ids);
+            let before = store.counts();
+            let (mut told, mut wanted) =
+                (store.commit(&plan).await.unwrap(), model.commit(&plan).await.unwrap());
+            for commit in [&mut told, &mut wanted] {
+                if let Commit::Applied(applied) = commit {
+                    applied.record.iter_mut().for_each(|record| record.position = None);
+                }
+            }
+            assert_eq!(told, wanted, "way {number}, {operation}");
+            let counts = store.counts();
+            assert_eq!(counts.uniform - before.uniform, u64::from(is_uniform), "way {number}, {operation}");
+        }
+        assert_eq!(store.counts().uniform, 1);
+        let mut records = Vec::new();
+        for partition in 0..4 {
+            records.extend(store.read_log(partition, 0, 10).await.unwrap().records);
+        }
+        assert_eq!(records.len(), usize::from(logged), "way {number}");
+    }
+}
+
+/// The same by the server's clock: it is read once, behind the locks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plans_of_many_steps_are_judged_and_stamped_by_the_server() {
+    let (table, acme, at) = (everything(), tenant("acme"), Time::from_millis(1_700_000_000_000));
+    let namespace = Namespace::new();
+    let store = namespace.open_with(&[&table]).await;
+    for id in 0..9_i64 {
+        // The last one is due in a thousand years.
+        let time = if id == 8 { Time::from_millis(33_000_000_000_000) } else { at };
+        let insert = Step::insert(&table, [id.into(), at.into()]).set("time", time);
+        store.commit(&Plan::of(&acme, format!("create-{id}")).step(insert).build().unwrap()).await.unwrap();
+    }
+    let minute = Duration::from_secs(60);
+    let claim = |id: i64| {
+        let row = Step::update(&table, [id.into(), at.into()]);
+        row.guard(column("time").le(now())).set("time", now_plus(minute)).set("int", id)
+    };
+    let plan = |operation: &str, ids: std::ops::Range<i64>| {
+        let entry = Entry::about("thing", "several").event(Draft::named("thing.claimed"));
+        Plan::of(&acme, operation).steps(ids.map(claim)).log(entry).build().unwrap()
+    };
+    let early = store.commit(&plan("early", 0..9)).await.unwrap();
+    assert!(matches!(&early, Commit::Refused(refused) if refused.step == 8), "{early:?}");
+    let applied = store.commit(&plan("due", 0..8)).await.unwrap().applied().unwrap();
+    let record = applied.record.unwrap();
+    for (id, row) in applied.rows.iter().enumerate() {
+        let row = row.as_ref().unwrap();
+        assert_eq!(row.time("time"), Some(record.at.plus(minute)));
+        assert_eq!(row.int("int"), i64::try_from(id).ok());
+    }
+    assert_eq!(store.counts().uniform, 1);
+    let place = record.position.unwrap();
+    assert_eq!(store.read_log(place.partition, place.offset - 1, 1).await.unwrap().records, [record]);
+}
