@@ -190,7 +190,7 @@ impl<'n> Compiler<'n> {
                 column.push(constant.arg);
             }
         }
-        args.extend(columns.into_iter().map(Arg::List));
+        args.extend(kinds.iter().zip(columns).map(|(kind, column)| Arg::List(kind, column)));
         if set != Set::Transaction && self.says_tenant {
             args.push(Arg::Own(Value::Text(
                 Scope::of_all(ordered.values().map(|(_, plan, _)| *plan)).names(),
@@ -208,7 +208,7 @@ fn prints_floats(plan: &Plan, step: &Step) -> bool {
 }
 
 fn list_args(step: &Step) -> Vec<Arg<'_>> {
-    lists(step).into_iter().map(|(values, _)| Arg::Many(values.iter().collect())).collect()
+    lists(step).into_iter().map(|(values, kind)| Arg::Many(kind, values.iter().collect())).collect()
 }
 
 impl Compiled<'_> {

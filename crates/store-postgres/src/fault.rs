@@ -5,7 +5,7 @@
 //! [`crate::writer`].
 
 use statehouse_store::StoreError;
-use tokio_postgres::error::{Severity, SqlState};
+use tokio_postgres::error::{DbError, Severity, SqlState};
 
 use crate::sql::with_source;
 
@@ -20,8 +20,10 @@ pub(crate) enum Fault {
     Conflict(String),
     /// Somebody else holds a lock for longer than we wait.
     Locked(String),
-    /// The prepared statement is not what it was: the table was changed, or a pooler changed the connection.
+    /// The prepared statement is not what it was: the table was changed.
     Stale(String),
+    /// The server process is not the one that the statement was prepared on, or others prepare statements on it.
+    Elsewhere(String),
     /// A table that is not there.
     NoTable(String),
     /// The tables are not what the caller takes them for, or may not be touched.
@@ -38,8 +40,7 @@ impl Fault {
         let Some(answer) = error.as_db_error() else { return Fault::Lost(with_source(error)) };
         let code = answer.code();
         let said = format!("{} ({})", answer.message(), code.code());
-        if matches!(answer.parsed_severity(), Some(Severity::Fatal | Severity::Panic)) {
-            // The server ends the connection with it, whatever it was doing.
+        if ends_connection(answer) {
             return Fault::Lost(said);
         }
         match code {
@@ -47,11 +48,17 @@ impl Fault {
             | &SqlState::T_R_SERIALIZATION_FAILURE
             | &SqlState::UNIQUE_VIOLATION => Fault::Conflict(said),
             &SqlState::LOCK_NOT_AVAILABLE | &SqlState::QUERY_CANCELED => Fault::Locked(said),
-            &SqlState::FEATURE_NOT_SUPPORTED | &SqlState::INVALID_SQL_STATEMENT_NAME => Fault::Stale(said),
+            &SqlState::FEATURE_NOT_SUPPORTED => Fault::Stale(said),
+            // The last one: a name that stands for some other statement, with other parameters.
+            &SqlState::INVALID_SQL_STATEMENT_NAME
+            | &SqlState::DUPLICATE_PSTATEMENT
+            | &SqlState::PROTOCOL_VIOLATION => Fault::Elsewhere(said),
             &SqlState::UNDEFINED_TABLE | &SqlState::INVALID_SCHEMA_NAME => Fault::NoTable(said),
             code => match code.code().get(..2).unwrap_or_default() {
                 "22" | "23" | "54" => Fault::Data(said),
                 "42" | "2B" | "0A" => Fault::Schema(said),
+                // Somebody between has lost the server.
+                "08" => Fault::Lost(said),
                 _ => Fault::Busy(said),
             },
         }
@@ -64,6 +71,7 @@ impl Fault {
             | Fault::Conflict(said)
             | Fault::Locked(said)
             | Fault::Stale(said)
+            | Fault::Elsewhere(said)
             | Fault::NoTable(said)
             | Fault::Schema(said)
             | Fault::Busy(said)
@@ -73,7 +81,7 @@ impl Fault {
 
     /// Whether the same transaction, run again, can come out otherwise.
     pub(crate) fn is_passing(&self) -> bool {
-        matches!(self, Fault::Lost(_) | Fault::Conflict(_) | Fault::Stale(_))
+        matches!(self, Fault::Lost(_) | Fault::Conflict(_) | Fault::Stale(_) | Fault::Elsewhere(_))
     }
 
     /// The error of a call that did nothing. `tables` are the ones that it named.
@@ -95,6 +103,15 @@ impl Fault {
             Fault::Data(said) => StoreError::corrupt(format!("table {}", tables.join(", ")), said),
             other => StoreError::unavailable(other.said()),
         }
+    }
+}
+
+/// Whether the connection ends with this answer, whatever was being done: so says the server, or a pooler that has lost it.
+/// Poolers do not always say how severe it is in the word that is the same in every language.
+fn ends_connection(answer: &DbError) -> bool {
+    match answer.parsed_severity() {
+        Some(severity) => matches!(severity, Severity::Fatal | Severity::Panic),
+        None => matches!(answer.severity(), "FATAL" | "PANIC"),
     }
 }
 

@@ -3,9 +3,23 @@
 //! A [`Session`] is one live connection and the statements prepared on it. Requests are *queued*, not exchanged:
 //! [`Session::run`] queues any number of them in one go and then waits for all the answers, so that a whole
 //! transaction is one round trip. Nothing that has to be right is relied on in the connection from one transaction to the
-//! next, so a transaction pooler that knows prepared statements may stand between. A connection asks for its settings when
-//! it is made; where it got them ([`Session::is_set`]), transactions of one statement need not say them again. They bound
-//! waits and keep plans quick; the one that is more, the role, each statement looks at ([`crate::compile`]).
+//! next. A connection asks for its settings when it is made; where it got them ([`Session::is_set`]), transactions of one
+//! statement need not say them again. They bound waits and keep plans quick; the one that is more, the role, each statement
+//! looks at ([`crate::compile`]).
+//!
+//! **A pooler** may stand between, which gives each transaction to any of its server processes. A prepared statement has a
+//! name, and names belong to a process: elsewhere the name is unknown, or, worse, some other client's statement has it. So
+//! a connection is marked when it is made, by a setting that nobody else has; only if its process then has the mark
+//! is the process its own, and only then are statements prepared.
+//!
+//! - L1. No name ever goes through a pooler. *Where the mark is missing, a statement goes whole each time: it is parsed,
+//!   bound and executed in one request, without a name. The types of arrays are known on this side ([`Arg::declared`]), and
+//!   of everything else the server finds them, so that nothing has to be learned ahead.*
+//! - L2. Nothing is under way behind a transaction that ends. *A pooler takes the process away when it sees a transaction end and
+//!   no further request that is complete. The beginning of the next one would stay behind on that process. So, where
+//!   the mark is missing, one transaction at a time is under way on a connection ([`Session::turn`]).*
+//! - L3. Whoever trusted a name in vain trusts none again. *If a process that had the mark does not know a name, or knows it
+//!   already, all sessions of its dialer are replaced by ones without names ([`Fault::Elsewhere`]).*
 //!
 //! A [`Link`] is the place of a session: when the session is gone, the next user makes a new one.
 
@@ -13,6 +27,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -20,13 +35,13 @@ use std::time::Duration;
 use statehouse_store::{Clock, Random, StoreError, SystemClock, Type};
 use tokio::task::AbortHandle;
 use tokio_postgres::tls::MakeTlsConnect;
-use tokio_postgres::types::ToSql;
+use tokio_postgres::types::{ToSql, Type as PgType};
 use tokio_postgres::{Client, Connection, Row, Socket, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::fault::Fault;
 use crate::options::Options;
-use crate::sql::{Arg, int_at, text_at, value_at};
+use crate::sql::{Arg, text_at, value_at};
 
 /// One statement and its parameters.
 #[derive(Clone, Debug)]
@@ -54,10 +69,18 @@ pub(crate) struct Session {
     statements: Mutex<Prepared>,
     /// Held while the requests of one transaction are queued, so that two of them do not mix.
     gate: Mutex<()>,
+    /// Held by whoever has a transaction under way, where there may be one at a time. Whether something may be under way
+    /// still: the last holder went away before everything was answered, or the last answer was an error, which comes
+    /// ahead of the end of its transaction.
+    turn: tokio::sync::Mutex<bool>,
     /// An answer that takes longer than this is not waited for.
     patience: Duration,
+    /// Whether the server process is this connection's own, and will be.
+    is_own: bool,
     /// Whether the server took the settings that were asked for when the connection was made.
     is_set: bool,
+    /// The dialer's: whether a process turned out not to be a connection's own.
+    is_deceived: Arc<AtomicBool>,
 }
 
 /// The statements that are prepared on a connection.
@@ -95,6 +118,14 @@ impl Prepared {
     }
 }
 
+/// A call as it is sent.
+enum Request<'c> {
+    /// Under the name that the statement was prepared by.
+    Named(Statement, Vec<&'c (dyn ToSql + Sync)>),
+    /// Whole, and without a name.
+    Whole(&'c str, Vec<(&'c (dyn ToSql + Sync), PgType)>),
+}
+
 type Pending<'s> = Pin<Box<dyn Future<Output = Result<Vec<Row>, tokio_postgres::Error>> + Send + 's>>;
 
 /// The answers to one pipeline.
@@ -123,18 +154,65 @@ impl Session {
         self.is_set
     }
 
-    /// Whether the connection is gone.
+    /// Whether the connection is gone, or not to be used any more.
     pub(crate) fn is_closed(&self) -> bool {
-        self.client.is_closed()
+        self.client.is_closed() || (self.is_own && self.is_deceived.load(Ordering::Relaxed))
     }
 
     /// Runs statements as one pipeline: `open`, the calls, `close`. With neither, each call is a transaction of its
     /// own, which its end closes. All are queued before the first answer is waited for.
     pub(crate) async fn run(&self, open: Option<&str>, calls: &[Call<'_>], close: Option<&str>) -> Answers {
-        let mut statements = Vec::with_capacity(calls.len());
+        let mut turn = match self.turn().await {
+            Ok(turn) => turn,
+            Err(fault) => return Answers { rows: Err(fault), closing: Closing::Unsent },
+        };
+        let answers = if turn.is_some() && calls.len() > 1 && open.is_none() && close.is_none() {
+            self.run_one_by_one(calls).await
+        } else {
+            self.run_at_once(open, calls, close).await
+        };
+        if let Some(unanswered) = &mut turn {
+            **unanswered = match close {
+                Some(_) => answers.closing != Closing::Done,
+                None => answers.rows.is_err(),
+            };
+        }
+        answers
+    }
+
+    /// Waits until nothing is under way any more, where that is asked for. Whoever holds the turn may send one transaction,
+    /// or a part of one.
+    async fn turn(&self) -> Result<Option<tokio::sync::MutexGuard<'_, bool>>, Fault> {
+        if self.is_own {
+            return Ok(None);
+        }
+        let mut unanswered = self.turn.lock().await;
+        if *unanswered {
+            // Words that say nothing are answered when everything before them has ended.
+            self.exchange("").await?;
+        }
+        *unanswered = true;
+        Ok(Some(unanswered))
+    }
+
+    /// Runs transactions of one statement each, each when the one before was answered.
+    async fn run_one_by_one(&self, calls: &[Call<'_>]) -> Answers {
+        let mut rows = Vec::with_capacity(calls.len());
         for call in calls {
-            match self.prepared(&call.text).await {
-                Ok(statement) => statements.push(statement),
+            let answers = self.run_at_once(None, std::slice::from_ref(call), None).await;
+            match answers.rows {
+                Ok(answer) => rows.extend(answer),
+                Err(_) => return answers,
+            }
+        }
+        Answers { rows: Ok(rows), closing: Closing::Done }
+    }
+
+    async fn run_at_once(&self, open: Option<&str>, calls: &[Call<'_>], close: Option<&str>) -> Answers {
+        let mut requests = Vec::with_capacity(calls.len());
+        for call in calls {
+            match self.request(call).await {
+                Ok(request) => requests.push(request),
                 Err(fault) => {
                     // Without opening words the transaction is open already.
                     self.give_up(close.filter(|_| open.is_none())).await;
@@ -142,21 +220,20 @@ impl Session {
                 }
             }
         }
-        let args: Vec<Vec<&(dyn ToSql + Sync)>> = calls
-            .iter()
-            .map(|call| call.args.iter().map(|arg| arg as &(dyn ToSql + Sync)).collect())
-            .collect();
         let words = |text: &'_ str| -> Pending<'_> {
             let text = text.to_owned();
             Box::pin(async move { self.client.batch_execute(&text).await.map(|()| Vec::new()) })
         };
         let mut pending: Vec<Pending<'_>> = Vec::with_capacity(calls.len() + 2);
         pending.extend(open.map(words));
-        for (statement, args) in statements.iter().zip(&args) {
-            pending.push(Box::pin(self.client.query(statement, args)));
+        for request in &requests {
+            pending.push(match request {
+                Request::Named(statement, args) => Box::pin(self.client.query(statement, args)),
+                Request::Whole(text, args) => Box::pin(self.client.query_typed(text, args)),
+            });
         }
         pending.extend(close.map(words));
-        let requests = pending.len();
+        let asked = pending.len();
         let mut answers = match self.within(self.queued(pending)).await {
             Some(answers) => answers,
             None => {
@@ -168,7 +245,7 @@ impl Session {
                 };
             }
         };
-        let all_sent = answers.len() == requests;
+        let all_sent = answers.len() == asked;
         let mut closing = match close.filter(|_| all_sent).and_then(|_| answers.pop()) {
             Some(Ok(_)) => Closing::Done,
             Some(Err(error)) => Closing::Unknown(Fault::of(&error).said().to_owned()),
@@ -188,8 +265,8 @@ impl Session {
                 _ => Closing::Done,
             };
         }
-        if matches!(rows, Err(Fault::Stale(_))) {
-            self.lock_statements().clear();
+        if let Err(fault) = &rows {
+            self.heed(fault);
         }
         Answers { rows, closing }
     }
@@ -199,15 +276,49 @@ impl Session {
         self.run(open, std::slice::from_ref(call), open.map(|_| "commit")).await
     }
 
-    /// Rolls back a transaction whose closing words could not be sent.
-    async fn give_up(&self, close: Option<&str>) {
-        if close.is_some() {
-            self.tell("rollback").await;
+    /// Draws the conclusions from what went wrong with a prepared statement.
+    fn heed(&self, fault: &Fault) {
+        match fault {
+            Fault::Stale(_) => self.lock_statements().clear(),
+            Fault::Elsewhere(_) => self.is_deceived.store(true, Ordering::Relaxed),
+            _ => {}
         }
     }
 
-    /// Queues words without waiting for the answer.
+    /// Rolls back a transaction whose closing words could not be sent.
+    async fn give_up(&self, close: Option<&str>) {
+        if close.is_none() {
+            return;
+        }
+        if self.is_own {
+            self.queue("rollback").await;
+        } else {
+            // If this fails too, the connection is gone, and the transaction with it.
+            let _ = self.exchange("rollback").await;
+        }
+    }
+
+    /// Sends words whose answer nobody needs. It is not waited for, unless it has to be.
     pub(crate) async fn tell(&self, words: &str) {
+        if self.is_own {
+            self.queue(words).await;
+        } else {
+            let _ = self.say(words).await;
+        }
+    }
+
+    /// Sends words that are not a statement with parameters, and waits for the answer.
+    pub(crate) async fn say(&self, words: &str) -> Result<(), Fault> {
+        let mut turn = self.turn().await?;
+        let answer = self.exchange(words).await;
+        if let Some(unanswered) = &mut turn {
+            **unanswered = answer.is_err();
+        }
+        answer
+    }
+
+    /// Queues words without waiting for the answer.
+    async fn queue(&self, words: &str) {
         let mut request = std::pin::pin!(self.client.batch_execute(words));
         std::future::poll_fn(|context| {
             let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
@@ -217,8 +328,8 @@ impl Session {
         .await;
     }
 
-    /// Sends words that are not a statement with parameters, and waits for the answer.
-    pub(crate) async fn say(&self, words: &str) -> Result<(), Fault> {
+    /// Queues words and waits for the answer.
+    async fn exchange(&self, words: &str) -> Result<(), Fault> {
         match self.within(self.gated(self.client.batch_execute(words))).await {
             Some(answer) => answer.map_err(Fault::from),
             None => {
@@ -284,6 +395,19 @@ impl Session {
         self.statements.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A call as it goes to this server process.
+    async fn request<'c>(&self, call: &'c Call<'_>) -> Result<Request<'c>, Fault> {
+        let args = call.args.iter();
+        if !self.is_own {
+            let args = args.map(|arg| (arg as &(dyn ToSql + Sync), arg.declared())).collect();
+            return Ok(Request::Whole(&call.text, args));
+        }
+        let statement = self.prepared(&call.text).await.inspect_err(|fault| self.heed(fault))?;
+        // What is declared where there are no names is what the server finds by itself.
+        debug_assert!(args.clone().zip(statement.params()).all(|(arg, kind)| arg.fits(kind)), "{call:?}");
+        Ok(Request::Named(statement, args.map(|arg| arg as &(dyn ToSql + Sync)).collect()))
+    }
+
     async fn prepared(&self, text: &Arc<str>) -> Result<Statement, Fault> {
         let known = self.lock_statements().get(text);
         if let Some(statement) = known {
@@ -323,7 +447,12 @@ pub(crate) struct Dialer {
     tls: MakeRustlsConnect,
     patience: Duration,
     random: Mutex<Random>,
+    /// Whether a server process that had a connection's mark turned out not to be its own.
+    is_deceived: Arc<AtomicBool>,
 }
+
+/// The setting by which a connection knows its server process again.
+const MARK: &str = "statehouse.session";
 
 /// How often a connection is tried before the caller is told that there is none.
 const ATTEMPTS: u32 = 6;
@@ -342,6 +471,7 @@ impl Dialer {
             // The server gives up first, unless it is gone.
             patience: options.statement_timeout + Duration::from_secs(5),
             random: Mutex::new(Random::from_entropy()),
+            is_deceived: Arc::default(),
         })
     }
 
@@ -419,9 +549,15 @@ impl Dialer {
             }
             other => Refusal::Passing(other.said().to_owned()),
         };
-        let (client, connection) = match self.connect_set().await {
-            Some(connected) => connected,
-            None => self.driver.connect(self.tls.clone()).await.map_err(passing)?,
+        let mark = {
+            let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
+            format!("{:016x}", random.next_u64())
+        };
+        let (client, connection) = match self.connect_set(&mark).await {
+            Ok(connected) => connected,
+            Err(error) if is_overloaded(&error) => return Err(passing(error)),
+            // It was not let in with what it asks for, as by a pooler that does not know it.
+            Err(_) => self.driver.connect(self.tls.clone()).await.map_err(passing)?,
         };
         let driver = tokio::spawn(async move {
             // Whoever waits for an answer is told of the error; there is nobody else to tell.
@@ -432,37 +568,47 @@ impl Dialer {
             driver: driver.abort_handle(),
             statements: Mutex::default(),
             gate: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
             patience,
+            is_own: false,
             is_set: false,
+            is_deceived: self.is_deceived.clone(),
         };
         session.check().await?;
-        session.is_set = self.took(&session).await;
+        let (is_marked, is_set) = self.took(&session, &mark).await.unwrap_or_default();
+        session.is_own = is_marked && !self.is_deceived.load(Ordering::Relaxed);
+        session.is_set = session.is_own && is_set;
         Ok(session)
     }
 
-    /// A connection that asks for the settings; `None` if there are none to ask for, or it was not let in with them, as
-    /// by a pooler that does not know them.
-    async fn connect_set(&self) -> Option<Connected> {
+    /// A connection that asks for the settings and for its mark.
+    async fn connect_set(&self, mark: &str) -> Result<Connected, tokio_postgres::Error> {
         let escaped = |value: &str| value.replace('\\', "\\\\").replace(' ', "\\ ");
-        let wanted: Vec<String> =
-            self.settings.iter().map(|(name, value)| format!("-c {name}={}", escaped(value))).collect();
+        let settings = self.settings.iter().map(|(name, value)| (*name, value.as_str()));
+        let wanted: Vec<String> = settings
+            .chain([(MARK, mark)])
+            .map(|(name, value)| format!("-c {name}={}", escaped(value)))
+            .collect();
         let given = self.driver.get_options().unwrap_or_default();
         let mut driver = self.driver.clone();
         driver.options(format!("{given} {}", wanted.join(" ")));
-        if wanted.is_empty() { None } else { driver.connect(self.tls.clone()).await.ok() }
+        driver.connect(self.tls.clone()).await
     }
 
-    /// Whether a session has the settings.
-    async fn took(&self, session: &Session) -> bool {
+    /// Whether a session's server process has the mark, and whether it has the settings.
+    async fn took(&self, session: &Session, mark: &str) -> Option<(bool, bool)> {
         // Of a time the server tells the unit too; as a part of its catalogue, where the role is not, it is a number.
-        let question = "select count(*) from unnest($1::text[], $2::text[]) as k(name, value) \
+        let question = "select current_setting($1::text, true) = $2::text, count(*) = cardinality($3::text[]) \
+                        from unnest($3::text[], $4::text[]) as k(name, value) \
                         left join pg_settings as s on s.name = k.name \
                         where coalesce(s.setting, current_setting(k.name)) = k.value";
         let names = Arg::Texts(self.settings.iter().map(|(name, _)| *name).collect());
         let values = Arg::Texts(self.settings.iter().map(|(_, value)| value.as_str()).collect());
-        let answers = session.run(None, &[Call::new(question, vec![names, values])], None).await;
-        let took = answers.rows.ok().and_then(|rows| int_at(rows.first()?.first()?, 0, "pg_settings").ok());
-        !self.settings.is_empty() && took == i64::try_from(self.settings.len()).ok()
+        let args = vec![Arg::Text(MARK), Arg::Text(mark), names, values];
+        let rows = session.run(None, &[Call::new(question, args)], None).await.rows.ok()?;
+        let row = rows.first()?.first()?;
+        let is = |place: usize| value_at(row, place, Type::Bool, "pg_settings").ok()?.as_bool();
+        Some((is(0)?, is(1)?))
     }
 }
 
@@ -470,6 +616,11 @@ type Connected = (Client, Connection<Socket, <MakeRustlsConnect as MakeTlsConnec
 
 fn is_identity(error: &tokio_postgres::Error) -> bool {
     error.code().is_some_and(|code| code.code().starts_with("28") || code.code() == "3D000")
+}
+
+/// Whether the server lets nobody in now, whatever they ask for.
+fn is_overloaded(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|code| ["53", "57"].iter().any(|class| code.code().starts_with(class)))
 }
 
 enum Refusal {

@@ -72,7 +72,7 @@ impl Shared {
         );
         let after = i64::try_from(after).unwrap_or(i64::MAX);
         let limit = i64::try_from(limit.min(PAGE_MAX)).unwrap_or(i64::MAX);
-        let args = vec![Arg::Int(i64::from(partition)), Arg::Int(after), Arg::Int(limit)];
+        let args = vec![Arg::Partition(partition), Arg::Int(after), Arg::Int(limit)];
         let answers = self.read(&Scope::All, &[Call::new(text, args)]).await.map_err(unknown_table)?;
         let rows = answers.first().map(Vec::as_slice).unwrap_or_default();
         let Some(first) = rows.first() else {
@@ -97,7 +97,7 @@ impl Shared {
         );
         let through = i64::try_from(through).unwrap_or(i64::MAX);
         loop {
-            let args = vec![Arg::Int(i64::from(partition)), Arg::Int(through), Arg::Int(TRIM_AT_ONCE)];
+            let args = vec![Arg::Partition(partition), Arg::Int(through), Arg::Int(TRIM_AT_ONCE)];
             let session = self.claims.session(&self.dialer).await?;
             let open = self.options.open_words(self.options.lock_timeout.as_millis(), "", &Scope::All);
             let answers = session.run(Some(&open), &[Call::new(text.as_str(), args)], Some("commit")).await;

@@ -300,7 +300,7 @@ impl<'a> Asking<'a> {
         let way = if places.iter().all(|places| places.len() == 1) { Way::Parameters } else { Way::Arrays };
         let statement = statements.of(names, shapes, way);
         let mut args: Vec<Arg<'a>> = Vec::new();
-        for places in &places {
+        for (places, kinds) in places.iter().zip(&statement.kinds) {
             let mut spots = places
                 .iter()
                 .filter_map(|(look, spot)| Some(looks.get(*look)?.spots.get(*spot)?.1.constants()));
@@ -313,7 +313,7 @@ impl<'a> Asking<'a> {
             for constants in spots {
                 columns.iter_mut().zip(constants).for_each(|(column, constant)| column.push(constant));
             }
-            args.extend(columns.into_iter().map(Arg::List));
+            args.extend(kinds.iter().zip(columns).map(|(kind, column)| Arg::List(kind, column)));
         }
         let call = Call::new(statement.text.clone(), args);
         Some(Asking { call, statement, places, looks: looks.len() })
@@ -350,6 +350,8 @@ enum Way {
 struct Statement {
     text: Arc<str>,
     way: Way,
+    /// The types of each shape's constants.
+    kinds: Vec<Vec<&'static str>>,
     /// Where the columns of each shape's rows stand in an answer.
     layouts: Vec<Layout>,
 }
@@ -393,8 +395,9 @@ impl Statement {
         let leading = usize::from(is_union) + usize::from(way == Way::Arrays);
         let outputs: Vec<Vec<(String, Type)>> = shapes.iter().map(|shape| outputs(*shape)).collect();
         let slots = Slots::of(&outputs);
+        let kinds: Vec<Vec<&'static str>> = shapes.iter().map(|shape| kinds(*shape)).collect();
         let (mut selects, mut layouts, mut parameters) = (Vec::new(), Vec::new(), 0);
-        for (number, (shape, outputs)) in shapes.iter().zip(&outputs).enumerate() {
+        for (number, ((shape, outputs), kinds)) in shapes.iter().zip(&outputs).zip(&kinds).enumerate() {
             let mut shown: Vec<String> = Vec::new();
             if is_union {
                 shown.push(format!("{number} as _shape"));
@@ -409,7 +412,6 @@ impl Statement {
                 shown.extend(outputs.iter().map(|(column, _)| column.clone()));
             }
             layouts.push(Layout { first: leading, places, names_owner: shape.tenant().is_none() });
-            let kinds = kinds(*shape);
             let select = match way {
                 Way::Parameters => {
                     let constant = |number: usize| placeholder(parameters + number);
@@ -442,7 +444,7 @@ impl Statement {
             parameters += kinds.len();
             selects.push(select);
         }
-        Statement { text: selects.join("\nunion all\n").into(), way, layouts }
+        Statement { text: selects.join("\nunion all\n").into(), way, kinds, layouts }
     }
 
     /// To which shape, and to which place of its arrays, a row belongs.

@@ -171,7 +171,7 @@ pub(crate) fn constants<'p>(
         }
     });
     if let Some(entry) = plan.entry() {
-        add(Arg::Int(i64::from(partition(plan, partitions))), "integer");
+        add(Arg::Partition(partition(plan, partitions)), "integer");
         add(Arg::Text(plan.operation()), "text");
         add(Arg::Text(&entry.resource), "text");
         add(Arg::Text(&entry.key), "text");

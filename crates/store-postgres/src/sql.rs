@@ -3,6 +3,9 @@
 //! Values travel in PostgreSQL's binary format, which loses nothing: a time is a count of microseconds, a float
 //! its 64 bits. What comes back is held to the same law as what was sent ([`Value::admitted`]), so that a row that
 //! somebody wrote by hand, with `infinity` or `NaN` in it, is reported as corrupt and not passed on.
+//!
+//! A single value looks the same on its way whatever type the server finds for its parameter, so nobody has to ask for
+//! that type before it is sent. An array names the type of its members, and so has to know it: [`Arg::declared`].
 
 use std::error::Error;
 use std::fmt;
@@ -10,8 +13,8 @@ use std::fmt;
 use bytes::{BufMut as _, BytesMut};
 use statehouse_store::value::canonical_json;
 use statehouse_store::{Row, StoreError, Table, Tenant, Time, Type, Value};
-use std::sync::Arc;
-use tokio_postgres::types::{FromSql, IsNull, ToSql, Type as PgType, to_sql_checked};
+use std::sync::{Arc, LazyLock};
+use tokio_postgres::types::{FromSql, IsNull, Kind, ToSql, Type as PgType, to_sql_checked};
 
 /// Words that PostgreSQL does not take as a column's or a table's name unless they are quoted: the reserved ones,
 /// and those reserved for functions and types.
@@ -177,20 +180,24 @@ pub(crate) enum Arg<'a> {
     One(&'a Value),
     /// One value that nobody else holds.
     Own(Value),
-    /// An array of values.
-    Many(Vec<&'a Value>),
-    /// An array of whatever.
-    List(Vec<Arg<'a>>),
+    /// An array of values of this type.
+    Many(&'static str, Vec<&'a Value>),
+    /// An array of whatever is of this type.
+    List(&'static str, Vec<Arg<'a>>),
     /// A text.
     Text(&'a str),
-    /// A 32- or 64-bit integer, as the statement declares it.
+    /// A 64-bit integer.
     Int(i64),
+    /// The number of a partition, a 32-bit integer.
+    Partition(u32),
     /// A span of microseconds.
     Interval(i64),
     /// An array of texts.
     Texts(Vec<&'a str>),
-    /// An array of 32- or 64-bit integers.
+    /// An array of 64-bit integers.
     Ints(Vec<i64>),
+    /// An array of numbers of partitions.
+    Partitions(Vec<u32>),
     /// An array of times.
     Times(Vec<Time>),
     /// JSON text.
@@ -199,15 +206,65 @@ pub(crate) enum Arg<'a> {
     Jsons(Vec<String>),
 }
 
+impl Arg<'_> {
+    /// The type that it has to be declared as. Of a single value that is none: the server finds it where the parameter
+    /// stands, as it does when a statement is prepared.
+    pub(crate) fn declared(&self) -> PgType {
+        match self {
+            Arg::Many(members, _) | Arg::List(members, _) => array_of(members),
+            Arg::Texts(_) => PgType::TEXT_ARRAY,
+            Arg::Ints(_) => PgType::INT8_ARRAY,
+            Arg::Partitions(_) => PgType::INT4_ARRAY,
+            Arg::Times(_) => PgType::TIMESTAMPTZ_ARRAY,
+            Arg::Jsons(_) => PgType::JSONB_ARRAY,
+            Arg::One(_)
+            | Arg::Own(_)
+            | Arg::Text(_)
+            | Arg::Int(_)
+            | Arg::Partition(_)
+            | Arg::Interval(_)
+            | Arg::Json(_) => UNDECLARED.clone(),
+        }
+    }
+
+    /// Whether it can stand for a parameter that the server takes to be of this type.
+    pub(crate) fn fits(&self, found: &PgType) -> bool {
+        let declared = self.declared();
+        declared == *UNDECLARED || declared == *found
+    }
+}
+
+/// What is said instead of a type that the server is to find: the number that no type has.
+static UNDECLARED: LazyLock<PgType> =
+    LazyLock::new(|| PgType::new("undeclared".to_owned(), 0, Kind::Simple, String::new()));
+
+/// The type of arrays whose members are of a type, by the name that stands in statements.
+fn array_of(members: &str) -> PgType {
+    match members {
+        "bigint" => PgType::INT8_ARRAY,
+        "integer" => PgType::INT4_ARRAY,
+        "double precision" => PgType::FLOAT8_ARRAY,
+        "boolean" => PgType::BOOL_ARRAY,
+        "bytea" => PgType::BYTEA_ARRAY,
+        "timestamptz" => PgType::TIMESTAMPTZ_ARRAY,
+        "interval" => PgType::INTERVAL_ARRAY,
+        "jsonb" => PgType::JSONB_ARRAY,
+        _ => PgType::TEXT_ARRAY,
+    }
+}
+
 impl ToSql for Arg<'_> {
     fn to_sql(&self, ty: &PgType, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
         match self {
             Arg::One(value) => Scalar(value).to_sql(ty, out),
             Arg::Own(value) => Scalar(value).to_sql(ty, out),
-            Arg::Many(values) => values.iter().map(|value| Scalar(value)).collect::<Vec<_>>().to_sql(ty, out),
-            Arg::List(args) => args.to_sql(ty, out),
+            Arg::Many(_, values) => {
+                values.iter().map(|value| Scalar(value)).collect::<Vec<_>>().to_sql(ty, out)
+            }
+            Arg::List(_, args) => args.to_sql(ty, out),
             Arg::Text(text) => text.to_sql(ty, out),
-            Arg::Int(int) => Integer(*int).to_sql(ty, out),
+            Arg::Int(int) => int.to_sql(ty, out),
+            Arg::Partition(number) => partition(*number)?.to_sql(ty, out),
             Arg::Interval(micros) => {
                 out.put_i64(*micros);
                 // Days and months, whose length would depend on a calendar.
@@ -215,7 +272,11 @@ impl ToSql for Arg<'_> {
                 Ok(IsNull::No)
             }
             Arg::Texts(texts) => texts.to_sql(ty, out),
-            Arg::Ints(ints) => ints.iter().map(|int| Integer(*int)).collect::<Vec<_>>().to_sql(ty, out),
+            Arg::Ints(ints) => ints.to_sql(ty, out),
+            Arg::Partitions(numbers) => {
+                let numbers: Result<Vec<i32>, _> = numbers.iter().map(|number| partition(*number)).collect();
+                numbers?.to_sql(ty, out)
+            }
             Arg::Times(times) => times.iter().map(|time| Instant(*time)).collect::<Vec<_>>().to_sql(ty, out),
             Arg::Json(text) => JsonText(text).to_sql(ty, out),
             Arg::Jsons(texts) => texts.iter().map(|text| JsonText(text)).collect::<Vec<_>>().to_sql(ty, out),
@@ -227,6 +288,11 @@ impl ToSql for Arg<'_> {
     }
 
     to_sql_checked!();
+}
+
+/// The number of a partition as the server has it.
+fn partition(number: u32) -> Result<i32, std::num::TryFromIntError> {
+    i32::try_from(number)
 }
 
 /// As `explain` prints it.
@@ -242,13 +308,15 @@ impl fmt::Display for Arg<'_> {
         match self {
             Arg::One(value) => write!(f, "{value}"),
             Arg::Own(value) => write!(f, "{value}"),
-            Arg::Many(values) => list(f, values.iter()),
-            Arg::List(args) => list(f, args.iter()),
+            Arg::Many(_, values) => list(f, values.iter()),
+            Arg::List(_, args) => list(f, args.iter()),
             Arg::Text(text) => f.write_str(&quoted(text)),
             Arg::Int(int) => write!(f, "{int}"),
+            Arg::Partition(number) => write!(f, "{number}"),
             Arg::Interval(micros) => write!(f, "'{micros} microseconds'"),
             Arg::Texts(texts) => list(f, texts.iter().map(|text| quoted(text))),
             Arg::Ints(ints) => list(f, ints.iter()),
+            Arg::Partitions(numbers) => list(f, numbers.iter()),
             Arg::Times(times) => list(f, times.iter()),
             Arg::Json(text) => f.write_str(&quoted(text)),
             Arg::Jsons(texts) => list(f, texts.iter().map(|text| quoted(text))),
@@ -264,7 +332,7 @@ impl ToSql for Scalar<'_> {
         match self.0 {
             Value::Null => return Ok(IsNull::Yes),
             Value::Text(text) => out.put_slice(text.as_bytes()),
-            Value::Int(int) => return Integer(*int).to_sql(ty, out),
+            Value::Int(int) => return int.to_sql(ty, out),
             Value::Float(float) => out.put_f64(*float),
             Value::Bool(bool) => out.put_u8(u8::from(*bool)),
             Value::Bytes(bytes) => out.put_slice(bytes),
@@ -273,26 +341,6 @@ impl ToSql for Scalar<'_> {
                 out.put_u8(1);
                 serde_json::to_writer(out.writer(), json)?;
             }
-        }
-        Ok(IsNull::No)
-    }
-
-    fn accepts(_: &PgType) -> bool {
-        true
-    }
-
-    to_sql_checked!();
-}
-
-#[derive(Debug)]
-struct Integer(i64);
-
-impl ToSql for Integer {
-    fn to_sql(&self, ty: &PgType, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
-        if *ty == PgType::INT4 {
-            out.put_i32(i32::try_from(self.0)?);
-        } else {
-            out.put_i64(self.0);
         }
         Ok(IsNull::No)
     }

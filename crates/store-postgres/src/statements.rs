@@ -52,8 +52,9 @@ pub(crate) type Key<'a> = (&'a Tenant, &'a [Value]);
 /// One array for each key column, the tenant first.
 fn key_arrays<'a>(table: &Table, keys: &[Key<'a>]) -> Vec<Arg<'a>> {
     let mut args = vec![Arg::Texts(keys.iter().map(|(tenant, _)| tenant.as_str()).collect())];
-    for place in 0..table.key_len() {
-        args.push(Arg::Many(keys.iter().filter_map(|(_, key)| key.get(place)).collect()));
+    for (place, column) in table.key_columns().iter().enumerate() {
+        let values = keys.iter().filter_map(|(_, key)| key.get(place)).collect();
+        args.push(Arg::Many(type_name(column.kind), values));
     }
     args
 }
@@ -242,7 +243,8 @@ pub(crate) fn update<'b>(
     );
     let keys: Vec<Key<'b>> = rows.iter().map(|row| (row.tenant(), row.key())).collect();
     let mut args = key_arrays(table, &keys);
-    args.extend(assigned.iter().map(|place| content(rows, *place)));
+    let assigned = assigned.iter().filter_map(|place| Some((*place, columns.get(*place)?)));
+    args.extend(assigned.map(|(place, column)| content(rows, place, column)));
     args.push(versions(rows));
     Call::new(text, args)
 }
@@ -259,13 +261,13 @@ pub(crate) fn insert<'b>(names: &Names, table: &Table, rows: &[&'b Row]) -> Call
         list(std::iter::once(TENANT).chain(columns.iter().map(|column| column.name.as_str()))),
     );
     let mut args = vec![Arg::Texts(rows.iter().map(|row| row.tenant().as_str()).collect())];
-    args.extend((0..columns.len()).map(|place| content(rows, place)));
+    args.extend(columns.iter().enumerate().map(|(place, column)| content(rows, place, column)));
     args.push(versions(rows));
     Call::new(text, args)
 }
 
-fn content<'b>(rows: &[&'b Row], place: usize) -> Arg<'b> {
-    Arg::Many(rows.iter().filter_map(|row| row.values().get(place)).collect())
+fn content<'b>(rows: &[&'b Row], place: usize, column: &Column) -> Arg<'b> {
+    Arg::Many(type_name(column.kind), rows.iter().filter_map(|row| row.values().get(place)).collect())
 }
 
 fn versions(rows: &[&Row]) -> Arg<'static> {
@@ -303,7 +305,7 @@ pub(crate) fn hold<'b>(
     let mut args = key_arrays(table, keys);
     for column in required {
         let nothing = placeholders.0.get(column.kind.name()).into_iter();
-        args.push(Arg::Many(nothing.cycle().take(keys.len()).collect()));
+        args.push(Arg::Many(type_name(column.kind), nothing.cycle().take(keys.len()).collect()));
     }
     Call::new(text, args)
 }
@@ -314,7 +316,7 @@ pub(crate) fn append<'b>(
     counts: &BTreeMap<u32, u64>,
     records: impl Iterator<Item = (u32, u64, &'b Record)>,
 ) -> [Call<'b>; 2] {
-    let partitions = || Arg::Ints(counts.keys().map(|partition| i64::from(*partition)).collect());
+    let partitions = || Arg::Partitions(counts.keys().copied().collect());
     let take = format!(
         "select from {} as h\nwhere h.partition = any ($1::integer[])\norder by h.partition\nfor update",
         names.heads(),
@@ -344,7 +346,7 @@ pub(crate) fn append<'b>(
     let args = vec![
         partitions(),
         Arg::Ints(counts.values().map(|count| i64::try_from(*count).unwrap_or(i64::MAX)).collect()),
-        Arg::Ints(records.iter().map(|(partition, _, _)| i64::from(*partition)).collect()),
+        Arg::Partitions(records.iter().map(|(partition, _, _)| *partition).collect()),
         Arg::Ints(records.iter().map(|(_, rank, _)| i64::try_from(*rank).unwrap_or(i64::MAX)).collect()),
         texts(|record| record.tenant.as_str()),
         texts(|record| &record.operation),

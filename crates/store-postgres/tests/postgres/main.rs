@@ -2,7 +2,8 @@
 //! commit, several processes, deadlocks, its tables. What every engine has to show is in the conformance cases.
 //!
 //! Needs a server: `STATEHOUSE_TEST_POSTGRES` has to hold the URL that `scripts/postgres start DIR` prints. Without
-//! one every test fails.
+//! one every test fails. Those of [`pooler`] need a PgBouncer too: `STATEHOUSE_TEST_PGBOUNCER` has to hold the URL that
+//! `scripts/pgbouncer start DIR URL` prints.
 
 #![expect(
     clippy::unwrap_used,
@@ -19,6 +20,7 @@ mod log_order;
 mod looks;
 mod lookups;
 mod migration;
+mod pooler;
 mod processes;
 mod proxy;
 mod support;

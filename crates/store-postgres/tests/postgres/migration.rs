@@ -12,7 +12,11 @@ use crate::support::{Namespace, counters, profiles, raw, schema_of, tenant};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_servers_may_start_at_once() {
-    let namespace = Namespace::new();
+    start_at_once(&Namespace::new()).await;
+}
+
+/// Of several that open and migrate a store at the same time, one makes the tables.
+pub async fn start_at_once(namespace: &Namespace) {
     let mut tasks = JoinSet::new();
     for _ in 0..6 {
         let options = namespace.options.clone();

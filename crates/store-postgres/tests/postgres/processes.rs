@@ -1,4 +1,5 @@
-//! Three processes on one store, behind a proxy that cuts their connections at random, at commits too.
+//! Three processes on one store, behind a proxy that cuts their connections at random, at commits too. Others stand in the
+//! proxy's place in tests of their own.
 //!
 //! Each process counts, and writes registers under a version. Whenever it does not know what became of a write, it
 //! resolves the operation, or commits the same plan again. In the end every operation is settled, each counter is
@@ -33,47 +34,66 @@ const TURNS: u64 = 60;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_processes_behind_a_proxy_that_cuts() {
     let (namespace, proxy) = (Namespace::new(), Proxy::start().await);
-    let (counted, registers) = (counters("counted"), counters("registers"));
-    let store = namespace.open_with(&[&counted, &registers]).await;
-    let seed = 7;
-    proxy.set(Cut::AtRandom(Random::seeded(seed)));
-    let mut children = JoinSet::new();
-    for number in 0..PROCESSES {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["processes::child", "--exact", "--nocapture"])
-            .env(CHILD, format!("{number} {} {}", namespace.schema(), proxy.url()))
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        children.spawn(child.wait_with_output());
-    }
-    let mut history: Vec<Call> = Vec::new();
-    let mut counts = [0_i64; COUNTERS as usize];
-    while let Some(output) = children.join_next().await {
-        let output = output.unwrap().unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        assert!(output.status.success(), "{text}");
-        for line in text.lines() {
-            if let Some(call) = line.strip_prefix("call ") {
-                history.push(parse(call));
-            } else if let Some(counter) = line.strip_prefix("counted ") {
-                counts[counter.parse::<usize>().unwrap()] += 1;
-            }
-        }
-    }
-    assert!(history.len() > 300, "{}", history.len());
-    linearize::check(&history).unwrap();
-    let acme = tenant("acme");
-    let addresses =
-        (0..COUNTERS).map(|number| Address::new(&counted, &acme, [number.to_string().into()]).unwrap());
-    let rows = store.get(&addresses.collect::<Vec<_>>(), Consistency::Strong).await.unwrap();
-    let stored: Vec<i64> = rows.iter().map(|row| row.as_ref().unwrap().int("n").unwrap()).collect();
-    assert_eq!(stored, counts);
+    let processes = Processes::on(&namespace).await;
+    proxy.set(Cut::AtRandom(Random::seeded(7)));
+    processes.work_at(&proxy.url()).await;
     // The faults were there: a quiet run has shown nothing.
     let achieved = &proxy.achieved;
     let (before, after) = (achieved.before.load(Ordering::Relaxed), achieved.after.load(Ordering::Relaxed));
     assert!(before > 3 && after > 3, "{achieved:?}");
+}
+
+/// Processes that share a store.
+pub struct Processes<'n> {
+    namespace: &'n Namespace,
+    counted: Arc<Table>,
+    /// Sees the store as it is.
+    witness: PostgresStore,
+}
+
+impl Processes<'_> {
+    pub async fn on(namespace: &Namespace) -> Processes<'_> {
+        let (counted, registers) = (counters("counted"), counters("registers"));
+        let witness = namespace.open_with(&[&counted, &registers]).await;
+        Processes { namespace, counted, witness }
+    }
+
+    /// Lets the processes work, by the way that this URL goes, until they are done, and judges what they say.
+    pub async fn work_at(&self, url: &str) {
+        let mut children = JoinSet::new();
+        for number in 0..PROCESSES {
+            let child = Command::new(std::env::current_exe().unwrap())
+                .args(["processes::child", "--exact", "--nocapture"])
+                .env(CHILD, format!("{number} {} {url}", self.namespace.schema()))
+                .stdout(Stdio::piped())
+                .kill_on_drop(true)
+                .spawn()
+                .unwrap();
+            children.spawn(child.wait_with_output());
+        }
+        let mut history: Vec<Call> = Vec::new();
+        let mut counts = [0_i64; COUNTERS as usize];
+        while let Some(output) = children.join_next().await {
+            let output = output.unwrap().unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            assert!(output.status.success(), "{text}");
+            for line in text.lines() {
+                if let Some(call) = line.strip_prefix("call ") {
+                    history.push(parse(call));
+                } else if let Some(counter) = line.strip_prefix("counted ") {
+                    counts[counter.parse::<usize>().unwrap()] += 1;
+                }
+            }
+        }
+        assert!(history.len() > 300, "{}", history.len());
+        linearize::check(&history).unwrap();
+        let acme = tenant("acme");
+        let addresses = (0..COUNTERS)
+            .map(|number| Address::new(&self.counted, &acme, [number.to_string().into()]).unwrap());
+        let rows = self.witness.get(&addresses.collect::<Vec<_>>(), Consistency::Strong).await.unwrap();
+        let stored: Vec<i64> = rows.iter().map(|row| row.as_ref().unwrap().int("n").unwrap()).collect();
+        assert_eq!(stored, counts);
+    }
 }
 
 /// What each process does. Without the variable it is nobody's process, and there is nothing to do.

@@ -27,6 +27,8 @@ pub enum Cut {
     BeforeCommit,
     /// At the next commit, when the server has done it and before the client hears of it.
     AfterCommit,
+    /// The same, but the client gets to hear what a pooler says that has lost the server.
+    Disowned,
     /// Again and again, at commits and elsewhere.
     AtRandom(Random),
     /// At the start, if it asks for settings.
@@ -53,8 +55,13 @@ pub struct Proxy {
 enum Fate {
     Pass,
     Before,
-    After,
+    /// The client gets these last words.
+    After(&'static [u8]),
 }
+
+/// PgBouncer's last words. Where a server says how severe an error is in every language's word and in one for
+/// programs, it has the first only.
+const LOST: &[u8] = b"E\0\0\0\x29SFATAL\0C08P01\0Mserver conn crashed?\0\0";
 
 impl Proxy {
     pub async fn start() -> Proxy {
@@ -102,19 +109,21 @@ impl Proxy {
 
     /// The server's URL, through this proxy.
     pub fn url(&self) -> String {
-        let direct: tokio_postgres::Config = url().parse().unwrap();
-        let user = direct.get_user().unwrap_or("postgres");
-        let password = direct.get_password().map(|word| format!(":{}", String::from_utf8_lossy(word)));
-        let database = direct.get_dbname().unwrap_or(user);
-        format!(
-            "postgres://{user}{}@{}/{database}?sslmode=disable",
-            password.unwrap_or_default(),
-            self.address
-        )
+        url_by(self.address)
     }
 }
 
-fn target() -> String {
+/// The server's URL, by way of this address.
+pub fn url_by(address: SocketAddr) -> String {
+    let direct: tokio_postgres::Config = url().parse().unwrap();
+    let user = direct.get_user().unwrap_or("postgres");
+    let password = direct.get_password().map(|word| format!(":{}", String::from_utf8_lossy(word)));
+    let database = direct.get_dbname().unwrap_or(user);
+    format!("postgres://{user}{}@{address}/{database}?sslmode=disable", password.unwrap_or_default())
+}
+
+/// Where the server is.
+pub fn target() -> String {
     let direct: tokio_postgres::Config = url().parse().unwrap();
     let host = match direct.get_hosts().first() {
         Some(tokio_postgres::config::Host::Tcp(host)) => host.clone(),
@@ -128,7 +137,7 @@ async fn carry(client: TcpStream, server: TcpStream, cut: Arc<Mutex<Cut>>, achie
     server.set_nodelay(true).unwrap();
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    let swallow = watch::Sender::new(false);
+    let swallow = watch::Sender::new(None);
     let answers = answers(from_server, to_client, swallow.subscribe(), achieved.clone());
     tokio::select! {
         () = requests(from_client, to_server, cut, swallow, achieved) => {}
@@ -141,7 +150,7 @@ async fn requests(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     cut: Arc<Mutex<Cut>>,
-    swallow: watch::Sender<bool>,
+    swallow: watch::Sender<Option<&'static [u8]>>,
     achieved: Arc<Achieved>,
 ) {
     let mut buffer = Vec::new();
@@ -170,9 +179,9 @@ async fn requests(
                     let _ = to.write_all(&send).await;
                     return;
                 }
-                Fate::After => {
+                Fate::After(last_words) => {
                     swallowing = true;
-                    swallow.send_replace(true);
+                    swallow.send_replace(Some(last_words));
                 }
             }
             send.extend(message);
@@ -193,6 +202,8 @@ fn commits(message: &[u8], writing: &mut HashSet<Vec<u8>>) -> bool {
     match message.first() {
         Some(b'Q') => first == b"commit",
         Some(b'P') => {
+            // What has no name is another statement each time.
+            writing.remove(first);
             if second.windows(WRITTEN.len()).any(|window| window == WRITTEN) {
                 writing.insert(first.to_vec());
             }
@@ -204,7 +215,8 @@ fn commits(message: &[u8], writing: &mut HashSet<Vec<u8>>) -> bool {
     }
 }
 
-fn message_length(buffer: &[u8], started: bool) -> Option<usize> {
+/// The length of the message at the beginning, if all of it is there. Only the first of a connection has no kind.
+pub fn message_length(buffer: &[u8], started: bool) -> Option<usize> {
     let start = usize::from(started);
     let length: [u8; 4] = buffer.get(start..start + 4)?.try_into().unwrap();
     let length = u32::from_be_bytes(length) as usize + start;
@@ -220,13 +232,17 @@ fn draw(cut: &Mutex<Cut>, commits: bool) -> Fate {
         }
         (Cut::AfterCommit, true) => {
             *cut = Cut::Never;
-            Fate::After
+            Fate::After(b"")
+        }
+        (Cut::Disowned, true) => {
+            *cut = Cut::Never;
+            Fate::After(LOST)
         }
         (Cut::AtRandom(random), commits) => {
             if !random.chance(if commits { 0.06 } else { 0.002 }) {
                 Fate::Pass
             } else if commits && random.chance(0.5) {
-                Fate::After
+                Fate::After(b"")
             } else {
                 Fate::Before
             }
@@ -239,18 +255,20 @@ fn draw(cut: &Mutex<Cut>, commits: bool) -> Fate {
 async fn answers(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    swallow: watch::Receiver<bool>,
+    swallow: watch::Receiver<Option<&'static [u8]>>,
     achieved: Arc<Achieved>,
 ) {
     let mut chunk = [0; 65_536];
     let mut tail = Vec::new();
     loop {
         let Ok(length @ 1..) = from.read(&mut chunk).await else { return };
-        if *swallow.borrow() {
+        let last_words = *swallow.borrow();
+        if let Some(last_words) = last_words {
             tail.extend_from_slice(&chunk[..length]);
             // Ready for the next, outside of any transaction.
             if tail.windows(6).any(|window| window == b"Z\0\0\0\x05I") {
                 achieved.after.fetch_add(1, Ordering::Relaxed);
+                let _ = to.write_all(last_words).await;
                 return;
             }
         } else if to.write_all(&chunk[..length]).await.is_err() {

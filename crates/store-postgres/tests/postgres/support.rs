@@ -30,7 +30,12 @@ pub struct Namespace {
 
 impl Namespace {
     pub fn new() -> Namespace {
-        let mut options = Options::from_url(&url()).unwrap();
+        Namespace::at(&url())
+    }
+
+    /// At a URL that leads to the server, by whatever way.
+    pub fn at(url: &str) -> Namespace {
+        let mut options = Options::from_url(url).unwrap();
         options.schema = format!("test_{:x}", Random::from_entropy().below(1 << 48));
         Namespace { options }
     }

@@ -12,6 +12,8 @@ use crate::support::{Namespace, bump, counters, increment, jobs, logged, raw, sc
 
 /// A role that owns nothing, and a store under it with a row of each of two tenants.
 struct Scene {
+    /// How the store gets to the server.
+    url: String,
     namespace: Namespace,
     role: String,
     store: PostgresStore,
@@ -19,9 +21,13 @@ struct Scene {
 
 impl Scene {
     async fn set() -> Scene {
+        Scene::at(url()).await
+    }
+
+    async fn at(url: String) -> Scene {
         let role = format!("role_{:x}", Random::from_entropy().below(1 << 48));
         raw().await.batch_execute(&format!("create role {role} login password 'runtime'")).await.unwrap();
-        let mut namespace = Namespace::new();
+        let mut namespace = Namespace::at(&url);
         namespace.options.row_level_security = true;
         namespace.options.runtime_role = Some(role.clone());
         let table = counters("counters");
@@ -29,7 +35,7 @@ impl Scene {
         for name in ["acme", "bond"] {
             store.commit(&logged(&tenant(name), "create", "x", vec![increment(&table, "x")])).await.unwrap();
         }
-        Scene { namespace, role, store }
+        Scene { url, namespace, role, store }
     }
 
     /// A connection as the runtime role itself.
@@ -42,7 +48,7 @@ impl Scene {
     }
 
     fn role_url(&self) -> String {
-        let config: tokio_postgres::Config = url().parse().unwrap();
+        let config: tokio_postgres::Config = self.url.parse().unwrap();
         let host = match config.get_hosts().first() {
             Some(tokio_postgres::config::Host::Tcp(host)) => host.clone(),
             _ => "127.0.0.1".to_owned(),
@@ -53,7 +59,7 @@ impl Scene {
     }
 
     async fn clear(self) {
-        let Scene { namespace, role, store } = self;
+        let Scene { namespace, role, store, .. } = self;
         store.close().await;
         PostgresStore::erase(&namespace.options).await.unwrap();
         raw().await.batch_execute(&format!("drop owned by {role}; drop role {role}")).await.unwrap();
@@ -161,7 +167,12 @@ async fn the_runtime_role_cannot_cross_tenants_by_any_verb() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_store_does_all_its_work_under_the_fence() {
-    let scene = Scene::set().await;
+    work_under_the_fence(url()).await;
+}
+
+/// A store at this URL does all that stores do, for two tenants.
+pub async fn work_under_the_fence(url: String) {
+    let scene = Scene::at(url).await;
     let table = counters("counters");
     // As the administrator who takes on the role, and as the role itself, which may migrate if nothing is to do.
     let mut direct = Options::from_url(&scene.role_url()).unwrap();
@@ -225,7 +236,12 @@ async fn the_store_does_all_its_work_under_the_fence() {
 
 #[tokio::test]
 async fn looks_of_two_tenants_that_are_one_statement_never_see_each_others_rows() {
-    let scene = Scene::set().await;
+    look_together(url()).await;
+}
+
+/// Looks of several tenants at a store at this URL, which go as one statement. Needs a runtime of one thread.
+pub async fn look_together(url: String) {
+    let scene = Scene::at(url).await;
     let mut options = Options::from_url(&scene.role_url()).unwrap();
     options.schema = scene.namespace.schema().to_owned();
     options.readers = 1;

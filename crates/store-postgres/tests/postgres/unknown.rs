@@ -86,6 +86,19 @@ async fn a_commit_that_was_done_is_learned_by_resolving() {
     assert_eq!(scene.proxy.achieved.after.load(Ordering::Relaxed), 2);
 }
 
+/// Nothing was refused: whoever lost the server knows as little as the client.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pooler_that_has_lost_the_server_has_not_said_no() {
+    let scene = Scene::set().await;
+    for (plan, expected) in [(scene.small("op-1"), 3), (scene.large("op-2"), 4)] {
+        scene.cut(Cut::Disowned, &plan).await;
+        let resolution = scene.store.resolve(&scene.acme, plan.operation()).await.unwrap();
+        assert!(matches!(resolution, Resolution::Applied(_)), "{resolution:?}");
+        assert_eq!(scene.count().await, expected);
+    }
+    assert_eq!(scene.proxy.achieved.after.load(Ordering::Relaxed), 2);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn committing_again_applies_it_once() {
     let scene = Scene::set().await;
