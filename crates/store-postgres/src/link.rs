@@ -69,8 +69,9 @@ pub(crate) struct Session {
     statements: Mutex<Prepared>,
     /// Held while the requests of one transaction are queued, so that two of them do not mix.
     gate: Mutex<()>,
-    /// Held by whoever has a transaction under way, where there may be one at a time; whether its last holder went away
-    /// before everything was answered.
+    /// Held by whoever has a transaction under way, where there may be one at a time. Whether something may be under way
+    /// still: the last holder went away before everything was answered, or the last answer was an error, which comes
+    /// ahead of the end of its transaction.
     turn: tokio::sync::Mutex<bool>,
     /// An answer that takes longer than this is not waited for.
     patience: Duration,
@@ -171,7 +172,10 @@ impl Session {
             self.run_at_once(open, calls, close).await
         };
         if let Some(unanswered) = &mut turn {
-            **unanswered = false;
+            **unanswered = match close {
+                Some(_) => answers.closing != Closing::Done,
+                None => answers.rows.is_err(),
+            };
         }
         answers
     }
@@ -184,7 +188,7 @@ impl Session {
         }
         let mut unanswered = self.turn.lock().await;
         if *unanswered {
-            // Words that say nothing are answered when everything before them is.
+            // Words that say nothing are answered when everything before them has ended.
             self.exchange("").await?;
         }
         *unanswered = true;
@@ -308,7 +312,7 @@ impl Session {
         let mut turn = self.turn().await?;
         let answer = self.exchange(words).await;
         if let Some(unanswered) = &mut turn {
-            **unanswered = false;
+            **unanswered = answer.is_err();
         }
         answer
     }

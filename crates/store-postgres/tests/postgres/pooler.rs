@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
 use statehouse_store::{
-    Address, Clock as _, Commit, Consistency, Random, Resolution, Scan, Store, SystemClock, Table, Tenant,
+    Address, Clock as _, Commit, Consistency, Random, Resolution, Scan, Store, StoreError, SystemClock,
+    Table, Tenant,
 };
 use statehouse_store_postgres::{Options, PostgresStore};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -258,7 +259,10 @@ async fn requests_of_many_callers_do_not_get_mixed_up() {
                 let small = async { store.recorded(&acme, &format!("small-{number}-{turn}")).await.unwrap() };
                 let walk = Scan::of(&table, &acme).limit(5).unwrap();
                 let walk = async { store.scan(&walk).await.unwrap() };
-                let (record, found, page) = tokio::join!(small, large, walk);
+                let missing = Address::new(&counters("missing"), &acme, ["x".into()]).unwrap();
+                let missing = async { store.get(&[missing], Consistency::Strong).await.unwrap_err() };
+                let (record, found, page, error) = tokio::join!(small, large, walk, missing);
+                assert!(matches!(error, StoreError::Schema { .. }), "{error}");
                 assert_eq!(record.unwrap().operation, format!("small-{number}-{turn}"));
                 assert_eq!(found, [done]);
                 assert!(!page.rows.is_empty());
@@ -308,6 +312,24 @@ async fn who_goes_away_does_not_hurt_those_who_stay() {
     let (found, (), answer) = tokio::join!(large, release, ask(&neighbour, "select 'neighbour'"));
     assert_eq!((found, answer.as_str()), (vec![1], "neighbour"));
     assert_eq!(pooler.errors(), [""; 0]);
+}
+
+/// Whoever waits for a server process too long is sent away in the pooler's own words.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_got_no_server_process_is_settled_later() {
+    let pooler = Pooler::start(&["default_pool_size=1", "query_wait_timeout=1"]).await;
+    let (namespace, holder) = (Namespace::at(&pooler.url), connect(&pooler.url).await);
+    let (table, acme) = (counters("counters"), tenant("acme"));
+    let store = namespace.open_with(&[&table]).await;
+    let plan = |operation: &str| logged(&acme, operation, "x", vec![increment(&table, "x")]);
+    store.commit(&plan("first")).await.unwrap();
+    holder.batch_execute("begin").await.unwrap();
+    let outcome = store.commit(&plan("second")).await;
+    assert!(matches!(outcome, Err(StoreError::OutcomeUnknown { .. })), "{outcome:?}");
+    holder.batch_execute("rollback").await.unwrap();
+    assert_eq!(store.resolve(&acme, "second").await.unwrap(), Resolution::Aborted);
+    assert_eq!(store.commit(&plan("second")).await.unwrap(), Commit::Fenced);
+    assert_eq!(count(&store, &table, &acme, "x").await, 1);
 }
 
 /// Exchanges the server processes under connections that are theirs by every sign: the new ones have been told the same at
