@@ -144,6 +144,8 @@ pub struct Each {
     pub key: &'static str,
     /// Items at most.
     pub most: usize,
+    /// Whether they are tried as one plan first. Worth it where most calls hold, and need not read before they write.
+    pub as_one: bool,
 }
 
 /// A call of an action: who, which row, with what.

@@ -14,8 +14,8 @@
 //! H6. Every event says what it is about ([`subject_of`]), also in a batch, whose record stands under its first subject.
 //! H7. An action of several plans, or of a call for each item of a list, is not one write: each is decided by itself. Its answer
 //!     is remembered under the caller's operation id; its calls have ids that are made from it. Calls for the items of a list
-//!     are tried as one plan first, which costs an engine far less than a plan for each: if all of them hold, nobody can tell
-//!     the difference; if one does not, nothing was done, and each goes by itself.
+//!     may be tried as one plan first, which costs an engine far less than a plan for each: if all of them hold, nobody can
+//!     tell the difference; if one does not, nothing was done, and each goes by itself.
 
 mod many;
 

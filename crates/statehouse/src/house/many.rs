@@ -70,7 +70,7 @@ impl House {
             let (code, message) = (refusal.map(|no| no.code.name()), refusal.map(|no| no.message.as_str()));
             json!({each.key: key, "done": refusal.is_none(), "code": code, "message": message})
         };
-        if requests.len() > 1 {
+        if each.as_one && requests.len() > 1 {
             let together = requests.iter().map(|(_, request)| request.clone()).collect();
             let refusal = match self.at_once(tenant, together, under(&"all"), 0).await {
                 Ok(_) => None,

@@ -178,12 +178,13 @@ pub(super) fn queue_actions(schedule: &Arc<Schedule>) -> Vec<Action> {
         after: claimed.clone(),
         does: Does::Several(Arc::new(Heart(schedule.clone()))),
     };
-    let each = |action: &str| {
+    let each = |action: &str, as_one: bool| {
         Does::Each(Each {
             action: format!("{name}.{action}"),
             list: JOBS,
             key: JOB_ID,
             most: usize::try_from(BATCH_MAX).unwrap_or(1),
+            as_one,
         })
     };
     let gate = |paused: bool| Does::Write(Arc::new(Gate { schedule: schedule.clone(), paused }));
@@ -227,19 +228,19 @@ pub(super) fn queue_actions(schedule: &Arc<Schedule>) -> Vec<Action> {
         Action {
             input: vec![batch(vec![attempt(), result()])],
             answers: &["run executed but result not recorded"],
-            does: each("complete"),
+            does: each("complete", true),
             ..step("complete", format!("Complete several {name} rows."), "guarded conditional update of each")
         },
         Action {
             input: vec![batch([attempt()].into_iter().chain(error()).collect())],
             answers: &["run executed but result not recorded"],
-            does: each("fail"),
+            does: each("fail", false),
             ..step("fail", format!("Give several {name} rows back."), "guarded conditional update of each")
         },
         Action {
             input: vec![batch(vec![])],
             after: claimed.clone().into_iter().chain([format!("{name}.fail")]).collect(),
-            does: each("replay"),
+            does: each("replay", false),
             ..step(
                 "replay",
                 format!("Bring several {name} rows that failed back to life."),
