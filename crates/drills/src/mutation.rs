@@ -64,6 +64,12 @@ pub const REDUNDANT: &[Redundant] = &[
         reason: "What somebody else has forgotten is forgotten. Told twice, it names a row that is gone all the same.",
     },
     Redundant {
+        actors: &["job.complete", "job_queue.complete"],
+        step: "delete job_uniques where job_id = ?",
+        condition: "the row is present",
+        reason: "The job is in progress, which its own step demands, and nobody takes the key of one that is not over.",
+    },
+    Redundant {
         actors: &["a reader of the house"],
         step: "insert house_parked",
         condition: "the row is absent",
