@@ -382,6 +382,7 @@ mod tests {
             "STATEHOUSE_CONFIG",
             "STATEHOUSE_TENANT",
             "STATEHOUSE_TEST_POSTGRES",
+            "STATEHOUSE_TEST_PGBOUNCER",
             "STATEHOUSE_TEST_REDIS",
             "STATEHOUSE_TOOLS",
             "STATEHOUSE_BLESS",

@@ -192,8 +192,8 @@ async fn requests(
     }
 }
 
-/// What a statement says that is a transaction by itself and leaves a record.
-const WRITTEN: &[u8] = b"written as (";
+/// What a statement says that is a transaction by itself, if it leaves a record and if it leaves none.
+const WRITTEN: [&[u8]; 2] = [b"written as (", b"returning 1::bigint as _place"];
 
 /// Whether the server commits something when it gets this message. Notes the names of statements that write.
 fn commits(message: &[u8], writing: &mut HashSet<Vec<u8>>) -> bool {
@@ -204,7 +204,7 @@ fn commits(message: &[u8], writing: &mut HashSet<Vec<u8>>) -> bool {
         Some(b'P') => {
             // What has no name is another statement each time.
             writing.remove(first);
-            if second.windows(WRITTEN.len()).any(|window| window == WRITTEN) {
+            if WRITTEN.iter().any(|words| second.windows(words.len()).any(|window| window == *words)) {
                 writing.insert(first.to_vec());
             }
             false

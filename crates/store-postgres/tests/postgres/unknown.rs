@@ -96,7 +96,11 @@ async fn a_pooler_that_has_lost_the_server_has_not_said_no() {
         assert!(matches!(resolution, Resolution::Applied(_)), "{resolution:?}");
         assert_eq!(scene.count().await, expected);
     }
-    assert_eq!(scene.proxy.achieved.after.load(Ordering::Relaxed), 2);
+    // Without a record nothing would show that it was done, if it were done again.
+    let unlogged = Plan::of(&scene.acme, "unlogged").step(increment(&scene.table, "a")).build().unwrap();
+    scene.cut(Cut::Disowned, &unlogged).await;
+    assert_eq!(scene.count().await, 5);
+    assert_eq!(scene.proxy.achieved.after.load(Ordering::Relaxed), 3);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
