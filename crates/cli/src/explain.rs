@@ -20,7 +20,7 @@ use statehouse_store::clock::ManualClock;
 use statehouse_store::random::{Ids, Random};
 use statehouse_store::{
     Address, Ask, Asked, Change, Commit, Consistency, Explanation, LogPage, Migrate, ModelStore, Page, Plan,
-    Query, Record, Request, Resolution, Row, Scan, Schema, Seen, Store, StoreError, Tenant,
+    Query, Record, Request, Resolution, Row, Scan, Schema, Seen, Store, StoreError, Take, Tenant,
 };
 
 use crate::arguments::Explain;
@@ -176,6 +176,8 @@ enum Kept {
     Get(Vec<Address>, Consistency),
     Query(Query),
     Scan(Scan),
+    /// With a row that was taken.
+    Take(Take, Option<Row>),
     /// Several reads in one go, each of them kept.
     Look(Vec<Kept>),
     /// What was asked of the holds before the store, which are the same whatever the engine is.
@@ -191,6 +193,7 @@ impl Kept {
             Kept::Get(addresses, consistency) => Asked::Get(addresses, *consistency),
             Kept::Query(query) => Asked::Query(query),
             Kept::Scan(scan) => Asked::Scan(scan),
+            Kept::Take(take, row) => Asked::Take(take, row.as_ref()),
             Kept::Look(kept) => {
                 asks = kept.iter().filter_map(Kept::ask).collect();
                 Asked::Look(&asks)
@@ -344,6 +347,12 @@ impl Store for Witness {
     async fn look(&self, asks: &[Ask<'_>]) -> Result<Vec<Seen>, StoreError> {
         self.note(Kept::Look(asks.iter().map(Kept::of).collect()));
         self.model.look(asks).await
+    }
+
+    async fn take(&self, take: &Take) -> Result<Vec<Row>, StoreError> {
+        let taken = self.model.take(take).await?;
+        self.note(Kept::Take(take.clone(), taken.first().cloned()));
+        Ok(taken)
     }
 
     async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {

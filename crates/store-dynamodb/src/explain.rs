@@ -45,6 +45,7 @@ impl Inner {
             Asked::Look(asks) => {
                 return Explanation::of_all(asks.iter().map(|ask| self.explain((*ask).into())));
             }
+            Asked::Take(take, row) => return take.explained(row, |asked| self.explain(asked)),
         };
         let cost = [("requests", "1 for each page of 1 MB"), ("read units", units)];
         let cost = cost.map(|(name, figure)| (name.to_owned(), figure.to_owned()));

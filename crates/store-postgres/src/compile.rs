@@ -21,8 +21,10 @@
 //! in the order of their keys and takes the heads in the order of the partitions. So does **one plan of many steps** of one
 //! shape ([`uniform`]).
 
+mod taken;
 mod uniform;
 
+pub(crate) use self::taken::Takes;
 pub(crate) use self::uniform::is_uniform;
 
 use std::collections::{BTreeMap, VecDeque};

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use statehouse_store::log::partition_of;
 use statehouse_store::plan::{Expect, Step, Verb};
-use statehouse_store::{Ask, Asked, Explanation, Plan, Record, Request, Row, Time, Value};
+use statehouse_store::{Ask, Asked, Explanation, Plan, Record, Request, Row, Take, Time, Value};
 
 use crate::batch::Batch;
-use crate::compile::{Compiler, Set, Texts};
+use crate::compile::{Compiler, Set, Takes, Texts};
 use crate::ddl::Names;
 use crate::link::Call;
 use crate::look::{Asking, Look, Statements};
@@ -15,6 +15,7 @@ use crate::options::{Options, PARTITIONS};
 use crate::read;
 use crate::sql::placeholder;
 use crate::statements::{self, Key, PLANNER, Placeholders, append, clock_call, lock_calls, records_of};
+use crate::take::IN_ORDER;
 use crate::tenancy::Scope;
 
 /// What a store with these options would send. Without a live store the log is taken to have as many
@@ -34,6 +35,7 @@ pub fn explain(options: &Options, asked: Asked<'_>) -> Explanation {
             let call = read::scan_call(&explainer.names, scan);
             explainer.read("read a page of the table, and one row more", &scope, Some(&call))
         }
+        Asked::Take(take, row) => explainer.take(take, row),
     }
 }
 
@@ -59,6 +61,28 @@ impl Explainer<'_> {
             requests.push(request("close it", &Call::new("commit", Vec::new())));
         }
         Explanation { requests, cost: vec![("round trips".to_owned(), "1".to_owned())] }
+    }
+
+    fn take(&self, take: &Take, row: Option<&Row>) -> Explanation {
+        let (texts, takes) = (Texts::default(), Takes::default());
+        let compiler = Compiler::new(&self.names, &texts, self.options, self.partitions);
+        let Some(taken) = compiler.taken(&takes, take) else {
+            return take.explained(row, |asked| explain(self.options, asked));
+        };
+        let lock_timeout_ms = self.options.lock_timeout.as_millis();
+        let open = self.options.open_words(lock_timeout_ms, IN_ORDER, &Scope::of(take.tenant()));
+        let requests = vec![
+            request("open the transaction", &Call::new(open, Vec::new())),
+            request("find and lock the rows that nobody else has locked, change them", &taken.call),
+            request("make it durable", &Call::new("commit", Vec::new())),
+        ];
+        let cost = [
+            ("round trips", "2, or 3 when nothing could be taken"),
+            ("row locks", "1 for each row; none is waited for"),
+            ("log head", "none"),
+            ("synchronizations", "1, shared by all that is committed together"),
+        ];
+        Explanation { requests, cost: cost.map(|(name, figure)| (name.to_owned(), figure.to_owned())).into() }
     }
 
     fn explain(&self, plan: &Plan) -> Explanation {

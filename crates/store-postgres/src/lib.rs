@@ -49,6 +49,7 @@ mod shape;
 mod shared;
 mod sql;
 mod statements;
+mod take;
 mod tenancy;
 mod tls;
 mod trust;
@@ -59,9 +60,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use statehouse_store::take::{and_by_plans, by_keys, by_plans};
 use statehouse_store::{
     Address, Ask, Asked, Change, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query,
-    Record, Resolution, Row, Scan, Schema, Seen, Store, StoreError, Tenant,
+    Record, Resolution, Row, Scan, Schema, Seen, Store, StoreError, Take, Tenant,
 };
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
@@ -76,6 +78,7 @@ use migrate::Builder;
 use queue::Job;
 use reader::serve;
 use shared::Shared;
+use take::Taking;
 use writer::{Attempt, work};
 
 /// How long one statement of a migration may take: an index on a large table is not built in seconds.
@@ -183,6 +186,17 @@ impl Store for PostgresStore {
 
     async fn look(&self, asks: &[Ask<'_>]) -> Result<Vec<Seen>, StoreError> {
         self.opened()?.look(asks).await
+    }
+
+    async fn take(&self, take: &Take) -> Result<Vec<Row>, StoreError> {
+        let taking = tokio::spawn(self.opened()?.clone().take(take.clone())).await;
+        let gone = |_| StoreError::unknown(take.operation(), "the taker has gone");
+        match taking.map_err(gone)?? {
+            Taking::Taken(rows) => Ok(rows),
+            Taking::Unknown(keys) => by_keys(self, take, keys).await,
+            Taking::NotMade => by_plans(self, take).await,
+            Taking::Partly(rows) => and_by_plans(self, take, rows).await,
+        }
     }
 
     async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {

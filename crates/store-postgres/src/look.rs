@@ -123,7 +123,7 @@ impl<'a> Spot<'a> {
     }
 
     /// Whether two spots are of one shape.
-    fn is_like(self, other: Spot<'_>) -> bool {
+    pub(crate) fn is_like(self, other: Spot<'_>) -> bool {
         let (one, two) = (self.table(), other.table());
         if !Arc::ptr_eq(one, two) && one != two {
             return false;
@@ -150,7 +150,7 @@ impl<'a> Spot<'a> {
     }
 
     /// The values of its shape's constants, in their order.
-    fn constants(self) -> Vec<Arg<'a>> {
+    pub(crate) fn constants(self) -> Vec<Arg<'a>> {
         let mut constants: Vec<Arg<'a>> = Vec::new();
         constants.extend(self.tenant().map(|tenant| Arg::Text(tenant.as_str())));
         match self {
@@ -164,6 +164,13 @@ impl<'a> Spot<'a> {
             }
         }
         constants
+    }
+}
+
+impl Spot<'_> {
+    /// Everything of its `select` behind the columns, under one more condition.
+    pub(crate) fn source(self, names: &Names, constant: &dyn Fn(usize) -> String, condition: &str) -> String {
+        source(names, self, constant, Some(condition))
     }
 }
 
@@ -463,7 +470,7 @@ impl Statement {
             let select = match way {
                 Way::Parameters => {
                     let constant = |number: usize| placeholder(parameters + number);
-                    let select = source(names, *shape, &constant);
+                    let select = source(names, *shape, &constant, None);
                     let select = format!("select {}\n{select}", shown.join(", "));
                     if is_union { format!("({select})") } else { select }
                 }
@@ -485,7 +492,7 @@ impl Statement {
                         arrays.join(", "),
                         columns.concat(),
                         inner.join(", "),
-                        source(names, *shape, &|number| format!("k.c{}", number + 1)),
+                        source(names, *shape, &|number| format!("k.c{}", number + 1), None),
                     )
                 }
             };
@@ -545,13 +552,18 @@ fn kinds(shape: Spot<'_>) -> Vec<&'static str> {
 }
 
 /// Everything of a shape's `select` behind its columns. `constant` names a constant by its number.
-fn source(names: &Names, shape: Spot<'_>, constant: &dyn Fn(usize) -> String) -> String {
+fn source(
+    names: &Names,
+    shape: Spot<'_>,
+    constant: &dyn Fn(usize) -> String,
+    condition: Option<&str>,
+) -> String {
     let mut named = 0;
     let mut next = || {
         named += 1;
         constant(named - 1)
     };
-    let mut conditions = Vec::new();
+    let mut conditions: Vec<String> = condition.map(str::to_owned).into_iter().collect();
     if shape.tenant().is_some() {
         conditions.push(format!("t.{TENANT} = {}", next()));
     }

@@ -31,6 +31,29 @@ pub(crate) fn is_small_step(step: &Step) -> bool {
     indexed_bytes(step) <= INDEXED_BYTES_MAX && key_bytes(step) + size_of_step(step) <= KNOWN_BYTES_MAX
 }
 
+/// Whether a step is whose key is not known yet; that the key is, too, is for [`key_bound`] to say.
+pub(crate) fn is_small_change(step: &Step) -> bool {
+    size_of_step(step) + INDEXED_BYTES_MAX <= KNOWN_BYTES_MAX
+}
+
+/// The condition on the row `t` under which its key is small; `None` if none could be.
+pub(crate) fn key_bound(step: &Step) -> Option<String> {
+    let table = &step.table;
+    let (variable, fixed): (Vec<_>, Vec<_>) =
+        table.key_columns().iter().partition(|column| is_variable(column.kind));
+    let known = indexed_bytes(step) - key_bytes(step) + variable.len() + fixed.len() * FIXED_BYTES;
+    let left = INDEXED_BYTES_MAX.checked_sub(known)?;
+    let names: Vec<&str> = variable.iter().map(|column| column.name.as_str()).collect();
+    // Octets count double.
+    Some(if names.is_empty() { "true".to_owned() } else { bounded(table, &names, left / 2) })
+}
+
+/// The length of everything in the row `t` that has no fixed one, except for the key.
+pub(crate) fn length(table: &Table) -> String {
+    let columns: Vec<&str> = variable(table).collect();
+    if columns.is_empty() { "0".to_owned() } else { lengths(table, &columns) }
+}
+
 fn key_bytes(step: &Step) -> usize {
     step.key.iter().map(weight).sum()
 }
@@ -96,12 +119,11 @@ pub(crate) fn bounds(step: &Step, takers: usize) -> Option<Vec<String>> {
 
 /// The columns of variable length that are not part of the key.
 fn variable(table: &Table) -> impl Iterator<Item = &str> {
-    let variable = |kind: Type| matches!(kind, Type::Text | Type::Bytes | Type::Json);
-    table
-        .other_columns()
-        .iter()
-        .filter(move |column| variable(column.kind))
-        .map(|column| column.name.as_str())
+    table.other_columns().iter().filter(|column| is_variable(column.kind)).map(|column| column.name.as_str())
+}
+
+fn is_variable(kind: Type) -> bool {
+    matches!(kind, Type::Text | Type::Bytes | Type::Json)
 }
 
 fn assigned<'s>(step: &'s Step, column: &str) -> Option<&'s Expr> {
@@ -119,10 +141,14 @@ fn kept(step: &Step) -> impl Iterator<Item = &str> {
 
 /// The columns' lengths together, at most so many bytes.
 fn bounded(table: &Table, columns: &[&str], bytes_max: usize) -> String {
+    format!("{} <= {bytes_max}", lengths(table, columns))
+}
+
+fn lengths(table: &Table, columns: &[&str]) -> String {
     let lengths = columns.iter().map(|column| {
         // JSON's text is never shorter than the form in which it is weighed.
         let cast = if table.type_of(column) == Some(Type::Json) { "::text" } else { "" };
         format!("coalesce(octet_length(t.{}{cast}), 0)", name(column))
     });
-    format!("{} <= {bytes_max}", lengths.collect::<Vec<_>>().join(" + "))
+    lengths.collect::<Vec<_>>().join(" + ")
 }

@@ -8,7 +8,7 @@ use statehouse_store::{Clock, Plan, Position, StoreError, SystemClock};
 use tokio::sync::watch;
 use tokio_postgres::Row;
 
-use crate::compile::{Compiler, Texts};
+use crate::compile::{Compiler, Takes, Texts};
 use crate::ddl::Names;
 use crate::fault::Fault;
 use crate::link::{Call, Dialer, Link};
@@ -16,6 +16,7 @@ use crate::look::Statements;
 use crate::options::Options;
 use crate::order::place;
 use crate::reader::{ATTEMPTS, Readers};
+use crate::take::Taker;
 use crate::tenancy::Scope;
 use crate::trust::Doubts;
 use crate::writer::Lane;
@@ -30,6 +31,10 @@ pub(crate) struct Shared {
     texts: Texts,
     /// The writers' connections, each with the plans that wait for it.
     pub lanes: Vec<Lane>,
+    /// Those of whoever takes the first rows of ranges.
+    pub takers: Vec<Taker>,
+    pub next_taker: AtomicUsize,
+    pub takes: Takes,
     /// The readers' connections, and the looks that wait for one.
     pub readers: Readers,
     /// How they are made.
@@ -75,6 +80,8 @@ pub struct Counts {
     pub doubted: u64,
     /// Looks that were answered by one statement together with others.
     pub joined: u64,
+    /// Rows of ranges that a statement found and changed.
+    pub taken: u64,
 }
 
 /// The same, while it is being counted.
@@ -91,6 +98,7 @@ pub(crate) struct Counters {
     pub unread: AtomicU64,
     pub doubted: AtomicU64,
     pub joined: AtomicU64,
+    pub taken: AtomicU64,
 }
 
 impl Counters {
@@ -108,6 +116,7 @@ impl Counters {
             unread: read(&self.unread),
             doubted: read(&self.doubted),
             joined: read(&self.joined),
+            taken: read(&self.taken),
         }
     }
 }
@@ -124,6 +133,7 @@ impl Shared {
         // What the store has is what counts from here on.
         options.partitions = Some(partitions);
         let lanes = std::iter::repeat_with(Lane::default).take(options.writers.max(1)).collect();
+        let takers = std::iter::repeat_with(Taker::default).take(options.writers.max(1)).collect();
         let readers = Readers::new(options.readers);
         Shared {
             names,
@@ -133,6 +143,9 @@ impl Shared {
             partitions,
             texts: Texts::default(),
             lanes,
+            takers,
+            next_taker: AtomicUsize::new(0),
+            takes: Takes::default(),
             readers,
             reader_dialer,
             statements: Statements::default(),
@@ -234,6 +247,9 @@ impl Shared {
         self.heads.send_modify(|_| {});
         for lane in &self.lanes {
             lane.close().await;
+        }
+        for taker in &self.takers {
+            taker.link.close().await;
         }
         self.claims.close().await;
         self.readers.close().await;

@@ -16,6 +16,7 @@ pub fn explain(asked: Asked<'_>) -> Explanation {
         }
         Asked::Scan(scan) => vec![read_page("read a page of the table, and one row more", &sql::scan(scan))],
         Asked::Look(asks) => return Explanation::of_all(asks.iter().map(|ask| explain((*ask).into()))),
+        Asked::Take(take, row) => return take.explained(row, explain),
     };
     Explanation { requests, cost: vec![("synchronizations".to_owned(), "none".to_owned())] }
 }

@@ -52,6 +52,7 @@ pub mod read;
 pub mod row;
 pub mod store;
 pub mod table;
+pub mod take;
 pub mod time;
 pub mod value;
 
@@ -69,5 +70,6 @@ pub use read::{Consistency, Cursor, Page, Query, Scan};
 pub use row::{Address, Row, Tenant};
 pub use store::{Ask, Asked, Explanation, Request, Seen, Store};
 pub use table::{Column, Index, Schema, Table};
+pub use take::Take;
 pub use time::Time;
 pub use value::{BadValue, Type, Value};

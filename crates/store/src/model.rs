@@ -399,6 +399,7 @@ impl Store for ModelStore {
             Asked::Look(asks) => {
                 return Explanation::of_all(asks.iter().map(|ask| self.explain((*ask).into())));
             }
+            Asked::Take(take, row) => return take.explained(row, |asked| self.explain(asked)),
         };
         let steps = plan.steps().iter().map(|step| Request {
             purpose: "under the store's lock".into(),

@@ -346,9 +346,14 @@ fn check_rows_differ(steps: &[Step], tenant: &Tenant) -> Result<(), PlanError> {
 }
 
 /// Checks a step and puts its values into the form in which they are stored.
-fn admit_step(step: Step, tenant: &Tenant) -> Result<Step, PlanError> {
+fn admit_step(mut step: Step, tenant: &Tenant) -> Result<Step, PlanError> {
+    step.key = admit_key(&step.table, tenant, step.key)?;
+    admit_change(step)
+}
+
+/// The same for everything but the key.
+pub(crate) fn admit_change(step: Step) -> Result<Step, PlanError> {
     let Step { table, key, verb, expect, guard, assignments } = step;
-    let key = admit_key(&table, tenant, key)?;
     if expect == Expect::Absent && !guard.conjuncts().is_empty() {
         return Err(PlanError::Mistyped {
             table: table.name().to_owned(),

@@ -14,6 +14,7 @@ use crate::plan::Plan;
 use crate::read::{Consistency, Page, Query, Scan};
 use crate::row::{Address, Row, Tenant};
 use crate::table::Schema;
+use crate::take::{Take, by_plans};
 
 /// Tables, plans of guarded steps, range reads and a log.
 ///
@@ -83,6 +84,13 @@ pub trait Store: Send + Sync + fmt::Debug {
             Ask::Query(query) => self.query(query).await.map(Seen::Page),
         };
         join_all(asks.iter().map(one)).await.into_iter().collect()
+    }
+
+    /// Takes the first rows of a range (T1 to T4 of [`crate::take`]), and returns them as they are then.
+    ///
+    /// Unless an engine can do better, the range is read and a plan is committed for each of its rows.
+    async fn take(&self, take: &Take) -> Result<Vec<Row>, StoreError> {
+        by_plans(self, take).await
     }
 
     /// Reads a page of a whole table. Strong, row by row.
@@ -156,6 +164,8 @@ pub enum Asked<'a> {
     Scan(&'a Scan),
     /// To make several reads in one go.
     Look(&'a [Ask<'a>]),
+    /// To take the first rows of a range, of which this is one, if there is any.
+    Take(&'a Take, Option<&'a Row>),
 }
 
 impl<'a> From<Ask<'a>> for Asked<'a> {

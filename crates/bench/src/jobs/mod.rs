@@ -131,7 +131,7 @@ async fn enqueue(house: &Tenancy) -> Result<Round> {
 
 async fn drains(house: &Tenancy, rivals: &mut Rivals) -> Result<()> {
     let mut ours: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
-    let (mut graphile, mut boss) = (vec![], vec![]);
+    let (mut graphile, mut boss, mut boss_workers) = (vec![], vec![], vec![]);
     for _ in 0..DRAIN_ROUNDS {
         for schedule in [DELETED, KEPT] {
             let rate = |seconds: f64| JOBS as f64 / seconds;
@@ -140,6 +140,7 @@ async fn drains(house: &Tenancy, rivals: &mut Rivals) -> Result<()> {
         }
         graphile.push(JOBS as f64 / rivals.drain(Rival::GraphileWorker, JOBS).await?);
         boss.push(JOBS as f64 / rivals.drain(Rival::PgBoss, JOBS).await?);
+        boss_workers.push(JOBS as f64 / rivals.work(JOBS).await?);
     }
     report::heading(&format!(
         "PostgreSQL: drain of {JOBS} jobs with nothing to do, every completion durable"
@@ -153,6 +154,7 @@ async fn drains(house: &Tenancy, rivals: &mut Rivals) -> Result<()> {
     for (rival, rates) in [(Rival::GraphileWorker, &graphile), (Rival::PgBoss, &boss)] {
         report::figure(rival.name(), middle(rates)?, "jobs/s");
     }
+    report::figure("pg-boss, 4 of its own workers", middle(&boss_workers)?, "jobs/s");
     // Each beside the one that does the same with a job that is done.
     let faster = |schedule: &'static str, theirs: &[f64]| -> Result<f64> {
         let way = |way| ours.get(&(schedule, way)).into_iter().flatten();
@@ -160,7 +162,12 @@ async fn drains(house: &Tenancy, rivals: &mut Rivals) -> Result<()> {
         middle(&best.zip(theirs).map(|(ours, theirs)| ours / theirs).collect::<Vec<f64>>())
     };
     report::ratio("Statehouse, deleted, the faster way / graphile-worker", faster(DELETED, &graphile)?, 1.0);
-    report::ratio("Statehouse, kept, the faster way / pg-boss", faster(KEPT, &boss)?, 3.0);
+    report::ratio(
+        "Statehouse, kept, the faster way / pg-boss's own workers",
+        faster(KEPT, &boss_workers)?,
+        3.0,
+    );
+    report::ratio("Statehouse, kept, the faster way / pg-boss by hand", faster(KEPT, &boss)?, 3.0);
     Ok(())
 }
 

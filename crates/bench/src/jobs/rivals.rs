@@ -77,7 +77,16 @@ impl Rivals {
 
     /// How long it takes to do so many jobs, with nothing to do for each, in seconds.
     pub async fn drain(&mut self, rival: Rival, jobs: usize) -> Result<f64> {
-        let answer = self.order(&json!({"do": "drain", "queue": rival.name(), "jobs": jobs})).await?;
+        self.seconds("drain", rival, jobs).await
+    }
+
+    /// The same for pg-boss's own workers.
+    pub async fn work(&mut self, jobs: usize) -> Result<f64> {
+        self.seconds("work", Rival::PgBoss, jobs).await
+    }
+
+    async fn seconds(&mut self, what: &str, rival: Rival, jobs: usize) -> Result<f64> {
+        let answer = self.order(&json!({"do": what, "queue": rival.name(), "jobs": jobs})).await?;
         answer.get("seconds").and_then(Json::as_f64).context("the figure is missing")
     }
 

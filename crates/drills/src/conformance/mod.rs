@@ -27,6 +27,7 @@ mod operations;
 mod plans;
 mod reads;
 mod steps;
+mod takes;
 mod tenants;
 
 /// What a case finds.
@@ -178,6 +179,15 @@ pub const CASES: &[Case] = cases! {
         each_tenant_is_shown_its_own_rows(9),
         a_look_sees_what_was_acknowledged(2),
         tables_that_are_not_there_are_told(1),
+    }
+    takes {
+        the_first_rows_are_taken_in_order(9),
+        what_the_guard_refuses_is_left_as_it_is(9),
+        guards_may_look_at_lists_and_the_clock(9),
+        no_more_are_taken_than_may_weigh(1),
+        nobody_takes_what_belongs_to_another_tenant(9),
+        each_row_has_one_taker(9),
+        what_is_no_take_is_refused(1),
     }
     across {
         rows_of_all_tenants_stand_in_one_order(1),

@@ -185,7 +185,8 @@ pub(super) async fn who_looked_long_ago_claims_and_fails_nothing(lab: &dyn Lab) 
     let (visitor, slow, paused, clock) = slow_desk(lab).await?;
     // What others do to the job's one attempt while somebody is about to claim it, or to fail it because its lease is over.
     for (tenant, over, state) in [
-        ("claimed", false, "IN_PROGRESS"),
+        // Its lease is over by the time that the claim comes, which is refused; whoever looks then sees that.
+        ("claimed", false, "FAILED"),
         ("held", true, "IN_PROGRESS"),
         ("replayed", true, "PENDING"),
         ("replayed-and-claimed", true, "IN_PROGRESS"),

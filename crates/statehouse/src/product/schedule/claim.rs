@@ -1,5 +1,6 @@
-//! Claims and heartbeats: plans of one row each, in flight together, so that each job is decided by itself and an engine
-//! makes one of many. They leave nothing in the log: their guards make them safe to repeat, and the row says who has it.
+//! Claims and heartbeats. A claim takes the first jobs of a range ([`statehouse_store::take`]); heartbeats are plans of one
+//! row each, in flight together. Either way each job is decided by itself, and an engine makes one of many. They leave nothing
+//! in the log: their guards make them safe to repeat, and the row says who has it.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use statehouse_store::guard::{column, now, now_plus};
 use statehouse_store::limits::row_weight;
 use statehouse_store::log::partition_of;
 use statehouse_store::{
-    Address, Clock, Commit, Consistency, Draft as EventDraft, Entry, Ids, Plan, Query, Reason, Refused, Row,
-    Step, Store, StoreError, Tenant, Time, Value,
+    Address, Ask, Clock, Commit, Draft as EventDraft, Entry, Ids, Plan, PlanError, Query, Reason, Refused,
+    Row, Step, Store, StoreError, Take, Tenant, Time, Value,
 };
 
 use super::rules::misfit;
@@ -37,8 +38,8 @@ pub(super) const MESSAGE: &str = "message";
 
 /// How often one that waits looks at what other processes may have enqueued.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Pages of one range that a claim reads past jobs that others took.
-const PAGES_MAX: usize = 4;
+/// Ranges that a claim looks at in one go.
+const RANGES_MAX: usize = 64;
 
 /// Who wants jobs of which queue.
 #[derive(Clone, Copy, Debug)]
@@ -60,12 +61,28 @@ pub(super) struct Found {
     bytes: usize,
 }
 
-/// What became of one job that somebody wanted.
-enum Outcome {
-    Claimed(Row),
-    /// Somebody was faster, it is over, or the engine's clock says that it is not due.
-    Missed,
-    Failed(StoreError),
+impl Found {
+    fn is_full(&self, want: Want<'_>) -> bool {
+        self.jobs.len() >= want.limit || self.bytes >= CLAIM_BYTES_MAX
+    }
+
+    fn expect(&mut self, later: Time) {
+        self.next_at = Some(self.next_at.map_or(later, |at| at.min(later)));
+    }
+}
+
+/// What a claim has left of a range.
+#[derive(Clone, Copy, Debug)]
+struct Behind {
+    has_failed_some: bool,
+    may_be_more: bool,
+}
+
+/// Where jobs are claimed from: a shard and a priority of a tenant's queue.
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    shard: usize,
+    priority: i64,
 }
 
 impl Schedule {
@@ -78,144 +95,169 @@ impl Schedule {
         want: Want<'_>,
     ) -> Result<Found, StoreError> {
         let mut found = Found::default();
-        if self.is_paused(store, want.tenant, want.queue).await? {
-            return Ok(found);
-        }
         let shards = self.shards as usize;
         let first = self.turn.fetch_add(1, Ordering::Relaxed);
-        for priority in 0..self.priorities {
-            for shard in (0..shards).map(|place| (first.wrapping_add(place)) % shards) {
-                if found.jobs.len() >= want.limit || found.bytes >= CLAIM_BYTES_MAX {
+        let ranges: Vec<Range> = (0..self.priorities)
+            .flat_map(|priority| {
+                (0..shards).map(move |place| Range { shard: first.wrapping_add(place) % shards, priority })
+            })
+            .collect();
+        for ranges in ranges.chunks(RANGES_MAX) {
+            // What each begins with tells whether there is anything to claim.
+            let Some(firsts) = self.firsts(store, want, ranges).await? else { return Ok(Found::default()) };
+            for (range, first) in ranges.iter().zip(firsts) {
+                if found.is_full(want) {
                     return Ok(found);
                 }
-                self.claim_range(store, clock, ids, want, shard, priority, &mut found).await?;
+                match first.filter(|row| row.tenant() == want.tenant).and_then(|row| row.time(RUN_AT)) {
+                    Some(run_at) if run_at <= clock.now() => {
+                        self.claim_range(store, clock, ids, want, *range, &mut found).await?;
+                    }
+                    Some(later) => found.expect(later),
+                    None => {}
+                }
             }
         }
         Ok(found)
     }
 
-    async fn is_paused(&self, store: &dyn Store, tenant: &Tenant, queue: &str) -> Result<bool, StoreError> {
-        let address =
-            Address::new(&self.queues, tenant, [queue.into()]).map_err(|error| self.misuse(&error))?;
-        let row = store.get(&[address], Consistency::Strong).await?.into_iter().next().flatten();
-        Ok(row.and_then(|row| row.bool(PAUSED)).unwrap_or(false))
+    /// The first job of each range; none if the queue is paused.
+    async fn firsts(
+        &self,
+        store: &dyn Store,
+        want: Want<'_>,
+        ranges: &[Range],
+    ) -> Result<Option<Vec<Option<Row>>>, StoreError> {
+        let queue =
+            [Address::new(&self.queues, want.tenant, [want.queue.into()]).map_err(|e| self.misuse(&e))?];
+        let first = |range: &Range| self.runnable(want, *range).and_then(|query| query.limit(1));
+        let queries: Vec<Query> =
+            ranges.iter().map(first).collect::<Result<_, _>>().map_err(|error| self.misuse(&error))?;
+        let asks: Vec<Ask<'_>> =
+            [Ask::Get(&queue)].into_iter().chain(queries.iter().map(Ask::Query)).collect();
+        let mut seen = store.look(&asks).await?.into_iter();
+        let queue = seen.next().and_then(|seen| seen.into_rows().into_iter().next().flatten());
+        if queue.and_then(|row| row.bool(PAUSED)).unwrap_or(false) {
+            return Ok(None);
+        }
+        Ok(Some(seen.map(|seen| seen.into_page().rows.into_iter().next()).collect()))
     }
 
-    fn misuse(&self, error: &statehouse_store::PlanError) -> StoreError {
+    /// The jobs of a range, in the order of their times.
+    fn runnable(&self, want: Want<'_>, range: Range) -> Result<Query, PlanError> {
+        let shard = i64::try_from(range.shard).unwrap_or(0);
+        // The prefix is the tenant's own name: of the index across tenants nothing else is read.
+        Query::across(&self.jobs, RUNNABLE, [want.queue.into(), shard.into()])?
+            .prefix([want.tenant.as_str().into(), range.priority.into()])
+    }
+
+    fn misuse(&self, error: &PlanError) -> StoreError {
         StoreError::schema(self.name.as_str(), error.to_string())
     }
 
-    /// Claims from one shard and priority, while no other claimer of this process does.
-    #[expect(clippy::too_many_arguments, reason = "what to claim from, for whom, and what was found so far")]
+    /// Claims from one range, while no other claimer of this process does.
     async fn claim_range(
         &self,
         store: &dyn Store,
         clock: &dyn Clock,
         ids: &Ids,
         want: Want<'_>,
-        shard: usize,
-        priority: i64,
+        range: Range,
         found: &mut Found,
     ) -> Result<(), StoreError> {
-        let stripe =
-            partition_of(want.tenant, want.queue, &shard.to_string(), super::STRIPES as u32) as usize;
+        let shard = range.shard.to_string();
+        let stripe = partition_of(want.tenant, want.queue, &shard, super::STRIPES as u32) as usize;
         let _turn = match self.stripes.get(stripe) {
             Some(stripe) => Some(stripe.lock().await),
             None => None,
         };
-        let shard = i64::try_from(shard).unwrap_or(0);
-        // The prefix is the tenant's own name: of the index across tenants nothing else is read.
-        let mut query = Query::across(&self.jobs, RUNNABLE, [want.queue.into(), shard.into()])
-            .and_then(|query| query.prefix([want.tenant.as_str().into(), priority.into()]))
-            .map_err(|error| self.misuse(&error))?;
-        for _ in 0..PAGES_MAX {
-            let rows = want.limit.saturating_sub(found.jobs.len());
-            if rows == 0 || found.bytes >= CLAIM_BYTES_MAX {
-                return Ok(());
+        while !found.is_full(want) {
+            let rows = want.limit - found.jobs.len();
+            let take = self.taking(clock, ids, want, range, rows).map_err(|error| self.misuse(&error))?;
+            let taken = match store.take(&take.weighing(CLAIM_BYTES_MAX - found.bytes)).await {
+                Err(error) if found.jobs.is_empty() => return Err(error),
+                taken => taken.unwrap_or_default(),
+            };
+            let (all, some) = (taken.len() == rows, !taken.is_empty());
+            for row in taken {
+                found.bytes += row_weight(&row);
+                found.jobs.push(row);
             }
-            let page =
-                store.query(&query.clone().limit(rows.max(1)).map_err(|error| self.misuse(&error))?).await?;
-            let at = clock.now();
-            let is_due = |row: &&Row| row.time(RUN_AT).is_some_and(|run_at| run_at <= at);
-            let own = |row: &&Row| row.tenant() == want.tenant;
-            let mut taken = found.bytes;
-            let due: Vec<&Row> = page.rows.iter().filter(own).take_while(is_due).collect();
-            let fitting = due.iter().take_while(|row| {
-                let fits = taken < CLAIM_BYTES_MAX;
-                taken += row_weight(row);
-                fits
-            });
-            let outcomes = join_all(fitting.map(|row| self.claim_one(store, ids, want, row))).await;
-            let (before, mut failure) = (found.jobs.len(), None);
-            for outcome in outcomes {
-                match outcome {
-                    Outcome::Claimed(row) => {
-                        found.bytes += row_weight(&row);
-                        found.jobs.push(row);
-                    }
-                    Outcome::Missed => {}
-                    Outcome::Failed(error) => failure = Some(error),
-                }
+            if all || found.is_full(want) {
+                continue;
             }
-            if let (Some(error), true) = (failure, before == found.jobs.len() && found.jobs.is_empty()) {
-                return Err(error);
-            }
-            if let Some(later) = page.rows.get(due.len()).and_then(|row| row.time(RUN_AT)) {
-                found.next_at = Some(found.next_at.map_or(later, |at| at.min(later)));
-                return Ok(());
-            }
-            match page.next {
-                Some(next) => query = query.after(next).map_err(|error| self.misuse(&error))?,
-                None => return Ok(()),
+            // Nothing is left to claim, unless it stood behind what could not be.
+            let behind = self.look_behind(store, clock, ids, want, range, found).await?;
+            if !behind.may_be_more || !(some || behind.has_failed_some) {
+                break;
             }
         }
         Ok(())
     }
 
-    /// Claims one job (I1), or fails it if it has no attempts left (I4).
-    async fn claim_one(&self, store: &dyn Store, ids: &Ids, want: Want<'_>, row: &Row) -> Outcome {
-        if row.int(ATTEMPT) >= row.int(ATTEMPTS_MAX) {
-            return self.exhaust(store, ids, row).await;
-        }
-        let claim_id = ids.next();
+    /// A claim (I1) of so many jobs that are due and have attempts left (I4).
+    fn taking(
+        &self,
+        clock: &dyn Clock,
+        ids: &Ids,
+        want: Want<'_>,
+        range: Range,
+        rows: usize,
+    ) -> Result<Take, PlanError> {
+        let query = self.runnable(want, range)?.to(clock.now())?.limit(rows)?;
         // The index's columns are all set, as they are, so that an engine need not read the row for them.
-        let known = |name: &str| row.get(name).cloned().unwrap_or(Value::Null);
-        let step = Step::update(&self.jobs, row.key().iter().cloned())
+        let step = Step::update(&self.jobs, [])
             .guard(column(RUN_AT).le(now()))
             .guard(column(ATTEMPT).lt(column(ATTEMPTS_MAX)))
             .set(STATE, IN_PROGRESS)
             .set(ATTEMPT, column(ATTEMPT).add(1))
             .set(WORKER, want.worker)
-            .set(CLAIM_ID, claim_id.as_str())
-            .set(QUEUE, known(QUEUE))
-            .set(RUN_SHARD, known(RUN_SHARD))
-            .set(OWNER, known(OWNER))
-            .set(PRIORITY, known(PRIORITY))
+            .set(QUEUE, want.queue)
+            .set(RUN_SHARD, i64::try_from(range.shard).unwrap_or(0))
+            .set(OWNER, want.tenant.as_str())
+            .set(PRIORITY, range.priority)
             .set(RUN_AT, now_plus(want.lease))
             .set(STARTED_AT, now())
             .set(UPDATED_AT, now());
-        let plan = match Plan::of(want.tenant, &claim_id).step(step).build() {
-            Ok(plan) => plan,
-            Err(error) => return Outcome::Failed(self.misuse(&error)),
-        };
-        match settled(store, &plan).await {
-            Ok(Commit::Applied(applied)) => match applied.rows.into_iter().next().flatten() {
-                Some(row) => Outcome::Claimed(row),
-                None => Outcome::Missed,
-            },
-            // An answer got lost, and the claim is this one's own.
-            Ok(Commit::Refused(Refused { current: Some(row), .. }))
-                if row.text(CLAIM_ID) == Some(&claim_id) && row.text(STATE) == Some(IN_PROGRESS) =>
-            {
-                Outcome::Claimed(row)
-            }
-            Ok(Commit::Refused(_) | Commit::Fenced) => Outcome::Missed,
-            Err(error) => Outcome::Failed(error),
-        }
+        Take::of(want.tenant, ids.next(), query, step, CLAIM_ID)
     }
 
-    /// Fails a job whose last lease is over: whoever had it is gone.
-    async fn exhaust(&self, store: &dyn Store, ids: &Ids, row: &Row) -> Outcome {
+    /// Looks at what a claim has left of a range: fails the jobs without attempts left, and notes when the next one can be
+    /// claimed.
+    async fn look_behind(
+        &self,
+        store: &dyn Store,
+        clock: &dyn Clock,
+        ids: &Ids,
+        want: Want<'_>,
+        range: Range,
+        found: &mut Found,
+    ) -> Result<Behind, StoreError> {
+        let limit = usize::try_from(BATCH_MAX).unwrap_or(1);
+        let query = self.runnable(want, range).and_then(|query| query.limit(limit));
+        let page = store.query(&query.map_err(|error| self.misuse(&error))?).await?;
+        let at = clock.now();
+        let is_due = |row: &&Row| row.time(RUN_AT).is_some_and(|run_at| run_at <= at);
+        let due: Vec<&Row> =
+            page.rows.iter().filter(|row| row.tenant() == want.tenant).take_while(is_due).collect();
+        let (over, left): (Vec<&Row>, Vec<&Row>) =
+            due.iter().partition(|row| row.int(ATTEMPT) >= row.int(ATTEMPTS_MAX));
+        let mut has_failed_some = false;
+        for failed in join_all(over.iter().map(|row| self.exhaust(store, ids, row))).await {
+            match failed {
+                Ok(failed) => has_failed_some |= failed,
+                Err(error) if found.jobs.is_empty() => return Err(error),
+                Err(_) => {}
+            }
+        }
+        if let Some(later) = page.rows.get(due.len()).and_then(|row| row.time(RUN_AT)) {
+            found.expect(later);
+        }
+        Ok(Behind { has_failed_some, may_be_more: !left.is_empty() || page.rows.len() == limit })
+    }
+
+    /// Fails a job whose last lease is over: whoever had it is gone. Returns whether it has.
+    async fn exhaust(&self, store: &dyn Store, ids: &Ids, row: &Row) -> Result<bool, StoreError> {
         let job_id = row.text(JOB_ID).unwrap_or_default();
         let attempt = row.int(ATTEMPT).unwrap_or(0);
         let step = Step::update(&self.jobs, row.key().iter().cloned())
@@ -226,21 +268,14 @@ impl Schedule {
         match self.leave(store, row).await {
             Ok(left) => steps.extend(left),
             // Whoever looks next tries again.
-            Err(_) => return Outcome::Missed,
+            Err(_) => return Ok(false),
         }
         let event = EventDraft::named(format!("{}.failed", self.name)).with_row_of(0);
         let entry = Entry::about(&self.name, key_text(row.key())).event(event);
         let plan = Plan::of(row.tenant(), ids.next()).steps(steps).log(entry).without_rows().build();
-        match plan {
-            Ok(plan) => match settled(store, &plan).await {
-                Ok(_) => {
-                    self.tell();
-                    Outcome::Missed
-                }
-                Err(error) => Outcome::Failed(error),
-            },
-            Err(error) => Outcome::Failed(self.misuse(&error)),
-        }
+        let outcome = settled(store, &plan.map_err(|error| self.misuse(&error))?).await?;
+        self.tell();
+        Ok(matches!(outcome, Commit::Applied(_)))
     }
 
     /// Holds a job for another lease, if it is still this attempt's.

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::{Query, Row, StoreError, Tenant, Time, Value};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -172,6 +173,8 @@ struct Round {
     tenants: Vec<Tenant>,
     first: usize,
     until: Duration,
+    /// Whether the last claim got all that it wanted. Then several go at once.
+    is_busy: bool,
 }
 
 /// Jobs to do, and when there may be more.
@@ -241,7 +244,9 @@ impl Labour {
             return Ok(claimed);
         }
         let most = usize::try_from(BATCH_MAX).unwrap_or(1);
-        let part = room.div_ceil(many).clamp(1, most);
+        let part = room.div_ceil(many).max(1);
+        let part = if round.is_busy { part } else { part.min(most) };
+        round.is_busy = false;
         for turn in 0..many {
             let left = room.saturating_sub(claimed.jobs.len());
             let Some(tenant) = round.tenants.get((round.first + turn) % many) else { continue };
@@ -249,21 +254,28 @@ impl Labour {
                 round.first = (round.first + turn) % many;
                 return Ok(claimed);
             }
-            let want = Want {
-                tenant,
-                queue: &self.queue,
-                worker: &self.options.worker,
-                limit: part.min(left),
-                lease: self.lease(),
-            };
-            let found = self.schedule.claim(&**self.house.store(), &**clock, self.house.ids(), want).await;
-            match found {
-                Ok(found) => {
-                    claimed.jobs.extend(found.jobs);
-                    claimed.next_at = [claimed.next_at, found.next_at].into_iter().flatten().min();
+            let part = part.min(left);
+            let claims = (0..part).step_by(most).map(|from| {
+                let limit = most.min(part - from);
+                let (queue, worker) = (self.queue.as_str(), self.options.worker.as_str());
+                let want = Want { tenant, queue, worker, limit, lease: self.lease() };
+                self.schedule.claim(&**self.house.store(), &**clock, self.house.ids(), want)
+            });
+            let (before, mut failure) = (claimed.jobs.len(), None);
+            for found in join_all(claims).await {
+                match found {
+                    Ok(found) => {
+                        claimed.jobs.extend(found.jobs);
+                        claimed.next_at = [claimed.next_at, found.next_at].into_iter().flatten().min();
+                    }
+                    Err(error) => failure = Some(error),
                 }
-                Err(error) if claimed.jobs.is_empty() => return Err(error),
-                Err(_) => break,
+            }
+            round.is_busy |= claimed.jobs.len() - before == part;
+            match failure {
+                Some(error) if claimed.jobs.is_empty() => return Err(error),
+                Some(_) => break,
+                None => {}
             }
         }
         if claimed.jobs.is_empty() {

@@ -1,0 +1,162 @@
+//! The first rows of a range, found, locked and changed by one statement.
+//!
+//! ```text
+//!   taken    the first rows of the range that nobody else has locked, each with what those before it weigh
+//!   clock    one reading, behind the locks
+//!   update   those within the weight for which the guard holds, and the room that is left (`crate::room`)
+//! ```
+//!
+//! Whoever has locked a row is about to change it, so it is passed over and not waited for: those who take at the same
+//! time get different rows. Every row comes back with the number of those that were found. If that is more than were changed,
+//! the statement could not do something for one of them that plans might; they are taken by plans then. If none was, nothing
+//! comes back at all, and it is the same.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use statehouse_store::{Plan, Row, StoreError, Table, Take, Type, Value};
+
+use super::{Compiler, Set, Source, Statement, list_args};
+use crate::link::Call;
+use crate::look::Spot;
+use crate::room;
+use crate::shape::{constants_of_step, is_exact, steps_are_alike};
+use crate::sql::{Arg, all_columns, int_at, name, placeholder, row_at};
+
+/// The statements of takes that were written last, each with a take of its shape.
+#[derive(Default)]
+pub(crate) struct Takes(Mutex<Vec<(Take, Arc<str>)>>);
+
+impl Takes {
+    /// Shapes come from actions, of which there are few.
+    const MOST: usize = 64;
+
+    fn of(&self, take: &Take, write: impl FnOnce() -> Option<String>) -> Option<Arc<str>> {
+        let texts = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |(like, _): &&(Take, _)| {
+            Spot::Range(like.query()).is_like(Spot::Range(take.query()))
+                && steps_are_alike(like.step(), take.step())
+        };
+        if let Some((_, text)) = texts().iter().find(is_it) {
+            return Some(text.clone());
+        }
+        let text: Arc<str> = write()?.into();
+        let mut texts = texts();
+        texts.truncate(Takes::MOST - 1);
+        texts.insert(0, (take.clone(), text.clone()));
+        Some(text)
+    }
+}
+
+/// A take as one statement.
+pub(crate) struct Taken<'t> {
+    take: &'t Take,
+    pub call: Call<'t>,
+}
+
+/// A key of a table: rows that are taken have others, but the statement is the same.
+fn any_key(table: &Table) -> Vec<Value> {
+    let any = |kind: Type| match kind {
+        Type::Text => Value::from("-"),
+        Type::Int => Value::from(0),
+        Type::Float => Value::from(0.0),
+        Type::Bool => Value::from(false),
+        Type::Bytes => Value::Bytes(vec![0]),
+        Type::Time => Value::Time(statehouse_store::Time::from_micros(0)),
+        Type::Json => Value::Null,
+    };
+    table.key_columns().iter().map(|column| any(column.kind)).collect()
+}
+
+impl Compiler<'_> {
+    /// Compiles a take, if it can be.
+    pub(crate) fn taken<'t>(&self, takes: &Takes, take: &'t Take) -> Option<Taken<'t>> {
+        let step = take.step();
+        if !is_exact(step) || !room::is_small_change(step) {
+            return None;
+        }
+        let constants = constants_of_step(step, self.now);
+        let kinds: Vec<&'static str> = constants.iter().map(|constant| constant.kind).collect();
+        let text = takes.of(take, || {
+            let plan = take.plan(&any_key(&step.table)).ok()?;
+            self.taken_text(&plan, take, &kinds)
+        })?;
+        let mut args = list_args(step);
+        args.extend(Spot::Range(take.query()).constants());
+        // The last one is the limit, which asks for one row more where a page is read.
+        args.pop();
+        args.push(Arg::Int(i64::try_from(take.query().page_limit()).unwrap_or(i64::MAX)));
+        args.push(Arg::Text(take.tenant().as_str()));
+        args.push(Arg::Int(i64::try_from(take.bytes_max()).unwrap_or(i64::MAX)));
+        args.extend(constants.into_iter().map(|constant| constant.arg));
+        Some(Taken { take, call: Call::new(text, args) })
+    }
+
+    /// The statement of a take, of which this plan is one. `kinds` are the types of the step's constants.
+    fn taken_text(&self, plan: &Plan, take: &Take, kinds: &[&'static str]) -> Option<String> {
+        let step = plan.steps().first()?;
+        let (table, range) = (&step.table, Spot::Range(take.query()));
+        let mut statement = Statement::new(self, plan, step, Source::Rows { kinds }, Set::Transaction);
+        statement.stamped = None;
+        let mut conditions = room::bounds(step, 0)?;
+        conditions.push(room::key_bound(step)?);
+        // In the order of the constants.
+        let key = statement.key_condition();
+        let operands: Vec<Vec<String>> =
+            step.assignments.iter().map(|a| statement.operand_names(&a.expr)).collect();
+        for conjunct in step.guard.conjuncts() {
+            conditions.push(statement.guard(conjunct));
+        }
+        let lists = list_args(step).len();
+        let behind = lists + range.constants().len();
+        let (tenant, bytes_max) = (placeholder(behind), placeholder(behind + 1));
+        let source =
+            range.source(self.names, &|number| placeholder(lists + number), &format!("t.tenant = {tenant}"));
+        let keys = table.key_columns().iter().zip(1..);
+        let keys = keys.map(|(column, number)| format!("t.{} as c{number}, ", name(&column.name)));
+        let constants = kinds.iter().enumerate().map(|(number, kind)| {
+            format!(", {}::{kind} as c{}", placeholder(behind + 2 + number), table.key_len() + 1 + number)
+        });
+        let mut parts = vec![format!(
+            "taken as materialized (\nselect k.*, row_number() over () as _place, \
+             sum(k._bytes) over (rows unbounded preceding) - k._bytes < {bytes_max}::bigint as _fits{}\nfrom (\n\
+             select t.tenant, {}{} as _bytes\n{source}\nfor update of t skip locked\n) as k\n)",
+            constants.collect::<String>(),
+            keys.collect::<String>(),
+            room::length(table),
+        )];
+        if statement.reads_clock {
+            parts.push(
+                "clock as materialized (\nselect clock_timestamp() as now\n\
+                 from (select count(*) from taken) as locked\n)"
+                    .to_owned(),
+            );
+        }
+        Some(format!(
+            "with {}\nupdate {} as t\nset {}\nfrom taken as k\nwhere {key} and k._fits and {}\n\
+             returning k._place, (select count(*) from taken where _fits), {}",
+            parts.join(", "),
+            self.names.table(table.name()),
+            statement.changes(&operands, false),
+            conditions.join(" and "),
+            all_columns(table, "t"),
+        ))
+    }
+}
+
+impl Taken<'_> {
+    /// The rows in their order, and whether there are others that plans might take.
+    pub(crate) fn rows(&self, answers: &[tokio_postgres::Row]) -> Result<(Vec<Row>, bool), StoreError> {
+        let table = &self.take.step().table;
+        let mut rows: Vec<(i64, Row)> = Vec::with_capacity(answers.len());
+        let mut found = None;
+        for answer in answers {
+            let place = int_at(answer, 0, table.name())?;
+            found = Some(int_at(answer, 1, table.name())?);
+            rows.push((place, row_at(answer, 2, table, self.take.tenant())?));
+        }
+        rows.sort_by_key(|(place, _)| *place);
+        let rows: Vec<Row> = rows.into_iter().map(|(_, row)| row).collect();
+        let all = found.and_then(|found| usize::try_from(found).ok()) == Some(rows.len());
+        Ok((rows, !all))
+    }
+}
