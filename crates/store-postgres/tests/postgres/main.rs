@@ -24,6 +24,7 @@ mod pooler;
 mod processes;
 mod proxy;
 mod support;
+mod takes;
 mod tenancy;
 mod tls;
 mod trust;
