@@ -60,11 +60,11 @@ impl Feed {
             // Whether it is live still is asked while it is read. What was live before the rows were read, and is afterwards,
             // was kept up all the time: it could be gone back to, but it was not deleted.
             let page = reading(last, None)?;
-            let (own, pulled, board) = (page.own()?, page.pulled()?, [consult.board()?]);
-            let asks = [Ask::Get(&board), Ask::Query(&own), Ask::Query(&pulled)];
+            let (own, pulled, live) = (page.own()?, page.pulled()?, consult.live_cell()?);
+            let asks = [Ask::Value(&live), Ask::Query(&own), Ask::Query(&pulled)];
             let mut seen = desk.store.look(&asks).await?.into_iter();
-            let live = seen.next().map(Seen::into_rows).and_then(|rows| rows.into_iter().next().flatten());
-            if Consult::live_by(live.as_ref()) == Some(last) {
+            let live = seen.next().and_then(Seen::into_value);
+            if live.and_then(|live| live.as_int()) == Some(last) {
                 return page.answer(own, pulled, seen.map(Seen::into_page), desk.store).await;
             }
         }
