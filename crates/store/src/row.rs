@@ -276,10 +276,16 @@ pub(crate) fn admit_required(
     kind: crate::value::Type,
     value: Value,
 ) -> Result<Value, PlanError> {
-    let (table, column) = (table.name().to_owned(), column.to_owned());
+    let named = || (table.name().to_owned(), column.to_owned());
     match value.admitted(kind) {
-        Ok(Value::Null) => Err(PlanError::Required { table, column }),
+        Ok(Value::Null) => {
+            let (table, column) = named();
+            Err(PlanError::Required { table, column })
+        }
         Ok(value) => Ok(value),
-        Err(why) => Err(PlanError::BadValue { table, column, why }),
+        Err(why) => {
+            let (table, column) = named();
+            Err(PlanError::BadValue { table, column, why })
+        }
     }
 }
