@@ -19,8 +19,8 @@ use statehouse_drills::specimen as sample;
 use statehouse_store::clock::ManualClock;
 use statehouse_store::random::{Ids, Random};
 use statehouse_store::{
-    Address, Ask, Asked, Change, Commit, Consistency, Explanation, LogPage, Migrate, ModelStore, Page, Plan,
-    Query, Record, Request, Resolution, Row, Scan, Schema, Seen, Store, StoreError, Take, Tenant,
+    Address, Ask, Asked, Cell, Change, Commit, Consistency, Explanation, LogPage, Migrate, ModelStore, Page,
+    Plan, Query, Record, Request, Resolution, Row, Scan, Schema, Seen, Store, StoreError, Take, Tenant,
 };
 
 use crate::arguments::Explain;
@@ -174,6 +174,7 @@ const STEPS: usize = 8;
 enum Kept {
     Commit(Plan),
     Get(Vec<Address>, Consistency),
+    Value(Cell),
     Query(Query),
     Scan(Scan),
     /// With a row that was taken.
@@ -191,6 +192,8 @@ impl Kept {
         let asked = match self {
             Kept::Commit(plan) => Asked::Commit(plan),
             Kept::Get(addresses, consistency) => Asked::Get(addresses, *consistency),
+            // Only ever one of several.
+            Kept::Value(cell) => Asked::from(Ask::Value(cell)),
             Kept::Query(query) => Asked::Query(query),
             Kept::Scan(scan) => Asked::Scan(scan),
             Kept::Take(take, row) => Asked::Take(take, row.as_ref()),
@@ -206,6 +209,7 @@ impl Kept {
     fn of(ask: &Ask<'_>) -> Kept {
         match ask {
             Ask::Get(addresses) => Kept::Get(addresses.to_vec(), Consistency::Strong),
+            Ask::Value(cell) => Kept::Value((*cell).clone()),
             Ask::Query(query) => Kept::Query((*query).clone()),
         }
     }
@@ -213,6 +217,7 @@ impl Kept {
     fn ask(&self) -> Option<Ask<'_>> {
         match self {
             Kept::Get(addresses, _) => Some(Ask::Get(addresses)),
+            Kept::Value(cell) => Some(Ask::Value(cell)),
             Kept::Query(query) => Some(Ask::Query(query)),
             _ => None,
         }

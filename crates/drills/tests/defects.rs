@@ -394,6 +394,11 @@ impl Store for BrokenStore {
         for ask in asks {
             seen.push(match ask {
                 Ask::Get(addresses) => Seen::Rows(self.get(addresses, Consistency::Strong).await?),
+                Ask::Value(cell) => {
+                    let rows = self.get(&[cell.address().clone()], Consistency::Strong).await?;
+                    let row = rows.into_iter().next().flatten();
+                    Seen::Value(row.and_then(|row| cell.value_in(row)))
+                }
                 Ask::Query(query) => Seen::Page(self.query(query).await?),
             });
         }
@@ -402,7 +407,7 @@ impl Store for BrokenStore {
             Defect::LimitsLooksAlike => {
                 let limit = asks.iter().find_map(|ask| match ask {
                     Ask::Query(query) => Some(query.page_limit()),
-                    Ask::Get(_) => None,
+                    Ask::Get(_) | Ask::Value(_) => None,
                 });
                 for seen in &mut seen {
                     if let (Seen::Page(page), Some(limit)) = (seen, limit) {

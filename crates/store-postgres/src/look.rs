@@ -1,11 +1,12 @@
 //! Reads of rows by key and of pages of ranges, any number of them as one statement.
 //!
-//! A [`Look`] is a list of *spots*: a row, or a page of a range. Spots whose statements would differ in their constants
-//! alone are of one *shape*. Each shape is one `select`; those of several shapes are joined with `union all`, and say which
-//! one an answer belongs to. So that their columns fit each other, each has a place for as many columns of each type as
-//! any of them needs. Where there are ranges among them, rows by key come as one column, a record: there are few of them, and
-//! the many rows of a range need not have a place for each of their columns. What a spot fixes, as the key of a row, it knows
-//! itself and does not ask for.
+//! A [`Look`] is a list of *spots*: a row, a value of one, or a page of a range. Spots whose statements would differ in
+//! their constants alone are of one *shape*. Each shape is one `select`; those of several shapes are joined with
+//! `union all`, and say which one an answer belongs to. So that their columns fit each other, each has a place for as many
+//! columns of each type as any of them needs. Where there are ranges among them, rows by key come as one column, a record:
+//! there are few of them, and the many rows of a range need not have a place for each of their columns. A value is its column
+//! alone, in a place like any other: to make a record ready costs the server nearly as much as to look the row up. What a
+//! spot fixes, as the key of a row, it knows itself and does not ask for.
 //!
 //! Where there is one spot of each shape, its constants are parameters, and the statement of a lone spot is what anybody
 //! would write. Otherwise they are arrays, and a lateral subquery runs once for each of their places. Its rows come in the
@@ -24,7 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use statehouse_store::read::Direction;
 use statehouse_store::table::{TENANT, VERSION};
 use statehouse_store::{
-    Address, Ask, Column, Page, Query, Row, Seen, StoreError, Table, Tenant, Type, Value,
+    Address, Ask, Cell, Column, Page, Query, Row, Seen, StoreError, Table, Tenant, Type, Value,
 };
 
 use crate::ddl::{INDEXED, Names};
@@ -48,6 +49,8 @@ pub(crate) const LOOKUPS: [(&str, &str); 5] = [
 pub(crate) enum Spot<'a> {
     /// A row.
     Row(&'a Address),
+    /// One value of a row.
+    Value(&'a Cell),
     /// A page of a range.
     Range(&'a Query),
 }
@@ -56,6 +59,7 @@ pub(crate) enum Spot<'a> {
 #[derive(Clone, Debug)]
 enum Kept {
     Row(Address),
+    Value(Cell),
     Range(Query),
 }
 
@@ -63,6 +67,7 @@ impl Kept {
     fn spot(&self) -> Spot<'_> {
         match self {
             Kept::Row(address) => Spot::Row(address),
+            Kept::Value(cell) => Spot::Value(cell),
             Kept::Range(query) => Spot::Range(query),
         }
     }
@@ -72,13 +77,24 @@ impl<'a> Spot<'a> {
     fn kept(self) -> Kept {
         match self {
             Spot::Row(address) => Kept::Row(address.clone()),
+            Spot::Value(cell) => Kept::Value(cell.clone()),
             Spot::Range(query) => Kept::Range(query.clone()),
+        }
+    }
+
+    /// Of a row, or of a value of one: where the row stands.
+    fn address(self) -> Option<&'a Address> {
+        match self {
+            Spot::Row(address) => Some(address),
+            Spot::Value(cell) => Some(cell.address()),
+            Spot::Range(_) => None,
         }
     }
 
     fn table(self) -> &'a Arc<Table> {
         match self {
             Spot::Row(address) => address.table(),
+            Spot::Value(cell) => cell.address().table(),
             Spot::Range(query) => query.read_table(),
         }
     }
@@ -86,6 +102,7 @@ impl<'a> Spot<'a> {
     fn tenant(self) -> Option<&'a Tenant> {
         match self {
             Spot::Row(address) => Some(address.tenant()),
+            Spot::Value(cell) => Some(cell.address().tenant()),
             Spot::Range(query) => query.tenant(),
         }
     }
@@ -93,7 +110,7 @@ impl<'a> Spot<'a> {
     /// The most rows that it can give.
     fn rows(self) -> usize {
         match self {
-            Spot::Row(_) => 1,
+            Spot::Row(_) | Spot::Value(_) => 1,
             Spot::Range(query) => query.page_limit() + 1,
         }
     }
@@ -102,6 +119,8 @@ impl<'a> Spot<'a> {
     fn fixed_columns(self) -> Vec<&'a Column> {
         match self {
             Spot::Row(address) => address.table().key_columns().iter().collect(),
+            // The value is asked for even if it is a part of the key: the answer tells whether there is a row.
+            Spot::Value(_) => Vec::new(),
             Spot::Range(query) => {
                 let prefix = query.sort_columns().into_iter().take(query.prefix_values().len());
                 query.partition_columns().into_iter().chain(prefix).collect()
@@ -113,6 +132,7 @@ impl<'a> Spot<'a> {
     fn fixed_value(self, number: usize) -> Option<&'a Value> {
         match self {
             Spot::Row(address) => address.key().get(number),
+            Spot::Value(_) => None,
             Spot::Range(query) => {
                 let partition = query.partition_values();
                 partition
@@ -130,6 +150,7 @@ impl<'a> Spot<'a> {
         }
         match (self, other) {
             (Spot::Row(_), Spot::Row(_)) => true,
+            (Spot::Value(one), Spot::Value(other)) => one.place() == other.place(),
             (Spot::Range(one), Spot::Range(other)) => {
                 fn index(query: &Query) -> Option<&str> {
                     query.read_index().map(|index| index.name.as_str())
@@ -155,6 +176,7 @@ impl<'a> Spot<'a> {
         constants.extend(self.tenant().map(|tenant| Arg::Text(tenant.as_str())));
         match self {
             Spot::Row(address) => constants.extend(address.key().iter().map(Arg::One)),
+            Spot::Value(cell) => constants.extend(cell.address().key().iter().map(Arg::One)),
             Spot::Range(query) => {
                 constants.extend(query.partition_values().iter().map(Arg::One));
                 constants.extend(query.prefix_values().iter().map(Arg::One));
@@ -206,6 +228,7 @@ impl<'a> Look<'a> {
         for ask in asks {
             match *ask {
                 Ask::Get(addresses) => addresses.iter().for_each(|address| look.push(Spot::Row(address))),
+                Ask::Value(cell) => look.push(Spot::Value(cell)),
                 Ask::Query(query) if is_over(query) => {}
                 Ask::Query(query) => look.push(Spot::Range(query)),
             }
@@ -266,6 +289,7 @@ impl<'a> Look<'a> {
         let mut next = || rows.next().unwrap_or_default();
         let seen = asks.iter().map(|ask| match ask {
             Ask::Get(addresses) => Seen::Rows(addresses.iter().map(|_| next().into_iter().next()).collect()),
+            Ask::Value(cell) => Seen::Value(next().into_iter().next().and_then(|row| cell.value_in(row))),
             Ask::Query(query) if is_over(query) => Seen::Page(Page { rows: Vec::new(), next: None }),
             Ask::Query(query) => Seen::Page(page(next(), query.page_limit(), |row| query.cursor_at(row))),
         });
@@ -431,8 +455,9 @@ impl Statement {
         let leading = usize::from(is_union) + usize::from(way == Way::Arrays);
         let outputs: Vec<Vec<(String, Type)>> = shapes.iter().map(|shape| outputs(*shape)).collect();
         let is_row = |shape: &Spot<'_>| matches!(shape, Spot::Row(_));
+        let is_range = |shape: &Spot<'_>| matches!(shape, Spot::Range(_));
         // Beside ranges, rows by key are records.
-        let has_records = shapes.iter().any(is_row) && !shapes.iter().all(is_row);
+        let has_records = shapes.iter().any(is_row) && shapes.iter().any(is_range);
         let is_record = |shape: &Spot<'_>| has_records && is_row(shape);
         let in_slots = shapes.iter().zip(&outputs).filter(|(shape, _)| !is_record(shape));
         let slots = Slots::of(&in_slots.map(|(_, outputs)| outputs.as_slice()).collect::<Vec<_>>());
@@ -484,7 +509,7 @@ impl Statement {
                         (1..=kinds.len()).map(|number| format!("c{number}, ")).collect();
                     let inner: Vec<&str> = outputs.iter().map(|(column, _)| column.as_str()).collect();
                     // Of a row that is looked up by its whole key there is one; the limit keeps the lookup in its place.
-                    let limit = if matches!(shape, Spot::Row(_)) { "\nlimit 1" } else { "" };
+                    let limit = if shape.address().is_some() { "\nlimit 1" } else { "" };
                     format!(
                         "select {}\nfrom unnest({}) with ordinality as k({}_place)\ncross join lateral (\n\
                          select {}\n{}{limit}\n) as t",
@@ -518,8 +543,13 @@ impl Statement {
     }
 }
 
-/// What is asked for of a row of a shape: its owner where it can be anybody, the columns that are not fixed, its version.
+/// What is asked for of a row of a shape: its owner where it can be anybody, the columns that are not fixed, its version;
+/// or the one value.
 fn outputs(shape: Spot<'_>) -> Vec<(String, Type)> {
+    if let Spot::Value(cell) = shape {
+        let column = shape.table().columns().get(cell.place());
+        return column.map(|column| (format!("t.{}", name(&column.name)), column.kind)).into_iter().collect();
+    }
     let owner = shape.tenant().is_none().then_some((TENANT, Type::Text));
     let fixed = shape.fixed_columns();
     let is_open = |column: &&Column| fixed.iter().all(|fixed| fixed.name != column.name);
@@ -537,7 +567,7 @@ fn kinds(shape: Spot<'_>) -> Vec<&'static str> {
     let mut kinds: Vec<&'static str> = Vec::new();
     kinds.extend(shape.tenant().map(|_| type_name(Type::Text)));
     match shape {
-        Spot::Row(address) => kinds.extend(of(&mut address.table().key_columns().iter())),
+        Spot::Row(_) | Spot::Value(_) => kinds.extend(of(&mut shape.table().key_columns().iter())),
         Spot::Range(query) => {
             kinds.extend(of(&mut query.partition_columns().into_iter()));
             kinds.extend(of(&mut query.sort_columns().into_iter().take(query.prefix_values().len())));
@@ -571,8 +601,8 @@ fn source(
         format!("from {} as t\nwhere {}", names.table(shape.table().name()), conditions.join(" and "))
     };
     let query = match shape {
-        Spot::Row(address) => {
-            let keys = address.table().key_columns().iter();
+        Spot::Row(_) | Spot::Value(_) => {
+            let keys = shape.table().key_columns().iter();
             conditions.extend(keys.map(|column| format!("t.{} = {}", name(&column.name), next())));
             return from(&conditions);
         }
@@ -683,6 +713,16 @@ impl Layout {
         };
         let mut places = self.places.iter().copied();
         let mut next = |kind: Type| at(places.next().unwrap_or(usize::MAX), kind);
+        if let Spot::Value(cell) = spot {
+            // Nobody is shown the rest of this row.
+            let mut values = vec![Value::Null; table.columns().len()];
+            if let (Some(value), Some(column)) =
+                (values.get_mut(cell.place()), table.columns().get(cell.place()))
+            {
+                *value = next(column.kind)?;
+            }
+            return Ok(Row::new(table.clone(), cell.address().tenant().clone(), values, 0));
+        }
         let tenant = match spot.tenant().filter(|_| !self.names_owner) {
             Some(tenant) => tenant.clone(),
             None => {

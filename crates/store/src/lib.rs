@@ -67,7 +67,7 @@ pub use outcome::{Applied, Commit, Reason, Refused, Resolution};
 pub use plan::{Plan, Step};
 pub use random::{Ids, Random};
 pub use read::{Consistency, Cursor, Page, Query, Scan};
-pub use row::{Address, Row, Tenant};
+pub use row::{Address, Cell, Row, Tenant};
 pub use store::{Ask, Asked, Explanation, Request, Seen, Store};
 pub use table::{Column, Index, Schema, Table};
 pub use take::Take;

@@ -63,14 +63,14 @@ pub(crate) fn check_key(table: &Table, tenant: &str, key: &[Value]) -> Result<()
 
 /// Checks the size of values that stand for a part of a key: nothing larger can be stored, so nothing would be found.
 pub(crate) fn check_sought(
-    what: &str,
+    what: impl FnOnce() -> String,
     fixed: usize,
     values: &[Value],
     limit: usize,
 ) -> Result<(), PlanError> {
     let actual = fixed + parts_weight(values.iter());
     if actual > limit {
-        return Err(PlanError::Limit { what: format!("bytes in the {what}"), limit, actual });
+        return Err(PlanError::Limit { what: format!("bytes in the {}", what()), limit, actual });
     }
     Ok(())
 }

@@ -118,9 +118,9 @@ impl Query {
         let admit =
             |(column, value): (&&Column, Value)| admit_required(table, &column.name, column.kind, value);
         query.partition = columns.iter().zip(given).map(admit).collect::<Result<_, _>>()?;
-        let what = format!("partition of a read of {}", query.source());
+        let what = || format!("partition of a read of {}", query.source());
         let fixed = tenant.map_or(0, |tenant| tenant.as_str().len());
-        check_sought(&what, fixed, &query.partition, PARTITION_KEY_BYTES_MAX)?;
+        check_sought(what, fixed, &query.partition, PARTITION_KEY_BYTES_MAX)?;
         Ok(query)
     }
 
@@ -196,9 +196,9 @@ impl Query {
             given: self.prefix.len() + 1,
         })?;
         let value = admit_required(&self.table, &column.name, column.kind, value)?;
-        let what = format!("sort values of a read of {}", self.source());
+        let what = || format!("sort values of a read of {}", self.source());
         let fixed = self.prefix.iter().map(|value| value.weight() + 1).sum();
-        check_sought(&what, fixed, std::slice::from_ref(&value), SORT_KEY_BYTES_MAX)?;
+        check_sought(what, fixed, std::slice::from_ref(&value), SORT_KEY_BYTES_MAX)?;
         Ok(value)
     }
 

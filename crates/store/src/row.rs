@@ -210,6 +210,44 @@ fn write_address(f: &mut fmt::Formatter<'_>, table: &Table, tenant: &Tenant, key
     f.write_str(")")
 }
 
+/// Where one value stands: a column of a row, whether the row exists or not.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cell {
+    address: Address,
+    /// The number of the column.
+    place: usize,
+}
+
+impl Cell {
+    /// A declared column of the row at this address.
+    pub fn new(address: Address, column: &str) -> Result<Cell, PlanError> {
+        match address.table.position(column) {
+            Some(place) => Ok(Cell { address, place }),
+            None => {
+                let known: Vec<&str> =
+                    address.table.columns().iter().map(|known| known.name.as_str()).collect();
+                let (table, column) = (address.table.name().to_owned(), column.to_owned());
+                Err(PlanError::UnknownColumn { table, column, known: known.join(", ") })
+            }
+        }
+    }
+
+    /// The row's address.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The number of the column among those of the table.
+    pub fn place(&self) -> usize {
+        self.place
+    }
+
+    /// What a row at the address has there.
+    pub fn value_in(&self, row: Row) -> Option<Value> {
+        row.into_values().into_iter().nth(self.place)
+    }
+}
+
 /// Checks a key's parts, types and size.
 pub(crate) fn admit_key(table: &Table, tenant: &Tenant, key: Vec<Value>) -> Result<Vec<Value>, PlanError> {
     let columns = table.key_columns();
@@ -238,10 +276,16 @@ pub(crate) fn admit_required(
     kind: crate::value::Type,
     value: Value,
 ) -> Result<Value, PlanError> {
-    let (table, column) = (table.name().to_owned(), column.to_owned());
+    let named = || (table.name().to_owned(), column.to_owned());
     match value.admitted(kind) {
-        Ok(Value::Null) => Err(PlanError::Required { table, column }),
+        Ok(Value::Null) => {
+            let (table, column) = named();
+            Err(PlanError::Required { table, column })
+        }
         Ok(value) => Ok(value),
-        Err(why) => Err(PlanError::BadValue { table, column, why }),
+        Err(why) => {
+            let (table, column) = named();
+            Err(PlanError::BadValue { table, column, why })
+        }
     }
 }

@@ -12,9 +12,10 @@ use crate::migration::{Change, Migrate};
 use crate::outcome::{Commit, Resolution};
 use crate::plan::Plan;
 use crate::read::{Consistency, Page, Query, Scan};
-use crate::row::{Address, Row, Tenant};
+use crate::row::{Address, Cell, Row, Tenant};
 use crate::table::Schema;
 use crate::take::{Take, by_plans};
+use crate::value::Value;
 
 /// Tables, plans of guarded steps, range reads and a log.
 ///
@@ -75,12 +76,18 @@ pub trait Store: Send + Sync + fmt::Debug {
     async fn query(&self, query: &Query) -> Result<Page, StoreError>;
 
     /// Makes several reads in one go. The answer has one entry for each ask, in their order: what a strong `get`, or a
-    /// `query`, would have answered. They are not read at one moment.
+    /// `query`, would have answered; of a value, what the row has that a strong `get` would have answered. They are not
+    /// read at one moment.
     ///
     /// Unless an engine can do better, they are made at the same time.
     async fn look(&self, asks: &[Ask<'_>]) -> Result<Vec<Seen>, StoreError> {
         let one = async |ask: &Ask<'_>| match ask {
             Ask::Get(addresses) => self.get(addresses, Consistency::Strong).await.map(Seen::Rows),
+            Ask::Value(cell) => {
+                let rows = self.get(std::slice::from_ref(cell.address()), Consistency::Strong).await?;
+                let row = rows.into_iter().next().flatten();
+                Ok(Seen::Value(row.and_then(|row| cell.value_in(row))))
+            }
             Ask::Query(query) => self.query(query).await.map(Seen::Page),
         };
         join_all(asks.iter().map(one)).await.into_iter().collect()
@@ -120,6 +127,8 @@ pub trait Store: Send + Sync + fmt::Debug {
 pub enum Ask<'a> {
     /// Rows by address, strongly.
     Get(&'a [Address]),
+    /// One value of a row, strongly: for those who need nothing else of a row that has much in it.
+    Value(&'a Cell),
     /// A page of a range.
     Query(&'a Query),
 }
@@ -129,24 +138,34 @@ pub enum Ask<'a> {
 pub enum Seen {
     /// The rows, one entry for each address.
     Rows(Vec<Option<Row>>),
+    /// The value, null where the row has none; `None` if there is no such row.
+    Value(Option<Value>),
     /// The page.
     Page(Page),
 }
 
 impl Seen {
-    /// The rows that were asked for by address; none if a range was.
+    /// The rows that were asked for by address; none if something else was.
     pub fn into_rows(self) -> Vec<Option<Row>> {
         match self {
             Seen::Rows(rows) => rows,
-            Seen::Page(_) => Vec::new(),
+            Seen::Value(_) | Seen::Page(_) => Vec::new(),
         }
     }
 
-    /// The page that was asked for; an empty one if rows were.
+    /// The value that was asked for, if its row is there; none if something else was.
+    pub fn into_value(self) -> Option<Value> {
+        match self {
+            Seen::Value(value) => value,
+            Seen::Rows(_) | Seen::Page(_) => None,
+        }
+    }
+
+    /// The page that was asked for; an empty one if something else was.
     pub fn into_page(self) -> Page {
         match self {
             Seen::Page(page) => page,
-            Seen::Rows(_) => Page { rows: Vec::new(), next: None },
+            Seen::Rows(_) | Seen::Value(_) => Page { rows: Vec::new(), next: None },
         }
     }
 }
@@ -172,6 +191,7 @@ impl<'a> From<Ask<'a>> for Asked<'a> {
     fn from(ask: Ask<'a>) -> Asked<'a> {
         match ask {
             Ask::Get(addresses) => Asked::Get(addresses, Consistency::Strong),
+            Ask::Value(cell) => Asked::Get(std::slice::from_ref(cell.address()), Consistency::Strong),
             Ask::Query(query) => Asked::Query(query),
         }
     }

@@ -91,6 +91,18 @@ impl Time {
     }
 }
 
+impl Time {
+    /// What `Display` writes. Whoever prints many of them need not go through a formatter for each.
+    pub(crate) fn to_text(self) -> String {
+        if self.is_storable()
+            && let Ok(text) = std::str::from_utf8(&self.text())
+        {
+            return text.to_owned();
+        }
+        self.to_string()
+    }
+}
+
 /// Year, month and day of a day, counted from 1970-01-01. Years are counted from March here, so that a leap day is the last
 /// of its year; 400 of them have always the same number of days.
 fn civil(days: i64) -> (i64, i64, i64) {
@@ -157,6 +169,7 @@ mod tests {
             (Time::MAX.micros(), "9999-12-30T22:00:00.000000Z"),
         ] {
             assert_eq!(Time::from_micros(micros).to_string(), text);
+            assert_eq!(Time::from_micros(micros).to_text(), text);
             assert_eq!(text.parse::<Time>().unwrap(), Time::from_micros(micros));
         }
     }

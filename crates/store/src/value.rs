@@ -246,7 +246,7 @@ impl Value {
             Value::Float(float) => canonical_number(*float),
             Value::Bool(bool) => (*bool).into(),
             Value::Bytes(bytes) => BASE64.encode(bytes).into(),
-            Value::Time(time) => time.to_string().into(),
+            Value::Time(time) => time.to_text().into(),
             Value::Json(json) => json.clone(),
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use statehouse_store::{
-    Address, Ask, Consistency, Query, Random, Seen, Step, Store, StoreError, Table, Type, Value,
+    Address, Ask, Cell, Consistency, Query, Random, Seen, Step, Store, StoreError, Table, Type, Value,
 };
 use tokio::task::JoinSet;
 
@@ -49,6 +49,11 @@ async fn one_by_one(store: &dyn Store, asks: &[Ask<'_>]) -> Result<Vec<Seen>> {
     for ask in asks {
         seen.push(match ask {
             Ask::Get(addresses) => Seen::Rows(store.get(addresses, Consistency::Strong).await?),
+            Ask::Value(cell) => {
+                let rows = store.get(&[cell.address().clone()], Consistency::Strong).await?;
+                let row = rows.into_iter().next().flatten();
+                Seen::Value(row.and_then(|row| row.values().get(cell.place()).cloned()))
+            }
             Ask::Query(query) => Seen::Page(store.query(query).await?),
         });
     }
@@ -69,6 +74,7 @@ async fn expect_same(client: &Client, about: &str, asks: &[Ask<'_>]) -> Result<V
 fn has_rows(seen: &Seen) -> bool {
     match seen {
         Seen::Rows(rows) => rows.iter().any(Option::is_some),
+        Seen::Value(value) => value.is_some(),
         Seen::Page(page) => !page.rows.is_empty(),
     }
 }
@@ -170,6 +176,59 @@ pub(super) async fn rows_of_every_type_can_be_looked_at_together(lab: &dyn Lab) 
     )
     .await?;
     ensure!(seen.iter().all(has_rows), "something was not seen: {seen:?}");
+    Ok(())
+}
+
+pub(super) async fn a_value_can_be_looked_at_without_its_row(lab: &dyn Lab) -> Result<()> {
+    let (wide, narrow, lists) =
+        (of_every_type("valued_wide").build()?, counters("valued_narrow")?, entries("valued_beside")?);
+    let client = Client::open(lab, &[&wide, &narrow, &lists]).await?;
+    let other = client.for_tenant("other")?;
+    // The first row has nothing but its key, and the last is not there.
+    for id in 0..3_usize {
+        let mut step = Step::insert(&wide, [(id as i64).into()]);
+        for kind in Type::ALL {
+            let value = ladder(kind).get(id * 2).filter(|_| id > 0).cloned();
+            step = step.set(kind.name(), value.unwrap_or(Value::Null));
+        }
+        client.apply(client.one(step)).await?;
+    }
+    client.apply(client.one(Step::insert(&narrow, ["a".into()]).set("n", 7))).await?;
+    other.apply(other.one(Step::insert(&narrow, ["a".into()]).set("n", 8))).await?;
+    fill(&client, &lists, 3).await?;
+    let cell = |client: &Client, table: &Arc<Table>, key: Value, column: &str| -> Result<Cell> {
+        Ok(Cell::new(client.address(table, [key])?, column)?)
+    };
+    let list = |name: &str| Query::table(&lists, &client.tenant, [name.into()]);
+    let (long, short) = (list("l2")?, list("l1")?);
+    let (own, foreign) = (cell(&client, &narrow, "a".into(), "n")?, cell(&other, &narrow, "a".into(), "n")?);
+    let (key, missing) =
+        (cell(&client, &narrow, "a".into(), "id")?, cell(&client, &narrow, "b".into(), "id")?);
+    let row = [own.address().clone()];
+    // Alone, beside ranges, beside rows, beside others of their shape.
+    let together = [Ask::Value(&own), Ask::Query(&long), Ask::Query(&short)];
+    expect_same(&client, "a value and two lists", &together).await?;
+    let apart = [Ask::Query(&short), Ask::Value(&own), Ask::Get(&row)];
+    expect_same(&client, "a value, its row and a list", &apart).await?;
+    let asks =
+        [Ask::Value(&foreign), Ask::Value(&key), Ask::Value(&own), Ask::Value(&missing), Ask::Get(&row)];
+    let seen = expect_same(&client, "several values", &asks).await?;
+    let values: Vec<Option<Value>> = seen.into_iter().take(4).map(Seen::into_value).collect();
+    same("values", &values, &vec![Some(8.into()), Some("a".into()), Some(7.into()), None])?;
+    for kind in Type::ALL {
+        let cells = (0..4_i64)
+            .map(|id| cell(&client, &wide, id.into(), kind.name()))
+            .collect::<Result<Vec<Cell>>>()?;
+        let asks: Vec<Ask<'_>> = cells.iter().map(Ask::Value).chain([Ask::Query(&long)]).collect();
+        let seen = expect_same(&client, kind.name(), &asks).await?;
+        for ask in &asks {
+            expect_same(&client, kind.name(), std::slice::from_ref(ask)).await?;
+        }
+        let values: Vec<Option<Value>> = seen.into_iter().take(4).map(Seen::into_value).collect();
+        same("no value", &values.first().cloned().flatten(), &Some(Value::Null))?;
+        same("no row", &values.last().cloned().flatten(), &None)?;
+    }
+    ensure!(Cell::new(client.address(&narrow, ["a".into()])?, "m").is_err(), "there is no such column");
     Ok(())
 }
 

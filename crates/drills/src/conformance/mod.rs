@@ -175,6 +175,7 @@ pub const CASES: &[Case] = cases! {
         answers_stand_in_the_order_of_their_asks(9),
         ranges_keep_their_bounds_order_and_pages(9),
         rows_of_every_type_can_be_looked_at_together(7),
+        a_value_can_be_looked_at_without_its_row(9),
         indexes_can_be_looked_at_with_tables(9),
         each_tenant_is_shown_its_own_rows(9),
         a_look_sees_what_was_acknowledged(2),

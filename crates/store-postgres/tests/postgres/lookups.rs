@@ -146,7 +146,7 @@ async fn several_reads_in_one_go_are_lookups_each_by_its_own_index() {
             .iter()
             .map(|ask| match ask {
                 Ask::Get(rows) => rows.len() as i64,
-                Ask::Query(_) => 1,
+                Ask::Query(_) | Ask::Value(_) => 1,
             })
             .sum::<i64>();
     }

@@ -268,6 +268,7 @@ pub async fn look_together(url: String) {
         for seen in seen {
             match seen {
                 Seen::Rows(found) => rows.extend(found.into_iter().flatten()),
+                Seen::Value(_) => {}
                 Seen::Page(page) => rows.extend(page.rows),
             }
         }

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use serde_json::Value as Json;
-use statehouse_store::{Address, Row, Tenant, Type};
+use statehouse_store::{Cell, Tenant, Type};
 
 use super::build::{read_state, state_address, wait_for};
 use super::pipeline::group_of;
-use super::state::State;
+use super::state::LIVE;
 use crate::action::{Call, Code, Desk, Refusal};
 use crate::cache::Token;
 use crate::form::{Form, Misfit, Property};
@@ -87,13 +87,8 @@ impl Consult<'_, '_> {
     }
 
     /// Where it stands which generation is live, for whoever reads something else as well.
-    pub(crate) fn board(&self) -> Result<Address, Refusal> {
-        Ok(state_address(self.name)?)
-    }
-
-    /// The generation that is live by the row that stands there.
-    pub(crate) fn live_by(row: Option<&Row>) -> Option<i64> {
-        State::of(row).live.map(|live| live.number)
+    pub(crate) fn live_cell(&self) -> Result<Cell, Refusal> {
+        Ok(Cell::new(state_address(self.name)?, LIVE)?)
     }
 
     /// A generation that a reader has begun with, if it is still there.

@@ -8,7 +8,7 @@ use statehouse_store::{Guard, Row, SchemaError, Step, Table, Type, Value};
 /// The table.
 pub const PROJECTIONS: &str = "house_projections";
 const NAME: &str = "name";
-const LIVE: &str = "live";
+pub(super) const LIVE: &str = "live";
 const PREVIOUS: &str = "previous";
 const BUILDING: &str = "building";
 const NEWEST: &str = "newest";

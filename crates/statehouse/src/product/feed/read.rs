@@ -60,11 +60,11 @@ impl Feed {
             // Whether it is live still is asked while it is read. What was live before the rows were read, and is afterwards,
             // was kept up all the time: it could be gone back to, but it was not deleted.
             let page = reading(last, None)?;
-            let (own, pulled, board) = (page.own()?, page.pulled()?, [consult.board()?]);
-            let asks = [Ask::Get(&board), Ask::Query(&own), Ask::Query(&pulled)];
+            let (own, pulled, live) = (page.own()?, page.pulled()?, consult.live_cell()?);
+            let asks = [Ask::Value(&live), Ask::Query(&own), Ask::Query(&pulled)];
             let mut seen = desk.store.look(&asks).await?.into_iter();
-            let live = seen.next().map(Seen::into_rows).and_then(|rows| rows.into_iter().next().flatten());
-            if Consult::live_by(live.as_ref()) == Some(last) {
+            let live = seen.next().and_then(Seen::into_value);
+            if live.and_then(|live| live.as_int()) == Some(last) {
                 return page.answer(own, pulled, seen.map(Seen::into_page), desk.store).await;
             }
         }
@@ -158,8 +158,7 @@ impl PageRead<'_> {
             drop_repeated(&mut rows);
         }
         let viewer = self.viewer.to_json();
-        let mut answer =
-            paging::answer(rows.into_iter().map(|row| shown(row, &viewer, self.generation)), next);
+        let mut answer = paging::answer(shown(rows, viewer, self.generation), next);
         answer.next = answer.next.map(|next| Consult::cursor(self.generation, &next));
         Ok(answer)
     }
@@ -196,29 +195,34 @@ fn newest_first(one: &Row, other: &Row) -> Ordering {
     order(CREATED_AT).then_with(|| order(POST))
 }
 
-/// A row as callers see it.
-fn shown(row: Row, viewer: &Json, generation: i64) -> Json {
-    let table = row.table().clone();
-    let mut values = row.into_values();
-    let mut column = |name: &str| {
-        let value = table.position(name).and_then(|place| values.get_mut(place));
-        value.map(|value| std::mem::replace(value, Value::Null).into_json()).unwrap_or_default()
-    };
-    // In the order of their names, in which a map takes them fastest: a page has many rows.
-    let shown = [
-        (AUTHOR, column(AUTHOR)),
-        (CREATED_AT, column(CREATED_AT)),
-        (EXPIRES_AT, column(EXPIRES_AT)),
-        (GENERATION, generation.into()),
-        (POST, column(POST)),
-        (PREVIEW, column(PREVIEW)),
-        (VIEWER, viewer.clone()),
-    ];
-    let mut body = Map::new();
-    for (name, value) in shown {
-        body.insert(name.to_owned(), value);
-    }
-    Json::Object(body)
+/// Rows as callers see them.
+fn shown(rows: Vec<Row>, viewer: Json, generation: i64) -> impl Iterator<Item = Json> {
+    // An object for each is copied from this one, and its values are put in their places: a page has many rows, and to
+    // find the place of each name of each would take longer than all the rest.
+    let blank = [AUTHOR, CREATED_AT, EXPIRES_AT, POST, PREVIEW].map(|name| (name.to_owned(), Json::Null));
+    let mut frame: Map<String, Json> = blank.into_iter().collect();
+    frame.insert(GENERATION.to_owned(), generation.into());
+    frame.insert(VIEWER.to_owned(), viewer);
+    // What was pushed and what is pulled come from different tables.
+    let mut known: Option<(Arc<Table>, Vec<Option<usize>>)> = None;
+    rows.into_iter().map(move |row| {
+        if !known.as_ref().is_some_and(|(table, _)| Arc::ptr_eq(table, row.table())) {
+            let place = |(name, shown): (&String, &Json)| match shown {
+                Json::Null => row.table().position(name),
+                _ => None,
+            };
+            known = Some((row.table().clone(), frame.iter().map(place).collect()));
+        }
+        let places = known.iter().flat_map(|(_, places)| places);
+        let mut values = row.into_values();
+        let mut body = frame.clone();
+        for (shown, place) in body.values_mut().zip(places) {
+            if let Some(value) = place.and_then(|place| values.get_mut(place)) {
+                *shown = std::mem::replace(value, Value::Null).into_json();
+            }
+        }
+        Json::Object(body)
+    })
 }
 
 #[cfg(test)]
