@@ -14,8 +14,8 @@ use statehouse_store::guard::{column, now, now_plus};
 use statehouse_store::limits::row_weight;
 use statehouse_store::log::partition_of;
 use statehouse_store::{
-    Address, Ask, Clock, Commit, Draft as EventDraft, Entry, Ids, Plan, PlanError, Query, Reason, Refused,
-    Row, Step, Store, StoreError, Take, Tenant, Time, Value,
+    Address, Ask, Cell, Clock, Commit, Draft as EventDraft, Entry, Ids, Plan, PlanError, Query, Reason,
+    Refused, Row, Seen, Step, Store, StoreError, Take, Tenant, Time, Value,
 };
 
 use super::rules::misfit;
@@ -128,16 +128,16 @@ impl Schedule {
         want: Want<'_>,
         ranges: &[Range],
     ) -> Result<Option<Vec<Option<Row>>>, StoreError> {
-        let queue =
-            [Address::new(&self.queues, want.tenant, [want.queue.into()]).map_err(|e| self.misuse(&e))?];
+        let paused = Address::new(&self.queues, want.tenant, [want.queue.into()])
+            .and_then(|queue| Cell::new(queue, PAUSED))
+            .map_err(|error| self.misuse(&error))?;
         let first = |range: &Range| self.runnable(want, *range).and_then(|query| query.limit(1));
         let queries: Vec<Query> =
             ranges.iter().map(first).collect::<Result<_, _>>().map_err(|error| self.misuse(&error))?;
         let asks: Vec<Ask<'_>> =
-            [Ask::Get(&queue)].into_iter().chain(queries.iter().map(Ask::Query)).collect();
+            [Ask::Value(&paused)].into_iter().chain(queries.iter().map(Ask::Query)).collect();
         let mut seen = store.look(&asks).await?.into_iter();
-        let queue = seen.next().and_then(|seen| seen.into_rows().into_iter().next().flatten());
-        if queue.and_then(|row| row.bool(PAUSED)).unwrap_or(false) {
+        if seen.next().and_then(Seen::into_value).and_then(|paused| paused.as_bool()) == Some(true) {
             return Ok(None);
         }
         Ok(Some(seen.map(|seen| seen.into_page().rows.into_iter().next()).collect()))
