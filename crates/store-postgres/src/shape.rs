@@ -5,9 +5,10 @@
 //! the guard, the log entry. Lists (`in`) are part of the shape, with their content, because an array of arrays cannot
 //! be taken apart by rows.
 
+use serde::ser::{Serialize, SerializeMap as _, Serializer};
 use statehouse_store::log::partition_of;
 use statehouse_store::plan::{Expect, Verb};
-use statehouse_store::{Expr, Guard, Operand, Plan, Step, Table, Time, Type, Value, eval};
+use statehouse_store::{Draft, Expr, Guard, Operand, Plan, Row, Step, Table, Time, Type, Value, eval};
 
 use crate::room;
 use crate::sql::{Arg, type_name};
@@ -26,15 +27,37 @@ pub(crate) fn compilable(plan: &Plan) -> Option<&Step> {
     let delete = step.verb == Verb::Delete && step.expect == Expect::Present;
     // The server looks for nulls in what would be inserted before it finds the row that is there already.
     let insertable = step.expect == Expect::Present || !has_null_when_new(step);
+    // What it computes of columns that are not there could only be a mistake, and would have to be refused here.
+    let insertable = insertable && !(inserts(step) && step.assignments.iter().any(|a| is_sum(&a.expr)));
     ((put || delete) && is_exact(step) && insertable && room::is_small(plan, step)).then_some(step)
 }
 
 /// Whether what a step assigns is the same in SQL as here.
 pub(crate) fn is_exact(step: &Step) -> bool {
-    step.assignments.iter().all(|assignment| match assignment.expr {
-        Expr::Is(_) => true,
-        Expr::Add(..) | Expr::Subtract(..) => step.table.type_of(&assignment.column) == Some(Type::Int),
-    })
+    let is_int = |column: &str| step.table.type_of(column) == Some(Type::Int);
+    step.assignments.iter().all(|assignment| !is_sum(&assignment.expr) || is_int(&assignment.column))
+}
+
+fn is_sum(expr: &Expr) -> bool {
+    !matches!(expr, Expr::Is(_))
+}
+
+/// Whether a step inserts. Of the row that it leaves everything is known here, unless the server's clock is.
+pub(crate) fn inserts(step: &Step) -> bool {
+    step.verb == Verb::Put && step.expect == Expect::Absent
+}
+
+/// Whether a column of the row that an insert leaves is set by the server's clock, and so not known here.
+pub(crate) fn is_stamped(step: &Step, column: &str, now: Option<Time>) -> bool {
+    let is_now = |operand: &Operand| matches!(operand, Operand::Now { .. });
+    let assigned = || step.assignments.iter().find(|assignment| assignment.column == column);
+    now.is_none() && assigned().is_some_and(|assignment| assignment.expr.operands().any(is_now))
+}
+
+/// Whether the row of an insert is to stand in the record, where the server has to complete it.
+pub(crate) fn stamps_record(plan: &Plan, step: &Step, now: Option<Time>) -> bool {
+    let is_stamped = |column: &str| is_stamped(step, column, now);
+    inserts(step) && takers(plan).next().is_some() && step.assignments.iter().any(|a| is_stamped(&a.column))
 }
 
 /// Whether an assignment gives null for a row that is not there, to a column that refuses null.
@@ -51,9 +74,9 @@ pub(crate) fn takers(plan: &Plan) -> impl Iterator<Item = usize> {
     events.enumerate().filter(|(_, draft)| draft.row_of.is_some()).map(|(place, _)| place)
 }
 
-/// Whether the statement has to give the row back.
+/// Whether the statement has to give the row back. What it inserted is known without.
 pub(crate) fn returns_row(plan: &Plan, step: &Step) -> bool {
-    takers(plan).next().is_some() || (step.verb == Verb::Put && plan.returns_rows())
+    !inserts(step) && (takers(plan).next().is_some() || (step.verb == Verb::Put && plan.returns_rows()))
 }
 
 /// Whether two plans that can be compiled make the same statement.
@@ -190,9 +213,10 @@ pub(crate) fn constants_of_step<'p>(step: &'p Step, now: Option<Time>) -> Vec<Co
     found
 }
 
-/// What a plan brings along for its record.
+/// What a plan brings along for its record. The row of an insert stands in its events; if the server has to complete it, it
+/// comes behind them by itself.
 pub(crate) fn constants_of_record(plan: &Plan, now: Option<Time>, partitions: u32) -> Vec<Constant<'_>> {
-    let mut found = Vec::new();
+    let mut found = Vec::with_capacity(8);
     let mut add = |arg, kind: &'static str| found.push(Constant { arg, kind });
     if let Some(entry) = plan.entry() {
         add(Arg::Partition(partition(plan, partitions)), "integer");
@@ -200,7 +224,15 @@ pub(crate) fn constants_of_record(plan: &Plan, now: Option<Time>, partitions: u3
         add(Arg::Text(&entry.resource), "text");
         add(Arg::Text(&entry.key), "text");
         add(Arg::Text(&entry.fingerprint), "text");
-        add(Arg::Json(drafts_json(plan)), "jsonb");
+        let inserted = plan.steps().first().filter(|step| inserts(step) && takers(plan).next().is_some());
+        let row = inserted.and_then(|step| eval::made(plan, step, now.unwrap_or(Time::MIN)));
+        match (inserted, &row) {
+            (Some(step), Some(row)) if stamps_record(plan, step, now) => {
+                add(Arg::Json(json(&Drafts { plan, row: None })), "jsonb");
+                add(Arg::Json(json(&Unstamped { row, step })), "jsonb");
+            }
+            _ => add(Arg::Json(json(&Drafts { plan, row: row.as_ref() })), "jsonb"),
+        }
         if let Some(now) = now {
             add(Arg::Own(Value::Time(now)), type_name(Type::Time));
         }
@@ -208,15 +240,68 @@ pub(crate) fn constants_of_record(plan: &Plan, now: Option<Time>, partitions: u3
     found
 }
 
-/// The events as the caller knows them, without the rows that they are to take in.
-fn drafts_json(plan: &Plan) -> String {
-    #[derive(serde::Serialize)]
-    struct Known<'a> {
-        name: &'a str,
-        data: &'a serde_json::Map<String, serde_json::Value>,
+/// Names and JSON can be written as JSON.
+fn json(content: &impl Serialize) -> String {
+    serde_json::to_string(content).unwrap_or_else(|_| "null".to_owned())
+}
+
+/// The events as far as they are known: with the row that they are to take in, if there is one.
+struct Drafts<'a> {
+    plan: &'a Plan,
+    row: Option<&'a Row>,
+}
+
+impl Serialize for Drafts<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let events = self.plan.entry().into_iter().flat_map(|entry| &entry.events);
+        serializer.collect_seq(events.map(|draft| Known {
+            name: &draft.name,
+            data: Data { draft, row: self.row.filter(|_| draft.row_of.is_some()) },
+        }))
     }
-    let events = plan.entry().into_iter().flat_map(|entry| &entry.events);
-    let known: Vec<Known<'_>> = events.map(|draft| Known { name: &draft.name, data: &draft.data }).collect();
-    // Names and JSON can be written as JSON.
-    serde_json::to_string(&known).unwrap_or_else(|_| "[]".to_owned())
+}
+
+#[derive(serde::Serialize)]
+struct Known<'a> {
+    name: &'a str,
+    data: Data<'a>,
+}
+
+struct Data<'a> {
+    draft: &'a Draft,
+    row: Option<&'a Row>,
+}
+
+impl Serialize for Data<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Some(row) = self.row else { return self.draft.data.serialize(serializer) };
+        let mut fields = serializer.serialize_map(None)?;
+        for (name, content) in self.draft.data.iter().filter(|(name, _)| *name != "row") {
+            fields.serialize_entry(name, content)?;
+        }
+        fields.serialize_entry("row", &Shown(row))?;
+        fields.end()
+    }
+}
+
+/// A row as [`Row::to_json`] has it.
+struct Shown<'a>(&'a Row);
+
+impl Serialize for Shown<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.json_fields())
+    }
+}
+
+/// The same without what the server's clock will say.
+struct Unstamped<'a> {
+    row: &'a Row,
+    step: &'a Step,
+}
+
+impl Serialize for Unstamped<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let known = self.row.json_fields().filter(|(column, _)| !is_stamped(self.step, column, None));
+        serializer.collect_map(known)
+    }
 }
