@@ -5,10 +5,9 @@
 //! the guard, the log entry. Lists (`in`) are part of the shape, with their content, because an array of arrays cannot
 //! be taken apart by rows.
 
-use serde::ser::{Serialize, SerializeMap as _, Serializer};
 use statehouse_store::log::partition_of;
-use statehouse_store::plan::{Expect, Verb};
-use statehouse_store::{Draft, Expr, Guard, Operand, Plan, Row, Step, Table, Time, Type, Value, eval};
+use statehouse_store::plan::{Assignment, Expect, Verb};
+use statehouse_store::{Expr, Guard, Operand, Plan, Step, Table, Time, Type, Value, eval};
 
 use crate::room;
 use crate::sql::{Arg, type_name};
@@ -47,17 +46,14 @@ pub(crate) fn inserts(step: &Step) -> bool {
     step.verb == Verb::Put && step.expect == Expect::Absent
 }
 
-/// Whether a column of the row that an insert leaves is set by the server's clock, and so not known here.
-pub(crate) fn is_stamped(step: &Step, column: &str, now: Option<Time>) -> bool {
-    let is_now = |operand: &Operand| matches!(operand, Operand::Now { .. });
-    let assigned = || step.assignments.iter().find(|assignment| assignment.column == column);
-    now.is_none() && assigned().is_some_and(|assignment| assignment.expr.operands().any(is_now))
+/// Whether an insert's assignment sets its column by the server's clock, so that the row is not known here.
+pub(crate) fn is_stamped(assignment: &Assignment, now: Option<Time>) -> bool {
+    now.is_none() && assignment.expr.operands().any(|operand| matches!(operand, Operand::Now { .. }))
 }
 
 /// Whether the row of an insert is to stand in the record, where the server has to complete it.
 pub(crate) fn stamps_record(plan: &Plan, step: &Step, now: Option<Time>) -> bool {
-    let is_stamped = |column: &str| is_stamped(step, column, now);
-    inserts(step) && takers(plan).next().is_some() && step.assignments.iter().any(|a| is_stamped(&a.column))
+    inserts(step) && takers(plan).next().is_some() && step.assignments.iter().any(|a| is_stamped(a, now))
 }
 
 /// Whether an assignment gives null for a row that is not there, to a column that refuses null.
@@ -213,8 +209,8 @@ pub(crate) fn constants_of_step<'p>(step: &'p Step, now: Option<Time>) -> Vec<Co
     found
 }
 
-/// What a plan brings along for its record. The row of an insert stands in its events; if the server has to complete it, it
-/// comes behind them by itself.
+/// What a plan brings along for its record. The row of an insert stands in its events; where the server's clock is to speak in
+/// them, they are text that is no JSON yet.
 pub(crate) fn constants_of_record(plan: &Plan, now: Option<Time>, partitions: u32) -> Vec<Constant<'_>> {
     let mut found = Vec::with_capacity(8);
     let mut add = |arg, kind: &'static str| found.push(Constant { arg, kind });
@@ -225,13 +221,11 @@ pub(crate) fn constants_of_record(plan: &Plan, now: Option<Time>, partitions: u3
         add(Arg::Text(&entry.key), "text");
         add(Arg::Text(&entry.fingerprint), "text");
         let inserted = plan.steps().first().filter(|step| inserts(step) && takers(plan).next().is_some());
-        let row = inserted.and_then(|step| eval::made(plan, step, now.unwrap_or(Time::MIN)));
-        match (inserted, &row) {
-            (Some(step), Some(row)) if stamps_record(plan, step, now) => {
-                add(Arg::Json(json(&Drafts { plan, row: None })), "jsonb");
-                add(Arg::Json(json(&Unstamped { row, step })), "jsonb");
+        match inserted {
+            Some(step) if stamps_record(plan, step, now) => {
+                add(Arg::Own(Value::Text(known_events(plan, inserted, now))), "text");
             }
-            _ => add(Arg::Json(json(&Drafts { plan, row: row.as_ref() })), "jsonb"),
+            _ => add(Arg::Json(known_events(plan, inserted, now)), "jsonb"),
         }
         if let Some(now) = now {
             add(Arg::Own(Value::Time(now)), type_name(Type::Time));
@@ -240,68 +234,64 @@ pub(crate) fn constants_of_record(plan: &Plan, now: Option<Time>, partitions: u3
     found
 }
 
-/// Names and JSON can be written as JSON.
-fn json(content: &impl Serialize) -> String {
-    serde_json::to_string(content).unwrap_or_else(|_| "null".to_owned())
-}
-
-/// The events as far as they are known: with the row that they are to take in, if there is one.
-struct Drafts<'a> {
-    plan: &'a Plan,
-    row: Option<&'a Row>,
-}
-
-impl Serialize for Drafts<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let events = self.plan.entry().into_iter().flat_map(|entry| &entry.events);
-        serializer.collect_seq(events.map(|draft| Known {
-            name: &draft.name,
-            data: Data { draft, row: self.row.filter(|_| draft.row_of.is_some()) },
-        }))
+/// What stands in events for the time to which an insert's assignment sets its column by the server's clock. No JSON has
+/// such a thing in it: two quotes that are not escaped are an empty text, or the end of a text behind an escaped one, and
+/// neither is followed by a letter.
+pub(crate) fn stamp(step: &Step, place: usize) -> String {
+    match step.assignments.get(place).map(|assignment| &assignment.expr) {
+        Some(Expr::Is(Operand::Now { plus_micros: 0 })) => "\"\"now\"\"".to_owned(),
+        _ => format!("\"\"now {place}\"\""),
     }
 }
 
-#[derive(serde::Serialize)]
-struct Known<'a> {
-    name: &'a str,
-    data: Data<'a>,
-}
-
-struct Data<'a> {
-    draft: &'a Draft,
-    row: Option<&'a Row>,
-}
-
-impl Serialize for Data<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Some(row) = self.row else { return self.draft.data.serialize(serializer) };
-        let mut fields = serializer.serialize_map(None)?;
-        for (name, content) in self.draft.data.iter().filter(|(name, _)| *name != "row") {
-            fields.serialize_entry(name, content)?;
+/// The events as far as they are known: with the row that a step inserts, if it does, and otherwise without a row.
+fn known_events(plan: &Plan, inserted: Option<&Step>, now: Option<Time>) -> String {
+    let made = |step| eval::made(plan, step, now.unwrap_or(Time::MIN)).map(|row| (step, row));
+    let row = inserted.and_then(made);
+    let mut out = Vec::with_capacity(256);
+    out.push(b'[');
+    for draft in plan.entry().into_iter().flat_map(|entry| &entry.events) {
+        let row = row.as_ref().filter(|_| draft.row_of.is_some());
+        separate(&mut out, b'[');
+        out.extend_from_slice(b"{\"name\":");
+        push(&mut out, &draft.name);
+        out.extend_from_slice(b",\"data\":{");
+        for (name, content) in draft.data.iter().filter(|(name, _)| row.is_none() || *name != "row") {
+            push_name(&mut out, name);
+            push(&mut out, content);
         }
-        fields.serialize_entry("row", &Shown(row))?;
-        fields.end()
+        if let Some((step, row)) = row {
+            push_name(&mut out, "row");
+            out.push(b'{');
+            for (column, content) in row.json_fields() {
+                push_name(&mut out, column);
+                match step.assignments.iter().position(|a| a.column == column && is_stamped(a, now)) {
+                    Some(place) => out.extend_from_slice(stamp(step, place).as_bytes()),
+                    None => push(&mut out, &content),
+                }
+            }
+            out.push(b'}');
+        }
+        out.extend_from_slice(b"}}");
+    }
+    out.push(b']');
+    String::from_utf8(out).unwrap_or_default()
+}
+
+fn push_name(out: &mut Vec<u8>, name: &str) {
+    separate(out, b'{');
+    push(out, name);
+    out.push(b':');
+}
+
+/// A comma, unless this is the first thing behind the bracket.
+fn separate(out: &mut Vec<u8>, bracket: u8) {
+    if out.last() != Some(&bracket) {
+        out.push(b',');
     }
 }
 
-/// A row as [`Row::to_json`] has it.
-struct Shown<'a>(&'a Row);
-
-impl Serialize for Shown<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.json_fields())
-    }
-}
-
-/// The same without what the server's clock will say.
-struct Unstamped<'a> {
-    row: &'a Row,
-    step: &'a Step,
-}
-
-impl Serialize for Unstamped<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let known = self.row.json_fields().filter(|(column, _)| !is_stamped(self.step, column, None));
-        serializer.collect_map(known)
-    }
+fn push(out: &mut Vec<u8>, content: &(impl serde::Serialize + ?Sized)) {
+    // Names and JSON can be written as JSON, and memory takes what is written.
+    let _ = serde_json::to_writer(out, content);
 }

@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 use statehouse_store::table::{TENANT, VERSION};
 use statehouse_store::{Applied, Expr, Operand, Plan, Position, StoreError, Time};
 
-use super::{Compiled, Found, RECORD, Source, Statement, json_object, json_time, made};
+use super::{Compiled, Found, RECORD, Source, Statement, json_time, made};
 use crate::room;
-use crate::shape::{is_stamped, partition, stamps_record, takers};
+use crate::shape::{is_stamped, partition, stamp, stamps_record, takers};
 use crate::sql::{Arg, int_at, literal, name, placeholder, time_at};
 
 /// Where the records of plans that are applied together stand in the log, counted from the heads of their partitions.
@@ -80,6 +80,11 @@ impl Compiled<'_> {
     }
 }
 
+/// A time as the text of JSON that it is.
+fn json_text(time: &str) -> String {
+    format!("'\"' || {} || '\"'", json_time(time))
+}
+
 /// What an insert is made of.
 struct Parts {
     /// The columns of the table, and what is put into them.
@@ -111,7 +116,6 @@ impl Statement<'_, '_> {
             Some(_) => RECORD.iter().map(|_| self.constant()).collect(),
             None => Vec::new(),
         };
-        let row = stamps_record(plan, step, now).then(|| self.constant());
         // Several records, or a record and an answer, tell one time.
         self.reads_clock |= now.is_none() && matches!(self.source, Source::Rows { .. });
         let at = match now {
@@ -119,45 +123,42 @@ impl Statement<'_, '_> {
             _ if self.reads_clock => "(select now from clock)".to_owned(),
             _ => "clock_timestamp()".to_owned(),
         };
-        let mut events = record.last().map(|events| format!("{events}::jsonb")).unwrap_or_default();
-        let (mut stamps, mut moved_stamps) = (Vec::new(), Vec::new());
-        if let Some(row) = row {
-            let assigned = step.assignments.iter().zip(&operands);
-            for (assignment, names) in assigned.filter(|(a, _)| is_stamped(step, &a.column, now)) {
-                let column = assignment.column.as_str();
-                if matches!(assignment.expr, Expr::Is(Operand::Now { plus_micros: 0 })) {
-                    stamps.push((column, "text".to_owned()));
-                } else {
-                    let moved = self.expression(&assignment.expr, names, column, Found::Nothing);
-                    moved_stamps.push((column, json_time(&format!("({moved})"))));
+        let mut events = record.last().cloned().unwrap_or_default();
+        let (mut is_dated, mut is_mixed) = (false, false);
+        if stamps_record(plan, step, now) {
+            let mut filled = Vec::new();
+            let assigned = step.assignments.iter().zip(&operands).enumerate();
+            for (place, (assignment, names)) in assigned.filter(|(_, (a, _))| is_stamped(a, now)) {
+                let is_moved = !matches!(assignment.expr, Expr::Is(Operand::Now { plus_micros: 0 }));
+                let mark = stamp(step, place);
+                if filled.contains(&mark) {
+                    continue;
                 }
-            }
-            let mut row = format!("{row}::jsonb");
-            if !stamps.is_empty() {
-                row.push_str(" || (select stamps from clock)");
-            }
-            if !moved_stamps.is_empty() {
-                row = format!("{row} || {}", json_object(&moved_stamps));
-            }
-            for place in takers(plan) {
-                events = format!("jsonb_set({events}, '{{{place},data,row}}', {row})");
+                let text = if is_moved {
+                    let time = self.expression(&assignment.expr, names, &assignment.column, Found::Nothing);
+                    json_text(&format!("({time})"))
+                } else {
+                    "(select text from clock)".to_owned()
+                };
+                (is_dated, is_mixed) = (is_dated || !is_moved, is_mixed || is_moved);
+                events = format!("replace({events}, '{mark}', {text})");
+                filled.push(mark);
             }
         }
+        let events = format!("{events}::jsonb");
         let mut lead: Vec<String> = Vec::new();
         lead.extend(self.scope.as_ref().map(|scope| format!("scope as materialized (\nselect {scope}\n)")));
         if self.reads_clock {
-            lead.push(match stamps.as_slice() {
-                [] => "clock as materialized (\nselect clock_timestamp() as now\n)".to_owned(),
-                stamps => format!(
-                    "clock as materialized (\nselect now, {} as stamps\nfrom (\nselect now, {} as text\n\
-                     from (select clock_timestamp() as now) as read\n) as read\n)",
-                    json_object(stamps),
-                    json_time("now"),
+            lead.push(match is_dated {
+                false => "clock as materialized (\nselect clock_timestamp() as now\n)".to_owned(),
+                true => format!(
+                    "clock as materialized (\nselect now, {} as text\n\
+                     from (select clock_timestamp() as now) as read\n)",
+                    json_text("now"),
                 ),
             });
         }
         let (columns, values) = self.new_row(&operands);
-        let is_mixed = !moved_stamps.is_empty();
         let parts = Parts { columns, values, constants, record, events, at, is_mixed };
         Some(match self.source {
             Source::Parameters => self.insert_one(lead, &parts),
