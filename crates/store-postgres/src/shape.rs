@@ -26,9 +26,10 @@ pub(crate) fn compilable(plan: &Plan) -> Option<&Step> {
     let delete = step.verb == Verb::Delete && step.expect == Expect::Present;
     // The server looks for nulls in what would be inserted before it finds the row that is there already.
     let insertable = step.expect == Expect::Present || !has_null_when_new(step);
-    // What it computes of columns that are not there could only be a mistake, and would have to be refused here.
-    let insertable = insertable && !(inserts(step) && step.assignments.iter().any(|a| is_sum(&a.expr)));
-    ((put || delete) && is_exact(step) && insertable && room::is_small(plan, step)).then_some(step)
+    // What an insert computes has to be known here, and a sum may overflow.
+    let sums = inserts(step) && step.assignments.iter().any(|assignment| is_sum(&assignment.expr));
+    let known = || !sums || eval::made(plan, step, Time::MIN).is_some();
+    ((put || delete) && is_exact(step) && insertable && room::is_small(plan, step) && known()).then_some(step)
 }
 
 /// Whether what a step assigns is the same in SQL as here.

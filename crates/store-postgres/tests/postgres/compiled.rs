@@ -162,6 +162,7 @@ async fn plans_of_one_shape_mean_together_what_they_mean_alone() {
         &|id| {
             Step::insert(&table, [(id + ROWS).into(), at.into()])
                 .set("int", Operand::ColumnOr("int".into(), id.into()))
+                .set("count", Expr::Add(Operand::ColumnOr("count".into(), id.into()), 1.into()))
                 .set("text", format!("it's {id}"))
                 .set("bytes", vec![id as u8, 0, 255])
                 .set("json", serde_json::json!({"id": id, "half": id as f64 / 2.0}))
@@ -292,8 +293,8 @@ async fn inserts_are_stamped_by_the_server() {
     let (table, acme, at) = (everything(), tenant("acme"), Time::from_millis(1_700_000_000_000));
     let insert = |id: i64| {
         Step::insert(&table, [id.into(), at.into()])
-            .set("int", id)
-            .set("text", format!("it's \"{id}\"\\"))
+            .set("int", Expr::Subtract(Operand::ColumnOr("int".into(), id.into()), 1.into()))
+            .set("text", format!("it's \"{id}\"\\, and \"\"now\"\" \"\"now 1\"\""))
             .set("bytes", vec![id as u8; 80])
             .set("float", id as f64 / 3.0)
             .set("json", serde_json::json!({"half": id as f64 / 2.0, "row": null, "large": 1e20}))
