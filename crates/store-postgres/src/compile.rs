@@ -19,8 +19,9 @@
 //! has to be set for the transaction and is not ([`Set`]), it sets itself, first of all. **Several** updates, deletes or inserts of one
 //! [shape](crate::shape), on different rows, make one statement that takes their constants as arrays. It writes the rows
 //! in the order of their keys and takes the heads in the order of the partitions. So does **one plan of many steps** of one
-//! shape ([`uniform`]).
+//! shape ([`uniform`]). What **inserts** need not ask the server for is a matter of its own ([`mod@inserts`]).
 
+mod inserts;
 mod taken;
 mod uniform;
 
@@ -38,14 +39,15 @@ use statehouse_store::{
     eval,
 };
 
+use self::inserts::Tally;
 use crate::ddl::Names;
 use crate::link::Call;
 use crate::options::Options;
 use crate::order;
 use crate::room;
 use crate::shape::{
-    Constant, are_alike, compared_type, compilable, constants, has_constant, lists, partition, returns_row,
-    takers,
+    Constant, are_alike, compared_type, compilable, constants, has_constant, inserts, lists, partition,
+    returns_row, takers,
 };
 use crate::sql::{Arg, all_columns, int_at, literal, name, placeholder, row_at, time_at, type_name};
 use crate::tenancy::Scope;
@@ -66,19 +68,27 @@ pub(crate) struct Compiler<'n> {
     pub texts: &'n Texts,
 }
 
-/// The statements of single plans that were written last, each with a plan of its shape. To write one again would take
-/// longer than everything else that a lone caller has to wait for on this side.
+/// The statements that were written last, each with a plan of its shape. To write one again would take longer than
+/// everything else that a lone caller has to wait for on this side.
 #[derive(Default)]
-pub(crate) struct Texts(Mutex<VecDeque<(Plan, Set, Arc<str>)>>);
+pub(crate) struct Texts(Mutex<VecDeque<(Plan, Form, Arc<str>)>>);
+
+/// What a statement depends on beside the shape of its plans.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Form {
+    /// Whether it is of several plans.
+    several: bool,
+    set: Set,
+}
 
 impl Texts {
     /// Shapes come from actions, of which there are few.
-    const MOST: usize = 64;
+    const MOST: usize = 128;
 
     /// The statement of a plan's shape, written by `write` if it is not there.
-    fn of(&self, plan: &Plan, set: Set, write: impl FnOnce() -> Option<String>) -> Option<Arc<str>> {
+    fn of(&self, plan: &Plan, form: Form, write: impl FnOnce() -> Option<String>) -> Option<Arc<str>> {
         let texts = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |(like, under, _): &&(Plan, Set, _)| *under == set && are_alike(like, plan);
+        let is_it = |(like, of, _): &&(Plan, Form, _)| *of == form && are_alike(like, plan);
         if let Some((_, _, text)) = texts().iter().find(is_it) {
             return Some(text.clone());
         }
@@ -87,7 +97,7 @@ impl Texts {
         if texts.len() == Texts::MOST {
             texts.pop_back();
         }
-        texts.push_front((plan.clone(), set, text.clone()));
+        texts.push_front((plan.clone(), form, text.clone()));
         Some(text)
     }
 }
@@ -109,11 +119,15 @@ pub(crate) struct Compiled<'p> {
     plans: Vec<&'p Plan>,
     /// Of each plan, where it stood when it was given.
     pub places: Vec<usize>,
+    /// Of several that insert: what becomes of their places in the log.
+    tally: Option<Tally>,
     partitions: u32,
+    /// The caller's clock, if it is not the server's.
+    now: Option<Time>,
     pub call: Call<'p>,
 }
 
-/// Inserts in one statement, at most: each is compared with each when they are joined to their plans.
+/// Inserts in one statement, at most: if one of the rows is there already, all of them have to be decided anew.
 const INSERTS_MAX: usize = 64;
 /// So many plans of one shape are worth a transaction without those of other shapes that wait with them.
 const ALIKE_MIN: usize = 8;
@@ -149,14 +163,15 @@ impl<'n> Compiler<'n> {
     pub(crate) fn one<'p>(&self, plan: &'p Plan, set: Set) -> Option<Compiled<'p>> {
         let step = compilable(plan)?;
         let write = || Statement::new(self, plan, step, Source::Parameters, set).text();
-        let text = self.texts.of(plan, set, write)?;
+        let text = self.texts.of(plan, Form { several: false, set }, write)?;
         let mut args = vec![Arg::Text(plan.tenant().as_str())];
         args.extend(list_args(step));
         args.extend(
             constants(plan, step, self.now, self.partitions).into_iter().map(|constant| constant.arg),
         );
         let call = Call::new(text, args);
-        Some(Compiled { plans: vec![plan], places: vec![0], partitions: self.partitions, call })
+        let (partitions, now) = (self.partitions, self.now);
+        Some(Compiled { plans: vec![plan], places: vec![0], tally: None, partitions, now, call })
     }
 
     /// Compiles several plans, if most of them can be, are of the first one's shape, and write different rows, of which
@@ -169,7 +184,7 @@ impl<'n> Compiler<'n> {
         let mut alike = 0;
         for (number, plan) in plans.iter().enumerate() {
             let is_alike = number == 0 || (are_alike(first, plan) && compilable(plan).is_some());
-            let is_full = step.expect == Expect::Absent && ordered.len() >= INSERTS_MAX;
+            let is_full = inserts(step) && ordered.len() >= INSERTS_MAX;
             if let Some(step) = plan.steps().first().filter(|_| is_alike && !is_full) {
                 let row = order::place(step.table.name(), 0, plan.tenant(), &step.key);
                 ordered.entry(row).or_insert((number, plan, step));
@@ -188,7 +203,9 @@ impl<'n> Compiler<'n> {
             .map(|(_, plan, step)| constants(plan, step, self.now, self.partitions))
             .collect();
         let kinds: Vec<&'static str> = given.first()?.iter().map(|constant| constant.kind).collect();
-        let text = Statement::new(self, first, step, Source::Rows { kinds: &kinds }, set).text()?;
+        let text = self.texts.of(first, Form { several: true, set }, || {
+            Statement::new(self, first, step, Source::Rows { kinds: &kinds }, set).text()
+        })?;
         let mut args = list_args(step);
         args.push(Arg::Texts(ordered.values().map(|(_, plan, _)| plan.tenant().as_str()).collect()));
         let mut columns: Vec<Vec<Arg<'p>>> = kinds.iter().map(|_| Vec::with_capacity(given.len())).collect();
@@ -203,9 +220,13 @@ impl<'n> Compiler<'n> {
                 Scope::of_all(ordered.values().map(|(_, plan, _)| *plan)).names(),
             )));
         }
-        let (places, ordered) = ordered.into_values().map(|(number, plan, _)| (number, plan)).unzip();
+        let (places, plans): (Vec<usize>, Vec<&'p Plan>) =
+            ordered.into_values().map(|(number, plan, _)| (number, plan)).unzip();
+        let (partitions, now) = (self.partitions, self.now);
+        let tally = inserts(step).then(|| Tally::of(&plans, partitions));
+        args.extend(tally.iter().filter(|_| first.entry().is_some()).flat_map(Tally::args));
         let call = Call::new(text, args);
-        Some(Compiled { plans: ordered, places, partitions: self.partitions, call })
+        Some(Compiled { plans, places, tally, partitions, now, call })
     }
 }
 
@@ -221,7 +242,7 @@ fn shortened(mut column: Vec<Arg<'_>>) -> Vec<Arg<'_>> {
 
 /// Whether the server writes floats into events.
 fn prints_floats(plan: &Plan, step: &Step) -> bool {
-    takers(plan).next().is_some() && step.table.columns().iter().any(|column| column.kind == Type::Float)
+    returns_row(plan, step) && step.table.columns().iter().any(|column| column.kind == Type::Float)
 }
 
 fn list_args(step: &Step) -> Vec<Arg<'_>> {
@@ -231,6 +252,9 @@ fn list_args(step: &Step) -> Vec<Arg<'_>> {
 impl Compiled<'_> {
     /// What came of each plan of the statement: `None` where it did nothing.
     pub(crate) fn outcomes(&self, rows: &[tokio_postgres::Row]) -> Result<Vec<Option<Applied>>, StoreError> {
+        if let Some(tally) = &self.tally {
+            return self.inserted(tally, rows);
+        }
         let mut outcomes: Vec<Option<Applied>> = self.plans.iter().map(|_| None).collect();
         for answer in rows {
             let number = usize::try_from(int_at(answer, 0, "unnest")? - 1).unwrap_or(usize::MAX);
@@ -245,27 +269,50 @@ impl Compiled<'_> {
         let Some(step) = plan.steps().first() else {
             return Err(StoreError::corrupt("the answer", "it is to a plan without steps"));
         };
+        let (mut at, mut logged) = (self.now, None);
+        if plan.entry().is_some() {
+            at = Some(time_at(answer, 2, "statehouse_log")?);
+            let offset = u64::try_from(int_at(answer, 1, "statehouse_log")?).unwrap_or_default();
+            logged = Some(Position { partition: partition(plan, self.partitions), offset });
+        } else if at.is_none() && inserts(step) {
+            at = Some(time_at(answer, 1, "the answer")?);
+        }
+        let at = at.unwrap_or(Time::MIN);
+        if inserts(step) {
+            return Ok(made(plan, step, logged, at));
+        }
         let mut row: Option<Row> = None;
         if returns_row(plan, step) {
             let first = if plan.entry().is_some() { 3 } else { 1 };
             row = Some(row_at(answer, first, &step.table, plan.tenant())?);
         }
-        let mut record = None;
-        if let Some(entry) = plan.entry() {
-            let offset = u64::try_from(int_at(answer, 1, "statehouse_log")?).unwrap_or_default();
-            let at = time_at(answer, 2, "statehouse_log")?;
-            let events =
-                entry.events.iter().map(|draft| eval::finish_event(draft, |_| row.as_ref())).collect();
-            let position = Position { partition: partition(plan, self.partitions), offset };
-            record = Some(Record { position: Some(position), ..Record::of(plan, at, events) });
-        }
-        let rows = match (plan.returns_rows(), step.verb) {
-            (false, _) => Vec::new(),
-            (true, Verb::Put) => vec![row],
-            (true, _) => vec![None],
-        };
-        Ok(Applied { record, rows, repeated: false })
+        Ok(done(plan, step, logged, at, row))
     }
+}
+
+/// The outcome of a plan that inserted its row, at a time by the clock that its statement went by.
+fn made(plan: &Plan, step: &Step, logged: Option<Position>, at: Time) -> Applied {
+    let row = returned(plan).then(|| eval::made(plan, step, at)).flatten();
+    done(plan, step, logged, at, row)
+}
+
+/// Whether somebody is told of the row.
+fn returned(plan: &Plan) -> bool {
+    plan.returns_rows() || takers(plan).next().is_some()
+}
+
+/// The outcome of a plan, given what is known of its record and the row that it wrote or deleted.
+fn done(plan: &Plan, step: &Step, logged: Option<Position>, at: Time, row: Option<Row>) -> Applied {
+    let record = plan.entry().map(|entry| {
+        let events = entry.events.iter().map(|draft| eval::finish_event(draft, |_| row.as_ref())).collect();
+        Record { position: logged, ..Record::of(plan, at, events) }
+    });
+    let rows = match (plan.returns_rows(), step.verb) {
+        (false, _) => Vec::new(),
+        (true, Verb::Put) => vec![row],
+        (true, _) => vec![None],
+    };
+    Applied { record, rows, repeated: false }
 }
 
 /// Where the constants of a statement come from.
@@ -294,6 +341,8 @@ struct Statement<'n, 'p> {
     source: Source<'n>,
     /// Sets what does not hold yet, and gives back the tenant's name or how many plans there are.
     scope: Option<String>,
+    /// Whether it is given the tenants that it works for, behind the constants of several plans.
+    says_tenants: bool,
     lists: usize,
     /// How many constants, and how many lists, have been named.
     named: usize,
@@ -367,13 +416,15 @@ impl<'n, 'p> Statement<'n, 'p> {
     ) -> Statement<'n, 'p> {
         let lists = lists(step).len();
         let scope = scope(compiler, plan, step, source, set);
-        let stamped = stamped(step).filter(|_| compiler.now.is_none());
+        // An insert does not wait for its row, and its record may need the reading too.
+        let stamped = stamped(step).filter(|_| compiler.now.is_none() && !inserts(step));
         Statement {
             compiler,
             plan,
             step,
             source,
             scope,
+            says_tenants: set != Set::Transaction && compiler.says_tenant,
             lists,
             named: 0,
             lists_named: 0,
@@ -405,21 +456,30 @@ impl<'n, 'p> Statement<'n, 'p> {
     /// is the same, and to look far into an array of texts means to look at all before. The limit is no limit: it makes the planner expect so few rows that it looks up each of them, in their
     /// order, whatever the size of the table is when the statement is planned.
     fn rows(&self, kinds: &[&str]) -> String {
+        self.rows_of(kinds, 0..kinds.len(), &self.limit())
+    }
+
+    /// No plan is looked at before the transaction is set.
+    fn limit(&self) -> String {
+        match self.scope {
+            Some(_) => "\nlimit (select plans from scope)".to_owned(),
+            None => format!("\nlimit cardinality({}::text[])", placeholder(self.lists)),
+        }
+    }
+
+    /// The same with some of the constants.
+    fn rows_of(&self, kinds: &[&str], which: std::ops::Range<usize>, limit: &str) -> String {
         let tenants = placeholder(self.lists);
-        let constants = kinds.iter().enumerate();
-        let constants = constants.map(|(place, kind)| {
+        let some = || kinds.iter().enumerate().filter(|(place, _)| which.contains(place));
+        let constants = some().map(|(place, kind)| {
             let array = format!("{}::{kind}[]", placeholder(self.lists + 1 + place));
             format!("({array})[least(p._place, cardinality({array}))], ")
         });
-        let columns = (1..=kinds.len()).map(|number| format!("c{number}, "));
-        // No plan is looked at before the transaction is set.
-        let limit = match self.scope {
-            Some(_) => "(select plans from scope)".to_owned(),
-            None => format!("cardinality({tenants}::text[])"),
-        };
+        let columns = some().map(|(place, _)| format!("c{}, ", place + 1));
         format!(
-            "(\nselect p.tenant, {}p._place\nfrom unnest({tenants}::text[]) with ordinality as p(tenant, _place)\n\
-             limit {limit}\n) as k(tenant, {}_place)",
+            "(\nselect p.tenant, {}p._place\n\
+             from unnest({tenants}::text[]) with ordinality as p(tenant, _place){limit}\n\
+             ) as k(tenant, {}_place)",
             constants.collect::<String>(),
             columns.collect::<String>(),
         )
@@ -427,6 +487,9 @@ impl<'n, 'p> Statement<'n, 'p> {
 
     fn text(mut self) -> Option<String> {
         let step = self.step;
+        if inserts(step) {
+            return self.insert_text();
+        }
         let returns_row = returns_row(self.plan, step);
         let takers: Vec<usize> = takers(self.plan).collect();
         let bounds = room::bounds(step, takers.len())?;
@@ -456,9 +519,6 @@ impl<'n, 'p> Statement<'n, 'p> {
         if self.reads_clock {
             parts.push(self.clock(&key));
         }
-        if let (Source::Rows { kinds }, Expect::Absent) = (self.source, step.expect) {
-            parts.push(format!("inserted as (\n{}\n)", self.insert_several(kinds, &operands)));
-        }
         if record.is_empty() {
             let lead = if parts.is_empty() { String::new() } else { format!("with {}\n", parts.join(", ")) };
             return Some(format!("{lead}{write}"));
@@ -466,7 +526,8 @@ impl<'n, 'p> Statement<'n, 'p> {
         parts.push(format!("written as (\n{write}\n)"));
         let (place, position, from) = match self.source {
             Source::Parameters => {
-                parts.extend(self.append_one(&takers, &record));
+                let known = record.last().map(|events| format!("{events}::jsonb")).unwrap_or_default();
+                parts.extend(self.append_one(&self.events(&known, &takers), &record));
                 ("1::bigint", "moved.head", "written, moved")
             }
             Source::Rows { .. } => {
@@ -485,9 +546,6 @@ impl<'n, 'p> Statement<'n, 'p> {
     /// One reading of the server's clock, after the rows are locked.
     fn clock(&self, key: &str) -> String {
         let reading = "clock as materialized (\nselect clock_timestamp() as now";
-        if self.step.expect == Expect::Absent {
-            return format!("{reading}\n)");
-        }
         let table = self.compiler.names.table(self.step.table.name());
         let mut lock = format!("select from {table} as t where {key} for update");
         if let Source::Rows { kinds } = self.source {
@@ -536,43 +594,23 @@ impl<'n, 'p> Statement<'n, 'p> {
         returned.extend(returns_row.then(|| all_columns(&step.table, "t")));
         let returning = returned.join(", ");
         match (step.verb, step.expect) {
-            (Verb::Put, Expect::Absent) if matches!(self.source, Source::Rows { .. }) => {
-                format!("select {returning}{from}\njoin inserted as t on {key}")
-            }
             (Verb::Put, Expect::Present) => {
                 let set = self.changes(operands, false);
                 format!("update {table} as t\nset {set}{from}\nwhere {key}{condition}\nreturning {returning}")
             }
-            (Verb::Put, expect) => {
+            (Verb::Put, _) => {
                 let (columns, values) = self.new_row(operands);
-                let conflict = if expect == Expect::Either {
-                    let set = self.changes(operands, true);
-                    let condition = condition.strip_prefix(" and ").map(|text| format!("\nwhere {text}"));
-                    format!("do update\nset {set}{}", condition.unwrap_or_default())
-                } else {
-                    "do nothing".to_owned()
-                };
+                let set = self.changes(operands, true);
+                let condition = condition.strip_prefix(" and ").map(|text| format!("\nwhere {text}"));
                 format!(
-                    "insert into {table} as t ({columns})\nvalues ({values})\non conflict ({}) {conflict}\n\
-                     returning {returning}",
+                    "insert into {table} as t ({columns})\nvalues ({values})\non conflict ({}) do update\n\
+                     set {set}{}\nreturning {returning}",
                     self.key_columns(),
+                    condition.unwrap_or_default(),
                 )
             }
             _ => format!("delete from {table} as t{using}\nwhere {key}{condition}\nreturning {returning}"),
         }
-    }
-
-    /// Inserts the rows of several plans. An insert can return only what is in its table, so what belongs to the plans is
-    /// joined to it afterwards.
-    fn insert_several(&self, kinds: &[&str], operands: &[Vec<String>]) -> String {
-        let table = self.compiler.names.table(self.step.table.name());
-        let (columns, values) = self.new_row(operands);
-        format!(
-            "insert into {table} as t ({columns})\nselect {values}\nfrom {}\norder by k._place\n\
-             on conflict ({}) do nothing\nreturning t.*",
-            self.rows(kinds),
-            self.key_columns(),
-        )
     }
 
     /// The columns of the primary key, as they stand in a list.
@@ -589,10 +627,9 @@ impl<'n, 'p> Statement<'n, 'p> {
     }
 
     /// Takes the head of the partition and appends the record.
-    fn append_one(&self, takers: &[usize], record: &[String]) -> Vec<String> {
+    fn append_one(&self, events: &str, record: &[String]) -> Vec<String> {
         let (heads, log) = (self.compiler.names.heads(), self.compiler.names.log());
-        let [partition, operation, resource, key, fingerprint, events] = record else { return Vec::new() };
-        let events = self.events(&format!("{events}::jsonb"), takers);
+        let [partition, operation, resource, key, fingerprint, _] = record else { return Vec::new() };
         vec![
             format!(
                 "moved as (\nupdate {heads} as h\nset head = h.head + 1\n\
@@ -657,31 +694,6 @@ impl<'n, 'p> Statement<'n, 'p> {
         }
         parts.push(format!("{VERSION} = t.{VERSION} + 1"));
         parts.join(", ")
-    }
-
-    /// All columns of a row that is not there yet, and their values.
-    fn new_row(&self, operands: &[Vec<String>]) -> (String, String) {
-        let step = self.step;
-        let mut columns = vec![TENANT.to_owned()];
-        let mut values = vec![self.tenant().to_owned()];
-        for (place, column) in step.table.columns().iter().enumerate() {
-            columns.push(name(&column.name));
-            let mut assigned = step.assignments.iter().zip(operands);
-            values.push(match assigned.find(|(assignment, _)| assignment.column == column.name) {
-                // The key's values are the first constants.
-                _ if place < step.table.key_len() => match self.source {
-                    Source::Parameters => placeholder(1 + self.lists + place),
-                    Source::Rows { .. } => format!("k.c{}", place + 1),
-                },
-                Some((assignment, names)) => {
-                    self.expression(&assignment.expr, names, &column.name, Found::Nothing)
-                }
-                None => column.default.as_ref().map_or("null".to_owned(), literal),
-            });
-        }
-        columns.push(VERSION.to_owned());
-        values.push("1".to_owned());
-        (columns.join(", "), values.join(", "))
     }
 
     fn expression(&self, expr: &Expr, names: &[String], column: &str, found: Found) -> String {
@@ -775,24 +787,32 @@ fn operand_text(operand: &Operand, constant: Option<&str>, kind: Type, found: Fo
 
 /// A written row as [`Row::to_json`] has it.
 fn row_json(table: &Table) -> String {
+    let columns = table.columns().iter().map(|column| {
+        let content = format!("written.{}", name(&column.name));
+        let json = match column.kind {
+            Type::Time => json_time(&content),
+            Type::Bytes => format!("translate(encode({content}, 'base64'), e'\\n', '')"),
+            _ => content,
+        };
+        (column.name.as_str(), json)
+    });
+    let version = (VERSION, format!("written.{VERSION}"));
+    json_object(&columns.chain([version]).collect::<Vec<_>>())
+}
+
+/// A time as it stands in JSON.
+fn json_time(time: &str) -> String {
+    format!("to_char({time} at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')")
+}
+
+/// An object of these fields.
+fn json_object(fields: &[(&str, String)]) -> String {
     /// A function takes at most 100 arguments.
-    const COLUMNS_MAX: usize = 40;
-    let mut fields: Vec<String> = table
-        .columns()
-        .iter()
-        .map(|column| {
-            let content = format!("written.{}", name(&column.name));
-            let json = match column.kind {
-                Type::Time => {
-                    format!("to_char({content} at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')")
-                }
-                Type::Bytes => format!("translate(encode({content}, 'base64'), e'\\n', '')"),
-                _ => content,
-            };
-            format!("'{}', {json}", column.name)
-        })
-        .collect();
-    fields.push(format!("'{VERSION}', written.{VERSION}"));
-    let objects = fields.chunks(COLUMNS_MAX).map(|chunk| format!("jsonb_build_object({})", chunk.join(", ")));
+    const FIELDS_MAX: usize = 40;
+    let objects = fields.chunks(FIELDS_MAX).map(|chunk| {
+        let fields: Vec<String> =
+            chunk.iter().map(|(name, content)| format!("'{name}', {content}")).collect();
+        format!("jsonb_build_object({})", fields.join(", "))
+    });
     objects.collect::<Vec<_>>().join(" || ")
 }

@@ -6,7 +6,7 @@
 //! be taken apart by rows.
 
 use statehouse_store::log::partition_of;
-use statehouse_store::plan::{Expect, Verb};
+use statehouse_store::plan::{Assignment, Expect, Verb};
 use statehouse_store::{Expr, Guard, Operand, Plan, Step, Table, Time, Type, Value, eval};
 
 use crate::room;
@@ -26,15 +26,35 @@ pub(crate) fn compilable(plan: &Plan) -> Option<&Step> {
     let delete = step.verb == Verb::Delete && step.expect == Expect::Present;
     // The server looks for nulls in what would be inserted before it finds the row that is there already.
     let insertable = step.expect == Expect::Present || !has_null_when_new(step);
-    ((put || delete) && is_exact(step) && insertable && room::is_small(plan, step)).then_some(step)
+    // What an insert computes has to be known here, and a sum may overflow.
+    let sums = inserts(step) && step.assignments.iter().any(|assignment| is_sum(&assignment.expr));
+    let known = || !sums || eval::made(plan, step, Time::MIN).is_some();
+    ((put || delete) && is_exact(step) && insertable && room::is_small(plan, step) && known()).then_some(step)
 }
 
 /// Whether what a step assigns is the same in SQL as here.
 pub(crate) fn is_exact(step: &Step) -> bool {
-    step.assignments.iter().all(|assignment| match assignment.expr {
-        Expr::Is(_) => true,
-        Expr::Add(..) | Expr::Subtract(..) => step.table.type_of(&assignment.column) == Some(Type::Int),
-    })
+    let is_int = |column: &str| step.table.type_of(column) == Some(Type::Int);
+    step.assignments.iter().all(|assignment| !is_sum(&assignment.expr) || is_int(&assignment.column))
+}
+
+fn is_sum(expr: &Expr) -> bool {
+    !matches!(expr, Expr::Is(_))
+}
+
+/// Whether a step inserts. Of the row that it leaves everything is known here, unless the server's clock is.
+pub(crate) fn inserts(step: &Step) -> bool {
+    step.verb == Verb::Put && step.expect == Expect::Absent
+}
+
+/// Whether an insert's assignment sets its column by the server's clock, so that the row is not known here.
+pub(crate) fn is_stamped(assignment: &Assignment, now: Option<Time>) -> bool {
+    now.is_none() && assignment.expr.operands().any(|operand| matches!(operand, Operand::Now { .. }))
+}
+
+/// Whether the row of an insert is to stand in the record, where the server has to complete it.
+pub(crate) fn stamps_record(plan: &Plan, step: &Step, now: Option<Time>) -> bool {
+    inserts(step) && takers(plan).next().is_some() && step.assignments.iter().any(|a| is_stamped(a, now))
 }
 
 /// Whether an assignment gives null for a row that is not there, to a column that refuses null.
@@ -51,9 +71,9 @@ pub(crate) fn takers(plan: &Plan) -> impl Iterator<Item = usize> {
     events.enumerate().filter(|(_, draft)| draft.row_of.is_some()).map(|(place, _)| place)
 }
 
-/// Whether the statement has to give the row back.
+/// Whether the statement has to give the row back. What it inserted is known without.
 pub(crate) fn returns_row(plan: &Plan, step: &Step) -> bool {
-    takers(plan).next().is_some() || (step.verb == Verb::Put && plan.returns_rows())
+    !inserts(step) && (takers(plan).next().is_some() || (step.verb == Verb::Put && plan.returns_rows()))
 }
 
 /// Whether two plans that can be compiled make the same statement.
@@ -190,9 +210,10 @@ pub(crate) fn constants_of_step<'p>(step: &'p Step, now: Option<Time>) -> Vec<Co
     found
 }
 
-/// What a plan brings along for its record.
+/// What a plan brings along for its record. The row of an insert stands in its events; where the server's clock is to speak in
+/// them, they are text that is no JSON yet.
 pub(crate) fn constants_of_record(plan: &Plan, now: Option<Time>, partitions: u32) -> Vec<Constant<'_>> {
-    let mut found = Vec::new();
+    let mut found = Vec::with_capacity(8);
     let mut add = |arg, kind: &'static str| found.push(Constant { arg, kind });
     if let Some(entry) = plan.entry() {
         add(Arg::Partition(partition(plan, partitions)), "integer");
@@ -200,7 +221,13 @@ pub(crate) fn constants_of_record(plan: &Plan, now: Option<Time>, partitions: u3
         add(Arg::Text(&entry.resource), "text");
         add(Arg::Text(&entry.key), "text");
         add(Arg::Text(&entry.fingerprint), "text");
-        add(Arg::Json(drafts_json(plan)), "jsonb");
+        let inserted = plan.steps().first().filter(|step| inserts(step) && takers(plan).next().is_some());
+        match inserted {
+            Some(step) if stamps_record(plan, step, now) => {
+                add(Arg::Own(Value::Text(known_events(plan, inserted, now))), "text");
+            }
+            _ => add(Arg::Json(known_events(plan, inserted, now)), "jsonb"),
+        }
         if let Some(now) = now {
             add(Arg::Own(Value::Time(now)), type_name(Type::Time));
         }
@@ -208,15 +235,64 @@ pub(crate) fn constants_of_record(plan: &Plan, now: Option<Time>, partitions: u3
     found
 }
 
-/// The events as the caller knows them, without the rows that they are to take in.
-fn drafts_json(plan: &Plan) -> String {
-    #[derive(serde::Serialize)]
-    struct Known<'a> {
-        name: &'a str,
-        data: &'a serde_json::Map<String, serde_json::Value>,
+/// What stands in events for the time to which an insert's assignment sets its column by the server's clock. No JSON has
+/// such a thing in it: two quotes that are not escaped are an empty text, or the end of a text behind an escaped one, and
+/// neither is followed by a letter.
+pub(crate) fn stamp(step: &Step, place: usize) -> String {
+    match step.assignments.get(place).map(|assignment| &assignment.expr) {
+        Some(Expr::Is(Operand::Now { plus_micros: 0 })) => "\"\"now\"\"".to_owned(),
+        _ => format!("\"\"now {place}\"\""),
     }
-    let events = plan.entry().into_iter().flat_map(|entry| &entry.events);
-    let known: Vec<Known<'_>> = events.map(|draft| Known { name: &draft.name, data: &draft.data }).collect();
-    // Names and JSON can be written as JSON.
-    serde_json::to_string(&known).unwrap_or_else(|_| "[]".to_owned())
+}
+
+/// The events as far as they are known: with the row that a step inserts, if it does, and otherwise without a row.
+fn known_events(plan: &Plan, inserted: Option<&Step>, now: Option<Time>) -> String {
+    let made = |step| eval::made(plan, step, now.unwrap_or(Time::MIN)).map(|row| (step, row));
+    let row = inserted.and_then(made);
+    let mut out = Vec::with_capacity(256);
+    out.push(b'[');
+    for draft in plan.entry().into_iter().flat_map(|entry| &entry.events) {
+        let row = row.as_ref().filter(|_| draft.row_of.is_some());
+        separate(&mut out, b'[');
+        out.extend_from_slice(b"{\"name\":");
+        push(&mut out, &draft.name);
+        out.extend_from_slice(b",\"data\":{");
+        for (name, content) in draft.data.iter().filter(|(name, _)| row.is_none() || *name != "row") {
+            push_name(&mut out, name);
+            push(&mut out, content);
+        }
+        if let Some((step, row)) = row {
+            push_name(&mut out, "row");
+            out.push(b'{');
+            for (column, content) in row.json_fields() {
+                push_name(&mut out, column);
+                match step.assignments.iter().position(|a| a.column == column && is_stamped(a, now)) {
+                    Some(place) => out.extend_from_slice(stamp(step, place).as_bytes()),
+                    None => push(&mut out, &content),
+                }
+            }
+            out.push(b'}');
+        }
+        out.extend_from_slice(b"}}");
+    }
+    out.push(b']');
+    String::from_utf8(out).unwrap_or_default()
+}
+
+fn push_name(out: &mut Vec<u8>, name: &str) {
+    separate(out, b'{');
+    push(out, name);
+    out.push(b':');
+}
+
+/// A comma, unless this is the first thing behind the bracket.
+fn separate(out: &mut Vec<u8>, bracket: u8) {
+    if out.last() != Some(&bracket) {
+        out.push(b',');
+    }
+}
+
+fn push(out: &mut Vec<u8>, content: &(impl serde::Serialize + ?Sized)) {
+    // Names and JSON can be written as JSON, and memory takes what is written.
+    let _ = serde_json::to_writer(out, content);
 }

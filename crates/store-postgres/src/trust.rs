@@ -40,6 +40,12 @@ impl Doubts {
         !self.lock().contains_key(table)
     }
 
+    /// Whether the last look in a table found what should not have been there. Then the next statement that fails if
+    /// something is ([`crate::compile`]) would be tried in vain.
+    pub(crate) fn expects(&self, table: &str) -> bool {
+        self.lock().get(table) == Some(&LOOKS)
+    }
+
     /// Has rows looked for in these tables.
     pub(crate) fn raise<'t>(&self, tables: impl IntoIterator<Item = &'t str>) {
         self.lock().extend(tables.into_iter().map(|table| (table.to_owned(), LOOKS)));
@@ -88,9 +94,11 @@ mod tests {
         let mut found = Batch::of(&plans);
         found.found(0, Row::new(table.clone(), Tenant::new("acme").unwrap(), vec![7.into()], 1));
         doubts.learn(&found);
+        assert!(doubts.expects("seats"));
         for _ in 0..LOOKS {
             assert!(!doubts.trusts("seats"));
             doubts.learn(&Batch::of(&plans));
+            assert!(!doubts.expects("seats"));
         }
         assert!(doubts.trusts("seats"));
         // What was not looked for tells nothing.

@@ -26,7 +26,7 @@ use crate::fault::Fault;
 use crate::link::{Answers, Call, Closing, Link, Session};
 use crate::order::place;
 use crate::queue::{Job, Queue};
-use crate::shape::compilable;
+use crate::shape::{compilable, inserts};
 use crate::shared::Shared;
 use crate::sql::{int_at, row_at};
 use crate::statements::{
@@ -242,11 +242,20 @@ impl Desk<'_> {
     /// cannot be compiled together, or the server refused it.
     async fn settle_alike(&self, plans: &[Plan]) -> Option<Vec<Option<Result<Commit, StoreError>>>> {
         let shared = self.shared;
+        // Several inserts fail together if one of the rows is there.
+        let inserted = plans.first().and_then(|plan| plan.steps().first()).filter(|step| inserts(step));
+        let inserted = inserted.map(|step| step.table.name());
+        if inserted.is_some_and(|table| shared.doubts.expects(table)) {
+            return None;
+        }
         let session = self.link.session(&shared.writer_dialer).await.ok()?;
         let set = if session.is_set() { Set::Session } else { Set::Transaction };
         let compiled = shared.compiler().several(plans, set)?;
         let open = (set == Set::Transaction).then(|| self.words_of_one_shape(plans));
         let answers = session.run_compiled(&compiled.call, open.as_deref()).await;
+        if matches!(answers.rows, Err(Fault::Conflict(_))) {
+            shared.doubts.raise(inserted);
+        }
         let answered = self.compiled_outcomes(answers, |rows| compiled.outcomes(rows))?;
         let mut settled: Vec<Option<Result<Commit, StoreError>>> = plans.iter().map(|_| None).collect();
         let mut set = |place: usize, outcome| {

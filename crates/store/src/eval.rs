@@ -67,6 +67,11 @@ pub fn decide(plan: &Plan, now: Time, current: &[Option<Row>]) -> Result<Decisio
     Ok(Decision::Apply(Effect { rows, events }))
 }
 
+/// The row that a step leaves where there was none; `None` if it leaves none, or refuses to.
+pub fn made(plan: &Plan, step: &Step, now: Time) -> Option<Row> {
+    decide_step(plan, step, now, None).ok().flatten()
+}
+
 /// Completes an event with the row it asks for.
 pub fn finish_event<'a>(draft: &Draft, row_of: impl FnOnce(usize) -> Option<&'a Row>) -> Event {
     let mut data = draft.data.clone();

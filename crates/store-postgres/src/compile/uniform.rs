@@ -11,7 +11,7 @@ use std::sync::Arc;
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{Guard, Operand, Plan, Step};
 
-use super::{Compiler, RECORD, Set, Source, Statement, list_args, shortened};
+use super::{Compiler, Form, RECORD, Set, Source, Statement, list_args, shortened};
 use crate::link::Call;
 use crate::order;
 use crate::room;
@@ -57,7 +57,7 @@ impl Compiler<'_> {
         let given: Vec<Vec<Constant<'p>>> =
             ordered.values().map(|(_, step)| constants_of_step(step, self.now)).collect();
         let kinds: Vec<&'static str> = given.first()?.iter().map(|constant| constant.kind).collect();
-        let text: Arc<str> = self.texts.of(plan, set, || {
+        let text: Arc<str> = self.texts.of(plan, Form { several: false, set }, || {
             Statement::new(self, plan, first, Source::Rows { kinds: &kinds }, set).uniform_text(set)
         })?;
         let tenant = plan.tenant().as_str();
