@@ -198,7 +198,9 @@ pub(super) async fn who_looked_long_ago_claims_and_fails_nothing(lab: &dyn Lab) 
             clock.advance(SECOND * 31);
         }
         let (others, clock) = (visitor.clone(), clock.clone());
-        paused.before("jobs", 1, async move {
+        // What is over cannot be claimed; that it failed is the second thing that is tried.
+        let number = if over { 2 } else { 1 };
+        paused.before("jobs", number, async move {
             let look = json!({"worker": "other", "limit": 1});
             let ask = async |action: &str, key: &str, input: Json| {
                 // If this fails, the job is in another state than the case expects.
