@@ -22,7 +22,8 @@ use statehouse_store::clock::SkewedClock;
 use statehouse_store::faulty::{FaultyStore, Odds};
 use statehouse_store::guard::now;
 use statehouse_store::{
-    Clock, Commit, ManualClock, Plan, Random, Row, Scan, Step, Store, StoreError, SystemClock, Time, Value,
+    Clock, Commit, ManualClock, Page, Plan, Query, Random, Row, Scan, Step, Store, StoreError, SystemClock,
+    Time, Value,
 };
 
 use self::definitions::*;
@@ -94,6 +95,7 @@ pub(super) const CASES: &[Case] = cases! {
         a_definition_that_changed_meanwhile_stays_so(9),
         who_looked_long_ago_claims_and_fails_nothing(8),
         who_looked_long_ago_forgets_nothing(8),
+        what_was_claimed_is_told_if_the_store_fails_then(8),
         who_looked_long_ago_makes_nothing(9),
     }
 };

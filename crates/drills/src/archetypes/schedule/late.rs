@@ -349,3 +349,39 @@ pub(super) async fn who_looked_long_ago_makes_nothing(lab: &dyn Lab) -> Result<(
     }
     visitor.shows("job", &id(&format!("taken@{due}.1")), &json!({"payload": "mine"})).await
 }
+
+/// A store that cannot be read any more once something was written.
+#[derive(Debug, Default)]
+struct Fading(std::sync::atomic::AtomicBool);
+
+#[async_trait]
+impl Hook for Arc<Fading> {
+    async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
+        self.0.store(true, std::sync::atomic::Ordering::SeqCst);
+        inner.commit(plan).await
+    }
+
+    async fn query(&self, inner: &Arc<dyn Store>, query: &Query) -> Result<Page, StoreError> {
+        if self.0.load(std::sync::atomic::Ordering::SeqCst) {
+            return Err(StoreError::unavailable("the store has gone"));
+        }
+        inner.query(query).await
+    }
+}
+
+pub(super) async fn what_was_claimed_is_told_if_the_store_fails_then(lab: &dyn Lab) -> Result<()> {
+    let clock = DrillClock::new();
+    let store = lab.open_at(Arc::new(clock.clone())).await?;
+    let fading = Arc::new(Around::new(store.clone(), Arc::new(Fading::default())));
+    let visitor = Visitor::over(store, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let fading = Visitor::over(fading, BLUEPRINT, Arc::new(clock)).await?;
+    enqueue(&visitor, "a", json!({})).await?;
+    for _ in 0..LOOKS_MAX {
+        let claimed = claim_once(&fading, json!({"limit": 5})).await?;
+        if !claimed.is_empty() {
+            return same("what was claimed", &claimed, &vec![("a".to_owned(), 1)]);
+        }
+        pause().await;
+    }
+    bail!("nothing was claimed")
+}

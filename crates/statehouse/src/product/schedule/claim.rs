@@ -104,7 +104,11 @@ impl Schedule {
             .collect();
         for ranges in ranges.chunks(RANGES_MAX) {
             // What each begins with tells whether there is anything to claim.
-            let Some(firsts) = self.firsts(store, want, ranges).await? else { return Ok(Found::default()) };
+            let firsts = match self.firsts(store, want, ranges).await {
+                Err(_) if !found.jobs.is_empty() => return Ok(found),
+                firsts => firsts?,
+            };
+            let Some(firsts) = firsts else { return Ok(found) };
             for (range, first) in ranges.iter().zip(firsts) {
                 if found.is_full(want) {
                     return Ok(found);
@@ -187,7 +191,11 @@ impl Schedule {
                 continue;
             }
             // Nothing is left to claim, unless it stood behind what could not be.
-            let behind = self.look_behind(store, clock, ids, want, range, found).await?;
+            let behind = match self.look_behind(store, clock, ids, want, range, found).await {
+                // What was claimed is told, whatever becomes of the rest.
+                Err(_) if !found.jobs.is_empty() => break,
+                behind => behind?,
+            };
             if !behind.may_be_more || !(some || behind.has_failed_some) {
                 break;
             }
