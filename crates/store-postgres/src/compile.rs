@@ -26,7 +26,7 @@ mod taken;
 mod uniform;
 
 pub(crate) use self::taken::Takes;
-pub(crate) use self::uniform::is_uniform;
+pub(crate) use self::uniform::{Way, is_uniform};
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -79,6 +79,8 @@ struct Form {
     /// Whether it is of several plans.
     several: bool,
     set: Set,
+    /// That of many steps.
+    way: Option<Way>,
 }
 
 impl Texts {
@@ -163,7 +165,7 @@ impl<'n> Compiler<'n> {
     pub(crate) fn one<'p>(&self, plan: &'p Plan, set: Set) -> Option<Compiled<'p>> {
         let step = compilable(plan)?;
         let write = || Statement::new(self, plan, step, Source::Parameters, set).text();
-        let text = self.texts.of(plan, Form { several: false, set }, write)?;
+        let text = self.texts.of(plan, Form { several: false, set, way: None }, write)?;
         let mut args = vec![Arg::Text(plan.tenant().as_str())];
         args.extend(list_args(step));
         args.extend(
@@ -203,7 +205,7 @@ impl<'n> Compiler<'n> {
             .map(|(_, plan, step)| constants(plan, step, self.now, self.partitions))
             .collect();
         let kinds: Vec<&'static str> = given.first()?.iter().map(|constant| constant.kind).collect();
-        let text = self.texts.of(first, Form { several: true, set }, || {
+        let text = self.texts.of(first, Form { several: true, set, way: None }, || {
             Statement::new(self, first, step, Source::Rows { kinds: &kinds }, set).text()
         })?;
         let mut args = list_args(step);

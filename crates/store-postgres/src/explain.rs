@@ -7,7 +7,7 @@ use statehouse_store::plan::{Expect, Step, Verb};
 use statehouse_store::{Ask, Asked, Explanation, Plan, Record, Request, Row, Take, Time, Value};
 
 use crate::batch::Batch;
-use crate::compile::{Compiler, Set, Takes, Texts};
+use crate::compile::{Compiler, Set, Takes, Texts, Way};
 use crate::ddl::Names;
 use crate::link::Call;
 use crate::look::{Asking, Look, Statements};
@@ -88,14 +88,13 @@ impl Explainer<'_> {
     fn explain(&self, plan: &Plan) -> Explanation {
         let texts = Texts::default();
         let compiler = Compiler::new(&self.names, &texts, self.options, self.partitions);
-        if let Some(uniform) = compiler.uniform(plan, Set::Session) {
-            let purpose = match plan.entry() {
-                Some(_) => {
-                    "lock and judge the rows, write all or none, take the log's head, append the record"
-                }
-                None => "lock and judge the rows, write all or none",
+        if let Some(uniform) = compiler.uniform(plan, Set::Session, false) {
+            let rows = match uniform.way {
+                Way::Judged => "lock and judge the rows, write all or none",
+                Way::AtOnce => "write all rows under their guards, or fail",
             };
-            let requests = vec![request(purpose, &uniform.call)];
+            let log = plan.entry().map_or("", |_| ", take the log's head, append the record");
+            let requests = vec![request(&format!("{rows}{log}"), &uniform.call)];
             return Explanation { requests, cost: self.cost(plan, "1, or 3 when a step is refused") };
         }
         let Some(compiled) = compiler.one(plan, Set::Session) else { return self.explain_batch(plan) };

@@ -84,6 +84,11 @@ fn constant(operand: &Operand) -> Option<&Value> {
 /// The conditions on the row `t` under which a step of a small plan keeps every limit; `None` if none could. `takers`
 /// is how many events take in the row.
 pub(crate) fn bounds(step: &Step, takers: usize) -> Option<Vec<String>> {
+    bounds_by(step, takers, None)
+}
+
+/// The same, where somebody knows the row's [`length`], which is no less than that of any of its columns.
+pub(crate) fn bounds_by(step: &Step, takers: usize, length: Option<&str>) -> Option<Vec<String>> {
     let table = &step.table;
     let named: usize = table.columns().iter().map(|column| column.name.len() + FIXED_BYTES).sum();
     let defaults: usize = table.columns().iter().filter_map(|c| c.default.as_ref()).map(Value::weight).sum();
@@ -103,7 +108,9 @@ pub(crate) fn bounds(step: &Step, takers: usize) -> Option<Vec<String>> {
     // A kept column counts once for itself and in each index that it is part of, where octets count double.
     let row = row / (1 + 2 * table.indexes().len());
     let record = record / (ESCAPED * takers.max(1));
-    let mut bounds = vec![bounded(table, &kept, row.min(record))];
+    let most = row.min(record);
+    let mut bounds =
+        vec![length.map_or_else(|| bounded(table, &kept, most), |all| format!("{all} <= {most}"))];
     for index in table.indexes() {
         let touched = index.columns().any(|column| assigned(step, column).is_some());
         let part: Vec<&str> =

@@ -21,6 +21,9 @@ use crate::tenancy::Scope;
 use crate::trust::Doubts;
 use crate::writer::Lane;
 
+/// Takers for each writer: a take waits for the server twice, for its rows and for its commit.
+const TAKERS: usize = 2;
+
 pub(crate) struct Shared {
     pub names: Names,
     pub options: Options,
@@ -52,6 +55,8 @@ pub(crate) struct Shared {
     pub claims: Link,
     /// Where rows that are to be inserted are looked for all the same.
     pub doubts: Doubts,
+    /// Where plans of many rows are refused, so that the rows are judged before they are written.
+    pub refusals: Doubts,
     pub counters: Counters,
 }
 
@@ -133,7 +138,7 @@ impl Shared {
         // What the store has is what counts from here on.
         options.partitions = Some(partitions);
         let lanes = std::iter::repeat_with(Lane::default).take(options.writers.max(1)).collect();
-        let takers = std::iter::repeat_with(Taker::default).take(options.writers.max(1)).collect();
+        let takers = std::iter::repeat_with(Taker::default).take(TAKERS * options.writers.max(1)).collect();
         let readers = Readers::new(options.readers);
         Shared {
             names,
@@ -155,6 +160,7 @@ impl Shared {
             polling: AtomicBool::new(false),
             claims: Link::default(),
             doubts: Doubts::default(),
+            refusals: Doubts::default(),
             counters: Counters::default(),
         }
     }

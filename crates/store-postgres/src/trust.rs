@@ -26,7 +26,8 @@ use crate::batch::Batch;
 /// Batches with a look in which nothing was found, before absence is taken for granted again.
 const LOOKS: u32 = 64;
 
-/// The tables in which rows are looked for although they are to be inserted, with the looks that are left to be made.
+/// The tables in which rows are looked for although they are to be inserted, with the looks that are left to be made. Likewise
+/// those of which several rows are judged before they are written ([`crate::compile::Way`]).
 #[derive(Debug, Default)]
 pub(crate) struct Doubts(Mutex<HashMap<String, u32>>);
 
@@ -51,21 +52,28 @@ impl Doubts {
         self.lock().extend(tables.into_iter().map(|table| (table.to_owned(), LOOKS)));
     }
 
+    /// One of those that are in doubt went well.
+    pub(crate) fn lessen(&self, table: &str) {
+        let mut left = self.lock();
+        if let Some(looks) = left.get_mut(table) {
+            *looks -= 1;
+            if *looks == 0 {
+                left.remove(table);
+            }
+        }
+    }
+
     /// Learns from the rows that a batch has looked for, and was to insert.
     pub(crate) fn learn(&self, batch: &Batch<'_>) {
         let mut seen: HashMap<&str, bool> = HashMap::new();
         for (table, is_found) in batch.doubted() {
             *seen.entry(table).or_default() |= is_found;
         }
-        let mut left = self.lock();
         for (table, is_found) in seen {
             if is_found {
-                left.insert(table.to_owned(), LOOKS);
-            } else if let Some(looks) = left.get_mut(table) {
-                *looks -= 1;
-                if *looks == 0 {
-                    left.remove(table);
-                }
+                self.raise([table]);
+            } else {
+                self.lessen(table);
             }
         }
     }

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 use statehouse_store::{Applied, Commit, Plan, Record, StoreError, Tenant};
 
 use crate::batch::Batch;
-use crate::compile::{Set, is_uniform, lookup_words};
+use crate::compile::{Set, Way, is_uniform, lookup_words};
 use crate::fault::Fault;
 use crate::link::{Answers, Call, Closing, Link, Session};
 use crate::order::place;
@@ -216,19 +216,25 @@ impl Desk<'_> {
         }
         let Ok(session) = self.link.session(&shared.writer_dialer).await else { return Attempt::NotMade };
         let set = if session.is_set() { Set::Session } else { Set::Transaction };
-        let Some(uniform) = shared.compiler().uniform(plan, set) else { return Attempt::NotMade };
+        let table = plan.steps().first().map_or("", |step| step.table.name());
+        let refused = !shared.refusals.trusts(table);
+        let Some(uniform) = shared.compiler().uniform(plan, set, refused) else { return Attempt::NotMade };
         let open = (set == Set::Transaction).then(|| self.words_of_one_shape(std::slice::from_ref(plan)));
         let answers = session.run_compiled(&uniform.call, open.as_deref()).await;
         match self.compiled_outcomes(answers, |rows| Ok(vec![uniform.outcome(rows)?])) {
             Some(Ok(outcomes)) => match outcomes.into_iter().next().flatten() {
                 Some(applied) => {
                     shared.counters.uniform.fetch_add(1, Ordering::Relaxed);
+                    shared.refusals.lessen(table);
                     Attempt::Settled(Ok(Commit::Applied(applied)))
                 }
                 None => Attempt::LeftOpen,
             },
             Some(Err(why)) => Attempt::Settled(Err(StoreError::unknown(plan.operation(), why))),
-            None => Attempt::LeftOpen,
+            None => {
+                shared.refusals.raise((uniform.way == Way::AtOnce).then_some(table));
+                Attempt::LeftOpen
+            }
         }
     }
 

@@ -60,7 +60,7 @@ const FILLED: usize = 40;
 const CLAIMED: usize = 98;
 const CLAIMERS: usize = 4;
 /// Jobs that a worker has at once.
-const AT_ONCE: usize = 392;
+const AT_ONCE: usize = 1_176;
 /// The lease of the worker that is killed, and how many jobs it has.
 const LEASE: Duration = Duration::from_secs(2);
 const LOST: usize = 98;

@@ -96,6 +96,7 @@ pub(super) const CASES: &[Case] = cases! {
         who_looked_long_ago_claims_and_fails_nothing(8),
         who_looked_long_ago_forgets_nothing(8),
         what_was_claimed_is_told_if_the_store_fails_then(8),
+        what_is_late_is_found_before_a_long_queue(8),
         who_looked_long_ago_makes_nothing(9),
     }
 };

@@ -54,14 +54,13 @@ impl House {
             let detail = format!("at most {} at a time; these are {}", each.most, items.len());
             return Err(Refusal::misfits(vec![Misfit { pointer: format!("/{}", each.list), detail }]));
         }
-        let mut requests = Vec::with_capacity(items.len());
-        for item in items {
+        let key_of = |item: &Json| item.get(each.key).cloned().unwrap_or_default();
+        let request = |item: &Json| {
             let mut input = item.as_object().cloned().unwrap_or_default();
             let key = input.remove(each.key).unwrap_or_default();
-            let named = Value::from_json(key.clone(), Type::Text).unwrap_or(Value::Null);
-            let request = Request { action: each.action.clone(), key: vec![named], input, expected: None };
-            requests.push((key, request));
-        }
+            let named = Value::from_json(key, Type::Text).unwrap_or(Value::Null);
+            Request { action: each.action.clone(), key: vec![named], input, expected: None }
+        };
         let under = |name: &dyn Display| {
             let id = operation.id.as_ref().map(|id| format!("{id}/{name}"));
             Operation { id, fingerprint: operation.fingerprint.clone() }
@@ -70,31 +69,31 @@ impl House {
             let (code, message) = (refusal.map(|no| no.code.name()), refusal.map(|no| no.message.as_str()));
             json!({each.key: key, "done": refusal.is_none(), "code": code, "message": message})
         };
-        if each.as_one && requests.len() > 1 {
-            let together = requests.iter().map(|(_, request)| request.clone()).collect();
+        let apart =
+            || self.apart(tenant, items.iter().map(|item| (key_of(item), request(item))), under, outcome);
+        if each.as_one && items.len() > 1 {
+            let together = items.iter().map(request).collect();
             let refusal = match self.at_once(tenant, together, under(&"all"), 0).await {
                 Ok(_) => None,
                 // Nobody can say of any of them that it was refused.
                 Err((_, refusal)) if refusal.code == Code::OutcomeUnknown => Some(refusal),
-                Err(_) => {
-                    return Ok(Answer::row(Json::Array(self.apart(tenant, requests, under, outcome).await)));
-                }
+                Err(_) => return Ok(Answer::row(Json::Array(apart().await))),
             };
-            let outcomes = requests.iter().map(|(key, _)| outcome(key, refusal.as_ref())).collect();
+            let outcomes = items.iter().map(|item| outcome(&key_of(item), refusal.as_ref())).collect();
             return Ok(Answer::row(Json::Array(outcomes)));
         }
-        Ok(Answer::row(Json::Array(self.apart(tenant, requests, under, outcome).await)))
+        Ok(Answer::row(Json::Array(apart().await)))
     }
 
     /// Makes calls, each by itself, all at once, and says what came of each.
     async fn apart(
         &self,
         tenant: &Tenant,
-        requests: Vec<(Json, Request)>,
+        requests: impl Iterator<Item = (Json, Request)>,
         under: impl Fn(&dyn Display) -> Operation,
         outcome: impl Fn(&Json, Option<&Refusal>) -> Json,
     ) -> Vec<Json> {
-        let calls = requests.into_iter().enumerate().map(async |(number, (key, request))| {
+        let calls = requests.enumerate().map(async |(number, (key, request))| {
             let answer = Box::pin(self.call(tenant, request, under(&number))).await;
             outcome(&key, answer.err().as_ref())
         });

@@ -7,9 +7,10 @@
 //! ```
 //!
 //! Whoever has locked a row is about to change it, so it is passed over and not waited for: those who take at the same
-//! time get different rows. Every row comes back with the number of those that were found. If that is more than were changed,
-//! the statement could not do something for one of them that plans might; they are taken by plans then. If none was, nothing
-//! comes back at all, and it is the same.
+//! time get different rows. A row that is locked stays where it is, so that it is changed there, without another look into an
+//! index; one that was changed after the statement began has moved, and is not found. Every row comes back with the number of
+//! those that were found. If that is more than were changed, the statement could not do something for one of them that plans
+//! might; they are taken by plans then. If none was, nothing comes back at all, and it is the same.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,7 +21,7 @@ use crate::link::Call;
 use crate::look::Spot;
 use crate::room;
 use crate::shape::{constants_of_step, is_exact, steps_are_alike};
-use crate::sql::{Arg, all_columns, int_at, name, placeholder, row_at};
+use crate::sql::{Arg, all_columns, int_at, placeholder, row_at};
 
 /// The statements of takes that were written last, each with a take of its shape.
 #[derive(Default)]
@@ -97,10 +98,10 @@ impl Compiler<'_> {
         let (table, range) = (&step.table, Spot::Range(take.query()));
         let mut statement = Statement::new(self, plan, step, Source::Rows { kinds }, Set::Transaction);
         statement.stamped = None;
-        let mut conditions = room::bounds(step, 0)?;
+        let mut conditions = room::bounds_by(step, 0, Some("k._bytes"))?;
         conditions.push(room::key_bound(step)?);
-        // In the order of the constants.
-        let key = statement.key_condition();
+        // In the order of the constants, of which those of the key are not needed.
+        statement.named = table.key_len();
         let operands: Vec<Vec<String>> =
             step.assignments.iter().map(|a| statement.operand_names(&a.expr)).collect();
         for conjunct in step.guard.conjuncts() {
@@ -111,17 +112,14 @@ impl Compiler<'_> {
         let (tenant, bytes_max) = (placeholder(behind), placeholder(behind + 1));
         let source =
             range.source(self.names, &|number| placeholder(lists + number), &format!("t.tenant = {tenant}"));
-        let keys = table.key_columns().iter().zip(1..);
-        let keys = keys.map(|(column, number)| format!("t.{} as c{number}, ", name(&column.name)));
         let constants = kinds.iter().enumerate().map(|(number, kind)| {
             format!(", {}::{kind} as c{}", placeholder(behind + 2 + number), table.key_len() + 1 + number)
         });
         let mut parts = vec![format!(
             "taken as materialized (\nselect k.*, row_number() over () as _place, \
              sum(k._bytes) over (rows unbounded preceding) - k._bytes < {bytes_max}::bigint as _fits{}\nfrom (\n\
-             select t.tenant, {}{} as _bytes\n{source}\nfor update of t skip locked\n) as k\n)",
+             select t.ctid as _row, {} as _bytes\n{source}\nfor update of t skip locked\n) as k\n)",
             constants.collect::<String>(),
-            keys.collect::<String>(),
             room::length(table),
         )];
         if statement.reads_clock {
@@ -132,7 +130,7 @@ impl Compiler<'_> {
             );
         }
         Some(format!(
-            "with {}\nupdate {} as t\nset {}\nfrom taken as k\nwhere {key} and k._fits and {}\n\
+            "with {}\nupdate {} as t\nset {}\nfrom taken as k\nwhere t.ctid = k._row and k._fits and {}\n\
              returning k._place, (select count(*) from taken where _fits), {}",
             parts.join(", "),
             self.names.table(table.name()),

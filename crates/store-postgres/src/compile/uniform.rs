@@ -1,9 +1,11 @@
 //! A plan of many steps of one shape as one statement: jobs completed together, rows removed together.
 //!
-//! Like every compiled statement it applies the plan, or does nothing. All or none of the rows: they are locked first, in
-//! the order of their keys, and judged as they are then; only if every one of them is there and its guard holds is anything
-//! written, then the head of the log's partition and the record. What holds by the clock is judged by one reading of it,
-//! behind the locks.
+//! Like every compiled statement it applies the plan, or does nothing: all of the rows, or none. There are two [`Way`]s to see
+//! to that. Where plans are refused, the rows are locked first, in the order of their keys, and judged as they are then; only
+//! if every one of them is there and its guard holds is anything written, then the head of the log's partition and the record.
+//! What holds by the clock is judged by one reading of it, behind the locks. Where they are not refused, and nothing that is
+//! written depends on the clock, the rows are written under their guards straight away, in the same order, which spares the
+//! server every row's lock and second look; if some of them were not written, the statement fails, and nothing was done.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,10 +27,31 @@ use statehouse_store::{Applied, Position, Record, Row, StoreError, Value};
 /// A plan as one statement.
 pub(crate) struct Uniform<'p> {
     plan: &'p Plan,
+    pub way: Way,
     /// Of each row in the order of the statement's arrays, which step it is.
     places: Vec<usize>,
     partitions: u32,
     pub call: Call<'p>,
+}
+
+/// How a statement sees to it that all rows are written, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// It locks and judges them first.
+    Judged,
+    /// It fails, if some were written and some were not.
+    AtOnce,
+}
+
+/// What the server says, and logs, of a statement that fails so.
+const NOT_ALL: &str = "statehouse: not every row is as the plan wants it, so it is decided row by row";
+
+/// The way of a plan's statement, if plans like it are refused seldom.
+fn quick_way(step: &Step) -> Way {
+    let reads_clock = |operand: &Operand| matches!(operand, Operand::Now { .. });
+    let by_clock = step.guard.conjuncts().iter().any(looks_at_clock)
+        || step.assignments.iter().any(|assignment| assignment.expr.operands().any(reads_clock));
+    if by_clock { Way::Judged } else { Way::AtOnce }
 }
 
 /// The first step of a plan of several, if all are of its shape and can be compiled.
@@ -46,9 +69,10 @@ pub(crate) fn is_uniform(plan: &Plan) -> bool {
 }
 
 impl Compiler<'_> {
-    /// Compiles a plan of several steps, if all of them are of one shape.
-    pub(crate) fn uniform<'p>(&self, plan: &'p Plan, set: Set) -> Option<Uniform<'p>> {
+    /// Compiles a plan of several steps, if all of them are of one shape; `refused` if plans like it are.
+    pub(crate) fn uniform<'p>(&self, plan: &'p Plan, set: Set, refused: bool) -> Option<Uniform<'p>> {
         let first = uniform(plan)?;
+        let way = if refused { Way::Judged } else { quick_way(first) };
         // Rows are locked in the order of the arrays; no row is in a plan twice.
         let mut ordered: BTreeMap<Vec<u8>, (usize, &'p Step)> = BTreeMap::new();
         for (number, step) in plan.steps().iter().enumerate() {
@@ -57,8 +81,8 @@ impl Compiler<'_> {
         let given: Vec<Vec<Constant<'p>>> =
             ordered.values().map(|(_, step)| constants_of_step(step, self.now)).collect();
         let kinds: Vec<&'static str> = given.first()?.iter().map(|constant| constant.kind).collect();
-        let text: Arc<str> = self.texts.of(plan, Form { several: false, set }, || {
-            Statement::new(self, plan, first, Source::Rows { kinds: &kinds }, set).uniform_text(set)
+        let text: Arc<str> = self.texts.of(plan, Form { several: false, set, way: Some(way) }, || {
+            Statement::new(self, plan, first, Source::Rows { kinds: &kinds }, set).uniform_text(set, way)
         })?;
         let tenant = plan.tenant().as_str();
         let mut args = list_args(first);
@@ -75,7 +99,7 @@ impl Compiler<'_> {
         }
         args.extend(constants_of_record(plan, self.now, self.partitions).into_iter().map(|c| c.arg));
         let places = ordered.into_values().map(|(number, _)| number).collect();
-        Some(Uniform { plan, places, partitions: self.partitions, call: Call::new(text, args) })
+        Some(Uniform { plan, way, places, partitions: self.partitions, call: Call::new(text, args) })
     }
 }
 
@@ -148,7 +172,7 @@ fn columns_of(guard: &Guard, found: &mut Vec<String>) {
 
 impl Statement<'_, '_> {
     /// The statement of a plan of several steps of one shape.
-    fn uniform_text(mut self, set: Set) -> Option<String> {
+    fn uniform_text(mut self, set: Set, way: Way) -> Option<String> {
         let step = self.step;
         let Source::Rows { kinds } = self.source else { return None };
         let bounds = room::bounds(step, 0)?;
@@ -171,58 +195,81 @@ impl Statement<'_, '_> {
         let all = format!("cardinality({tenants}::text[])");
         let table = self.compiler.names.table(step.table.name());
         let holds = if at_lock.is_empty() { "true".to_owned() } else { at_lock.join(" and ") };
-        let shown: String =
-            (1..).zip(&looked_at).map(|(n, column)| format!(", t.{} as _t{n}", name(column))).collect();
         let mut parts: Vec<String> = Vec::new();
         parts.extend(self.scope.as_ref().map(|scope| format!("scope as materialized (\nselect {scope}\n)")));
-        parts.push(format!(
-            "locked as materialized (\nselect k.*, t.*\nfrom {}\ncross join lateral (\n\
-             select {holds} as _holds{shown}\nfrom {table} as t\nwhere {key}\nfor update\n) as t\n)",
-            self.rows(kinds),
-        ));
         let reads_clock = self.compiler.now.is_none() && (self.reads_clock || self.plan.entry().is_some());
-        if reads_clock {
-            parts.push(
+        let clock = |behind: &str| {
+            format!(
                 "clock as materialized (\nselect clock_timestamp() as now\n\
-                 from (select count(*) from locked) as locked\n)"
-                    .to_owned(),
-            );
-        }
-        // The names by which a guard knows the columns of its row.
-        let as_row: Vec<String> =
-            (1..).zip(&looked_at).map(|(n, column)| format!("k._t{n} as {}", name(column))).collect();
-        let row = if as_row.is_empty() {
-            String::new()
-        } else {
-            format!(" cross join lateral (select {}) as t", as_row.join(", "))
+                 from (select count(*) from {behind}) as {behind}\n)"
+            )
         };
-        let by_clock: String = by_clock.iter().map(|part| format!(" and {part}")).collect();
-        parts.push(format!(
-            "judged as materialized (\nselect count(*) = {all} as hold\nfrom locked as k{row}\nwhere k._holds{by_clock}\n)"
-        ));
         let returns = returns_row(self.plan, step);
         let columns = |alias: &str| {
             if returns { format!(", {}", all_columns(&step.table, alias)) } else { String::new() }
         };
-        let returning = format!("returning k._place{}", columns("t"));
-        parts.push(match step.verb {
-            Verb::Put => format!(
-                "written as (\nupdate {table} as t\nset {}\nfrom locked as k, judged\nwhere judged.hold and {key}\n{returning}\n)",
-                self.changes(&operands, false),
-            ),
-            _ => format!(
-                "written as (\ndelete from {table} as t\nusing locked as k, judged\nwhere judged.hold and {key}\n{returning}\n)"
-            ),
-        });
-        let done = format!("(select count(*) from written) = {all}");
+        let written = |from: &str, condition: &str| {
+            let (key, returning) = (&key, format!("returning k._place{}", columns("t")));
+            match step.verb {
+                Verb::Put => format!(
+                    "written as (\nupdate {table} as t\nset {}\nfrom {from}\nwhere {condition} and {key}\n{returning}\n)",
+                    self.changes(&operands, false),
+                ),
+                _ => format!(
+                    "written as (\ndelete from {table} as t\nusing {from}\nwhere {condition} and {key}\n{returning}\n)"
+                ),
+            }
+        };
+        match way {
+            Way::AtOnce => {
+                parts.push(written(&self.rows(kinds), &holds));
+                parts.extend(reads_clock.then(|| clock("written")));
+            }
+            Way::Judged => {
+                let shown: String = (1..)
+                    .zip(&looked_at)
+                    .map(|(n, column)| format!(", t.{} as _t{n}", name(column)))
+                    .collect();
+                parts.push(format!(
+                    "locked as materialized (\nselect k.*, t.*\nfrom {}\ncross join lateral (\n\
+                     select {holds} as _holds{shown}\nfrom {table} as t\nwhere {key}\nfor update\n) as t\n)",
+                    self.rows(kinds),
+                ));
+                parts.extend(reads_clock.then(|| clock("locked")));
+                // The names by which a guard knows the columns of its row.
+                let as_row: Vec<String> =
+                    (1..).zip(&looked_at).map(|(n, column)| format!("k._t{n} as {}", name(column))).collect();
+                let row = if as_row.is_empty() {
+                    String::new()
+                } else {
+                    format!(" cross join lateral (select {}) as t", as_row.join(", "))
+                };
+                let by_clock: String = by_clock.iter().map(|part| format!(" and {part}")).collect();
+                parts.push(format!(
+                    "judged as materialized (\nselect count(*) = {all} as hold\nfrom locked as k{row}\n\
+                     where k._holds{by_clock}\n)"
+                ));
+                parts.push(written("locked as k, judged", "judged.hold"));
+            }
+        }
+        let count = format!("(select count(*) from written) = {all}");
+        // One, if all were written. Otherwise none was, or the statement ends here.
+        let one = match way {
+            Way::Judged => "1".to_owned(),
+            Way::AtOnce => format!("(case when {count} then '1' else '{NOT_ALL}' end)::bigint"),
+        };
+        let done = match way {
+            Way::Judged => count,
+            Way::AtOnce => "exists (select from written)".to_owned(),
+        };
         let first =
             self.lists + kinds.len() + usize::from(set != Set::Transaction && self.compiler.says_tenant);
         let own = |place: usize| placeholder(first + 1 + place);
         if self.plan.entry().is_none() {
             let answer = if returns {
-                format!("select written._place{}\nfrom written", columns("written"))
+                format!("select written._place{}\nfrom written\nwhere {one} = 1", columns("written"))
             } else {
-                format!("select 1::bigint\nwhere {done}")
+                format!("select 1::bigint\nwhere {done} and {one} = 1")
             };
             return Some(format!("with {}\n{answer}", parts.join(", ")));
         }
@@ -233,7 +280,7 @@ impl Statement<'_, '_> {
         let (heads, log) = (self.compiler.names.heads(), self.compiler.names.log());
         let partition = format!("{}::integer", own(0));
         parts.push(format!(
-            "moved as (\nupdate {heads} as h\nset head = h.head + 1\nwhere h.partition = {partition} and {done}\n\
+            "moved as (\nupdate {heads} as h\nset head = h.head + {one}\nwhere h.partition = {partition} and {done}\n\
              returning h.head\n)"
         ));
         parts.push(format!(

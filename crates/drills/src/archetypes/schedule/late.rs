@@ -385,3 +385,35 @@ pub(super) async fn what_was_claimed_is_told_if_the_store_fails_then(lab: &dyn L
     }
     bail!("nothing was claimed")
 }
+
+/// One queue, with one shard.
+const NARROW: &str = r#"
+[house]
+name = "drill"
+
+[schedule.job]
+shards = 1
+"#;
+
+pub(super) async fn what_is_late_is_found_before_a_long_queue(lab: &dyn Lab) -> Result<()> {
+    const JOBS: usize = 24;
+    const SOON: usize = 12;
+    let clock = standing();
+    let visitor = Visitor::open_at(lab, NARROW, Arc::new(clock.clone())).await?;
+    for number in 0..JOBS {
+        enqueue(&visitor, &format!("job {number:02}"), json!({})).await?;
+        clock.advance(SECOND / 1_000);
+    }
+    // Whoever claims knows by now where the queue begins.
+    let mut claimed = claim(&visitor, 1, 1).await?;
+    claimed.extend(claim(&visitor, 1, 1).await?);
+    enqueue(&visitor, "late", json!({"at": "2020-01-01T00:00:00Z"})).await?;
+    for _ in 0..SOON {
+        clock.advance(SECOND);
+        pause().await;
+        claimed.extend(claim(&visitor, 1, 1).await?);
+    }
+    let names: Vec<&str> = claimed.iter().map(|(job, _)| job.as_str()).collect();
+    ensure!(names.contains(&"late"), "what should have been done years ago waits behind {names:?}");
+    Ok(())
+}

@@ -3,8 +3,9 @@
 //! in the log: their guards make them safe to repeat, and the row says who has it.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -40,6 +41,57 @@ pub(super) const MESSAGE: &str = "message";
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Ranges that a claim looks at in one go.
 const RANGES_MAX: usize = 64;
+
+/// How long a range is looked at from where it began. What is enqueued comes behind that, except for what should have been
+/// done earlier; it is found when this is over.
+const BEGUN_FOR: Duration = Duration::from_secs(1);
+/// Ranges of which that is known, at most.
+const BEGUN_MAX: usize = 1_024;
+
+/// A range of some tenant's queue.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Place {
+    tenant: String,
+    queue: String,
+    range: Range,
+}
+
+impl Place {
+    fn of(want: Want<'_>, range: Range) -> Place {
+        Place { tenant: want.tenant.as_str().to_owned(), queue: want.queue.to_owned(), range }
+    }
+}
+
+/// Where a range began, and until when that is taken for true.
+#[derive(Clone, Copy, Debug)]
+struct Begun {
+    at: Time,
+    until: Duration,
+}
+
+/// The ranges that gave a claim all that it wanted. Before the jobs that are there stand those that were, until an engine has
+/// cleared them away, and whoever looks from the very beginning has to pass them all.
+#[derive(Debug, Default)]
+pub(super) struct Beginnings(Mutex<HashMap<Place, Begun>>);
+
+impl Beginnings {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Place, Begun>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where a range began, until the next claim has got all that it wanted there.
+    fn lately(&self, place: &Place, uptime: Duration) -> Option<Begun> {
+        self.lock().remove(place).filter(|begun| uptime < begun.until)
+    }
+
+    fn note(&self, place: Place, begun: Begun) {
+        let mut known = self.lock();
+        if known.len() >= BEGUN_MAX {
+            known.clear();
+        }
+        known.insert(place, begun);
+    }
+}
 
 /// Who wants jobs of which queue.
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +131,7 @@ struct Behind {
 }
 
 /// Where jobs are claimed from: a shard and a priority of a tenant's queue.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Range {
     shard: usize,
     priority: i64,
@@ -102,20 +154,37 @@ impl Schedule {
                 (0..shards).map(move |place| Range { shard: first.wrapping_add(place) % shards, priority })
             })
             .collect();
-        for ranges in ranges.chunks(RANGES_MAX) {
+        // If the first one gave enough lately, it is looked at alone, from where it began then: it may again.
+        let place = ranges.first().map(|range| Place::of(want, *range));
+        let begun = place.as_ref().and_then(|place| self.begun.lately(place, clock.uptime()));
+        let (ahead, others) = ranges.split_at(usize::from(begun.is_some()));
+        let mut tried = 0;
+        for (ranges, begun) in ahead
+            .chunks(1)
+            .map(|ahead| (ahead, begun))
+            .chain(others.chunks(RANGES_MAX).map(|others| (others, None)))
+        {
+            if found.is_full(want) {
+                break;
+            }
             // What each begins with tells whether there is anything to claim.
-            let firsts = match self.firsts(store, want, ranges).await {
+            let firsts = match self.firsts(store, want, ranges, begun.map(|begun| begun.at)).await {
                 Err(_) if !found.jobs.is_empty() => return Ok(found),
                 firsts => firsts?,
             };
             let Some(firsts) = firsts else { return Ok(found) };
             for (range, first) in ranges.iter().zip(firsts) {
                 if found.is_full(want) {
-                    return Ok(found);
+                    break;
                 }
+                tried += 1;
                 match first.filter(|row| row.tenant() == want.tenant).and_then(|row| row.time(RUN_AT)) {
                     Some(run_at) if run_at <= clock.now() => {
-                        self.claim_range(store, clock, ids, want, *range, &mut found).await?;
+                        self.claim_range(store, clock, ids, want, (*range, run_at), &mut found).await?;
+                        if let Some(place) = place.clone().filter(|_| tried == 1 && found.is_full(want)) {
+                            let until = begun.map_or(clock.uptime() + BEGUN_FOR, |begun| begun.until);
+                            self.begun.note(place, Begun { at: run_at, until });
+                        }
                     }
                     Some(later) => found.expect(later),
                     None => {}
@@ -131,11 +200,15 @@ impl Schedule {
         store: &dyn Store,
         want: Want<'_>,
         ranges: &[Range],
+        from: Option<Time>,
     ) -> Result<Option<Vec<Option<Row>>>, StoreError> {
         let paused = Address::new(&self.queues, want.tenant, [want.queue.into()])
             .and_then(|queue| Cell::new(queue, PAUSED))
             .map_err(|error| self.misuse(&error))?;
-        let first = |range: &Range| self.runnable(want, *range).and_then(|query| query.limit(1));
+        let first = |range: &Range| {
+            let query = self.runnable(want, *range)?.limit(1)?;
+            from.map_or(Ok(query.clone()), |from| query.from(from))
+        };
         let queries: Vec<Query> =
             ranges.iter().map(first).collect::<Result<_, _>>().map_err(|error| self.misuse(&error))?;
         let asks: Vec<Ask<'_>> =
@@ -159,14 +232,14 @@ impl Schedule {
         StoreError::schema(self.name.as_str(), error.to_string())
     }
 
-    /// Claims from one range, while no other claimer of this process does.
+    /// Claims from one range, of which the first job is known, while no other claimer of this process does.
     async fn claim_range(
         &self,
         store: &dyn Store,
         clock: &dyn Clock,
         ids: &Ids,
         want: Want<'_>,
-        range: Range,
+        (range, first): (Range, Time),
         found: &mut Found,
     ) -> Result<(), StoreError> {
         let shard = range.shard.to_string();
@@ -177,7 +250,8 @@ impl Schedule {
         };
         while !found.is_full(want) {
             let rows = want.limit - found.jobs.len();
-            let take = self.taking(clock, ids, want, range, rows).map_err(|error| self.misuse(&error))?;
+            let take = self.taking(clock, ids, want, (range, first), rows);
+            let take = take.map_err(|error| self.misuse(&error))?;
             let taken = match store.take(&take.weighing(CLAIM_BYTES_MAX - found.bytes)).await {
                 Err(error) if found.jobs.is_empty() => return Err(error),
                 taken => taken.unwrap_or_default(),
@@ -209,10 +283,10 @@ impl Schedule {
         clock: &dyn Clock,
         ids: &Ids,
         want: Want<'_>,
-        range: Range,
+        (range, first): (Range, Time),
         rows: usize,
     ) -> Result<Take, PlanError> {
-        let query = self.runnable(want, range)?.to(clock.now())?.limit(rows)?;
+        let query = self.runnable(want, range)?.from(first)?.to(clock.now())?.limit(rows)?;
         // The index's columns are all set, as they are, so that an engine need not read the row for them.
         let step = Step::update(&self.jobs, [])
             .guard(column(RUN_AT).le(now()))

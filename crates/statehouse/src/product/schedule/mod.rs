@@ -40,8 +40,8 @@
 //!
 //! **Hotspots.** *Due-time burstiness*: jobs of one moment are claimed in batches; definitions make theirs `look_ahead` before
 //! they are due. *Due bucket/index hotspot*: `shards = 16` parts of the index. *Queue backlog*: a claim reads the beginning of
-//! a range, however long it is. *Worker burst pressure*: claimers of one process take turns at a shard, and those of several
-//! begin at different ones.
+//! a range, however long it is, from where the last one found it, and not past what was claimed before ([`claim`]). *Worker
+//! burst pressure*: claimers of one process take turns at a shard, and those of several begin at different ones.
 
 mod actions;
 mod claim;
@@ -61,6 +61,7 @@ use std::time::Duration;
 use statehouse_store::{Table, Tenant, Type};
 use tokio::sync::watch;
 
+use self::claim::Beginnings;
 use crate::blueprint::Thing;
 use crate::blueprint::problem::{Problem, Problems};
 use crate::infra::due::{self, Scanner};
@@ -170,6 +171,8 @@ struct Schedule {
     news: watch::Sender<u64>,
     /// Where the next claim begins to look.
     turn: AtomicUsize,
+    /// Where ranges began that gave a claim all that it wanted.
+    begun: Beginnings,
     /// Claimers of this process take turns at a shard.
     stripes: Vec<tokio::sync::Mutex<()>>,
 }
@@ -329,6 +332,7 @@ fn declare_all(thing: &Thing, problems: &mut Problems) -> Option<Vec<Resource>> 
         priorities,
         shards: u32::try_from(shards).unwrap_or(1),
         news: watch::Sender::new(0),
+        begun: Beginnings::default(),
         turn: AtomicUsize::new(0),
         stripes: std::iter::repeat_with(tokio::sync::Mutex::default).take(STRIPES).collect(),
     });
