@@ -158,12 +158,10 @@ impl Schedule {
         let place = ranges.first().map(|range| Place::of(want, *range));
         let begun = place.as_ref().and_then(|place| self.begun.lately(place, clock.uptime()));
         let (ahead, others) = ranges.split_at(usize::from(begun.is_some()));
+        let (ahead, others) = (ahead.chunks(1), others.chunks(RANGES_MAX));
+        let in_turn = ahead.map(|ahead| (ahead, begun)).chain(others.map(|others| (others, None)));
         let mut tried = 0;
-        for (ranges, begun) in ahead
-            .chunks(1)
-            .map(|ahead| (ahead, begun))
-            .chain(others.chunks(RANGES_MAX).map(|others| (others, None)))
-        {
+        for (ranges, begun) in in_turn {
             if found.is_full(want) {
                 break;
             }
@@ -207,7 +205,10 @@ impl Schedule {
             .map_err(|error| self.misuse(&error))?;
         let first = |range: &Range| {
             let query = self.runnable(want, *range)?.limit(1)?;
-            from.map_or(Ok(query.clone()), |from| query.from(from))
+            match from {
+                Some(from) => query.from(from),
+                None => Ok(query),
+            }
         };
         let queries: Vec<Query> =
             ranges.iter().map(first).collect::<Result<_, _>>().map_err(|error| self.misuse(&error))?;
