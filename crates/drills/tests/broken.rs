@@ -55,7 +55,7 @@ impl Write for CheckThenAct {
         self.right.refusal(call, refused)
     }
 
-    fn answer(&self, call: &Call, event: &Event) -> Answer {
+    fn answer(&self, call: &Call, event: &mut Event) -> Answer {
         self.right.answer(call, event)
     }
 }

@@ -213,13 +213,18 @@ pub trait Write: Send + Sync {
     /// What it means that the store refused a step of the draft (numbered from 0 within the draft).
     fn refusal(&self, call: &Call, refused: &Refused) -> Verdict;
 
-    /// The answer, from the event of the draft as it stands in the log.
-    fn answer(&self, call: &Call, event: &Event) -> Answer;
+    /// The answer, from the event of the draft as it stands in the log. It may take out of it what it needs.
+    fn answer(&self, call: &Call, event: &mut Event) -> Answer;
 
     /// What the write makes due, so that workers of this process do not sleep through it.
     fn wakes(&self, _call: &Call, _event: &Event) -> Vec<Wake> {
         Vec::new()
     }
+}
+
+/// The row that an event has taken in, taken out of it again: it may be large, and is told once.
+pub(crate) fn row_of(event: &mut Event) -> Json {
+    event.data.get_mut("row").map(Json::take).unwrap_or_default()
 }
 
 /// An action that makes several plans, each of one row or a few, which are decided each by itself. It cannot be part of a

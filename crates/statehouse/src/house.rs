@@ -495,7 +495,7 @@ impl House {
         if given
             && let Some(record) = self.store.recorded(tenant, &id).await.map_err(|e| at_first(e.into()))?
         {
-            return answers(ready, &record, &fingerprint).map_err(at_first);
+            return answers(ready, record, &fingerprint).map_err(at_first);
         }
         let in_doubt = given && self.doubts.has(tenant, &id);
         let mut patience = Patience { races: 0, races_max, waits: 0, waited: Duration::ZERO, in_doubt };
@@ -508,9 +508,7 @@ impl House {
             }
             Err((number, refusal)) if patience.in_doubt && refusal.code != Code::OutcomeUnknown => {
                 match self.store.resolve(tenant, &id).await {
-                    Ok(Resolution::Applied(record)) => {
-                        answers(ready, &record, &fingerprint).map_err(at_first)
-                    }
+                    Ok(Resolution::Applied(record)) => answers(ready, record, &fingerprint).map_err(at_first),
                     Ok(Resolution::Aborted) => Err((number, refusal)),
                     Err(error) => {
                         let why = format!("it was refused after a lost answer, and {error}");
@@ -580,7 +578,7 @@ impl House {
                     let wakes = one.write.wakes(&one.call, event);
                     wakes.iter().for_each(|wake| self.bells.ring(wake));
                 }
-                answers(ready, &record, fingerprint).map(Attempt::Written).map_err(at_first)
+                answers(ready, record, fingerprint).map(Attempt::Written).map_err(at_first)
             }
             Commit::Fenced => Err(at_first(fenced(id))),
             Commit::Refused(refused) => {
@@ -708,13 +706,18 @@ pub fn subject_of<'r>(record: &'r Record, event: &'r Event) -> Option<(&'r str, 
 
 /// What an event of a record says, without what only tells its subject.
 pub fn data_of(event: &Event) -> Cow<'_, Json> {
-    match event.data.as_object() {
-        Some(data) if data.contains_key(SUBJECT) => {
-            let mut data = data.clone();
-            data.remove(SUBJECT);
-            Cow::Owned(Json::Object(data))
-        }
-        _ => Cow::Borrowed(&event.data),
+    if event.data.get(SUBJECT).is_none() {
+        return Cow::Borrowed(&event.data);
+    }
+    let mut event = event.clone();
+    drop_subject(&mut event);
+    Cow::Owned(event.data)
+}
+
+/// Leaves of an event what it says without what only tells its subject.
+pub(crate) fn drop_subject(event: &mut Event) {
+    if let Some(data) = event.data.as_object_mut() {
+        data.remove(SUBJECT);
     }
 }
 
@@ -858,29 +861,28 @@ fn judge(ready: &[Ready<'_>], steps: &[usize], mut refused: Refused) -> (usize, 
 }
 
 /// The answers of calls that were applied, now or before (H2).
-fn answers(ready: &[Ready<'_>], record: &Record, fingerprint: &str) -> Result<Vec<Answer>, Refusal> {
-    let reused = || reused(record);
+fn answers(ready: &[Ready<'_>], mut record: Record, fingerprint: &str) -> Result<Vec<Answer>, Refusal> {
     if record.fate == Fate::Aborted {
         return Err(fenced(&record.operation));
     }
     if record.fingerprint != fingerprint || record.events.len() < ready.len() {
-        return Err(reused());
+        return Err(reused(&record.operation));
     }
-    let token = Token::of(record).to_string();
-    let answer = |(one, event): (&Ready<'_>, &Event)| {
+    let token = Token::of(&record).to_string();
+    let answer = |(one, event): (&Ready<'_>, &mut Event)| {
         let answer = if event.name == UNCHANGED {
-            let kept = event.data.get("answer").cloned().unwrap_or_default();
-            serde_json::from_value(kept).map_err(|_| reused())?
+            let kept = event.data.get_mut("answer").map(Json::take).unwrap_or_default();
+            serde_json::from_value(kept).map_err(|_| reused(&record.operation))?
         } else {
             one.write.answer(&one.call, event)
         };
         Ok(Answer { token: Some(token.clone()), ..answer })
     };
-    ready.iter().zip(&record.events).map(answer).collect()
+    ready.iter().zip(&mut record.events).map(answer).collect()
 }
 
-fn reused(record: &Record) -> Refusal {
-    let message = format!("operation {} was used for another request; use a new id", record.operation);
+fn reused(operation: &str) -> Refusal {
+    let message = format!("operation {operation} was used for another request; use a new id");
     Refusal::new(Code::OperationReused, message)
 }
 

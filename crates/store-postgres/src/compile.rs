@@ -35,8 +35,8 @@ use statehouse_store::guard::Comparison;
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::table::{TENANT, VERSION};
 use statehouse_store::{
-    Applied, Expr, Guard, Operand, Plan, Position, Record, Row, Step, StoreError, Table, Time, Type, Value,
-    eval,
+    Applied, Commit, Expr, Guard, Operand, Plan, Position, Record, Row, Step, StoreError, Table, Time, Type,
+    Value, eval,
 };
 
 use self::inserts::Tally;
@@ -46,8 +46,8 @@ use crate::options::Options;
 use crate::order;
 use crate::room;
 use crate::shape::{
-    Constant, are_alike, compared_type, compilable, constants, has_constant, inserts, lists, partition,
-    returns_row, takers,
+    Constant, ROW_MARK, are_alike, compared_type, compilable, constants, has_constant, inserts, lists,
+    partition, returns_row, takers,
 };
 use crate::sql::{Arg, all_columns, int_at, literal, name, placeholder, row_at, time_at, type_name};
 use crate::tenancy::Scope;
@@ -162,14 +162,14 @@ impl<'n> Compiler<'n> {
     }
 
     /// Compiles one plan, if it can be.
-    pub(crate) fn one<'p>(&self, plan: &'p Plan, set: Set) -> Option<Compiled<'p>> {
+    pub(crate) fn one<'p>(&self, plan: &'p Plan, events: Option<&'p str>, set: Set) -> Option<Compiled<'p>> {
         let step = compilable(plan)?;
         let write = || Statement::new(self, plan, step, Source::Parameters, set).text();
         let text = self.texts.of(plan, Form { several: false, set, way: None }, write)?;
         let mut args = vec![Arg::Text(plan.tenant().as_str())];
         args.extend(list_args(step));
         args.extend(
-            constants(plan, step, self.now, self.partitions).into_iter().map(|constant| constant.arg),
+            constants(plan, step, events, self.now, self.partitions).into_iter().map(|constant| constant.arg),
         );
         let call = Call::new(text, args);
         let (partitions, now) = (self.partitions, self.now);
@@ -177,8 +177,14 @@ impl<'n> Compiler<'n> {
     }
 
     /// Compiles several plans, if most of them can be, are of the first one's shape, and write different rows, of which
-    /// it is clear whether they are to be there. The others are left out.
-    pub(crate) fn several<'p>(&self, plans: &'p [Plan], set: Set) -> Option<Compiled<'p>> {
+    /// it is clear whether they are to be there. The others are left out. `events` are those that are written already, of
+    /// each plan.
+    pub(crate) fn several<'p>(
+        &self,
+        plans: &'p [Plan],
+        events: &[Option<&'p str>],
+        set: Set,
+    ) -> Option<Compiled<'p>> {
         let first = plans.first()?;
         let step = compilable(first).filter(|step| step.expect != Expect::Either)?;
         // Rows are locked in the order of the arrays.
@@ -202,7 +208,10 @@ impl<'n> Compiler<'n> {
         }
         let given: Vec<Vec<Constant<'p>>> = ordered
             .values()
-            .map(|(_, plan, step)| constants(plan, step, self.now, self.partitions))
+            .map(|(number, plan, step)| {
+                let events = events.get(*number).copied().flatten();
+                constants(plan, step, events, self.now, self.partitions)
+            })
             .collect();
         let kinds: Vec<&'static str> = given.first()?.iter().map(|constant| constant.kind).collect();
         let text = self.texts.of(first, Form { several: true, set, way: None }, || {
@@ -251,13 +260,50 @@ fn list_args(step: &Step) -> Vec<Arg<'_>> {
     lists(step).into_iter().map(|(values, kind)| Arg::Many(kind, values.iter().collect())).collect()
 }
 
+/// What came of a plan.
+#[expect(clippy::large_enum_variant, reason = "it is handed on once and taken apart at once")]
+pub(crate) enum Settled {
+    /// It has its outcome.
+    Decided(Commit),
+    /// It inserted its row, at a time by the clock that its statement went by. The rest is for whoever waits for it to make
+    /// ([`Settled::commit`]), beside the others and not while they wait.
+    Inserted { logged: Option<Position>, at: Time },
+}
+
+impl Settled {
+    fn applied(applied: Applied) -> Settled {
+        Settled::Decided(Commit::Applied(applied))
+    }
+
+    /// Where the plan's record stands.
+    pub(crate) fn position(&self) -> Option<Position> {
+        match self {
+            Settled::Decided(Commit::Applied(applied)) => applied.record.as_ref()?.position,
+            Settled::Decided(_) => None,
+            Settled::Inserted { logged, .. } => *logged,
+        }
+    }
+
+    /// The outcome of the plan.
+    pub(crate) fn commit(self, plan: &Plan) -> Commit {
+        match self {
+            Settled::Decided(commit) => commit,
+            Settled::Inserted { logged, at } => {
+                let step = plan.steps().first().filter(|_| returned(plan));
+                let row = step.and_then(|step| eval::made(plan, step, at));
+                Commit::Applied(done(plan, Verb::Put, logged, at, row))
+            }
+        }
+    }
+}
+
 impl Compiled<'_> {
     /// What came of each plan of the statement: `None` where it did nothing.
-    pub(crate) fn outcomes(&self, rows: &[tokio_postgres::Row]) -> Result<Vec<Option<Applied>>, StoreError> {
+    pub(crate) fn outcomes(&self, rows: &[tokio_postgres::Row]) -> Result<Vec<Option<Settled>>, StoreError> {
         if let Some(tally) = &self.tally {
             return self.inserted(tally, rows);
         }
-        let mut outcomes: Vec<Option<Applied>> = self.plans.iter().map(|_| None).collect();
+        let mut outcomes: Vec<Option<Settled>> = self.plans.iter().map(|_| None).collect();
         for answer in rows {
             let number = usize::try_from(int_at(answer, 0, "unnest")? - 1).unwrap_or(usize::MAX);
             if let (Some(plan), Some(outcome)) = (self.plans.get(number), outcomes.get_mut(number)) {
@@ -267,7 +313,7 @@ impl Compiled<'_> {
         Ok(outcomes)
     }
 
-    fn applied(&self, plan: &Plan, answer: &tokio_postgres::Row) -> Result<Applied, StoreError> {
+    fn applied(&self, plan: &Plan, answer: &tokio_postgres::Row) -> Result<Settled, StoreError> {
         let Some(step) = plan.steps().first() else {
             return Err(StoreError::corrupt("the answer", "it is to a plan without steps"));
         };
@@ -281,21 +327,15 @@ impl Compiled<'_> {
         }
         let at = at.unwrap_or(Time::MIN);
         if inserts(step) {
-            return Ok(made(plan, step, logged, at));
+            return Ok(Settled::Inserted { logged, at });
         }
         let mut row: Option<Row> = None;
         if returns_row(plan, step) {
             let first = if plan.entry().is_some() { 3 } else { 1 };
             row = Some(row_at(answer, first, &step.table, plan.tenant())?);
         }
-        Ok(done(plan, step, logged, at, row))
+        Ok(Settled::applied(done(plan, step.verb, logged, at, row)))
     }
-}
-
-/// The outcome of a plan that inserted its row, at a time by the clock that its statement went by.
-fn made(plan: &Plan, step: &Step, logged: Option<Position>, at: Time) -> Applied {
-    let row = returned(plan).then(|| eval::made(plan, step, at)).flatten();
-    done(plan, step, logged, at, row)
 }
 
 /// Whether somebody is told of the row.
@@ -304,12 +344,12 @@ fn returned(plan: &Plan) -> bool {
 }
 
 /// The outcome of a plan, given what is known of its record and the row that it wrote or deleted.
-fn done(plan: &Plan, step: &Step, logged: Option<Position>, at: Time, row: Option<Row>) -> Applied {
+fn done(plan: &Plan, verb: Verb, logged: Option<Position>, at: Time, row: Option<Row>) -> Applied {
     let record = plan.entry().map(|entry| {
         let events = entry.events.iter().map(|draft| eval::finish_event(draft, |_| row.as_ref())).collect();
         Record { position: logged, ..Record::of(plan, at, events) }
     });
-    let rows = match (plan.returns_rows(), step.verb) {
+    let rows = match (plan.returns_rows(), verb) {
         (false, _) => Vec::new(),
         (true, Verb::Put) => vec![row],
         (true, _) => vec![None],
@@ -346,6 +386,8 @@ struct Statement<'n, 'p> {
     /// Whether it is given the tenants that it works for, behind the constants of several plans.
     says_tenants: bool,
     lists: usize,
+    /// How many parameters stand before the constants of one plan.
+    before: usize,
     /// How many constants, and how many lists, have been named.
     named: usize,
     lists_named: usize,
@@ -428,6 +470,7 @@ impl<'n, 'p> Statement<'n, 'p> {
             scope,
             says_tenants: set != Set::Transaction && compiler.says_tenant,
             lists,
+            before: 1 + lists,
             named: 0,
             lists_named: 0,
             reads_clock: false,
@@ -439,7 +482,7 @@ impl<'n, 'p> Statement<'n, 'p> {
     fn constant(&mut self) -> String {
         self.named += 1;
         match self.source {
-            Source::Parameters => placeholder(self.lists + self.named),
+            Source::Parameters => placeholder(self.before + self.named - 1),
             Source::Rows { .. } => format!("k.c{}", self.named),
         }
     }
@@ -528,7 +571,7 @@ impl<'n, 'p> Statement<'n, 'p> {
         parts.push(format!("written as (\n{write}\n)"));
         let (place, position, from) = match self.source {
             Source::Parameters => {
-                let known = record.last().map(|events| format!("{events}::jsonb")).unwrap_or_default();
+                let known = record.last().map(|events| format!("{events}::text")).unwrap_or_default();
                 parts.extend(self.append_one(&self.events(&known, &takers), &record));
                 ("1::bigint", "moved.head", "written, moved")
             }
@@ -623,9 +666,10 @@ impl<'n, 'p> Statement<'n, 'p> {
 
     /// The events of a record, with the row taken in where that is asked for.
     fn events(&self, known: &str, takers: &[usize]) -> String {
-        takers.iter().fold(known.to_owned(), |events, place| {
-            format!("jsonb_set({events}, '{{{place},data,row}}', {})", row_json(&self.step.table))
-        })
+        match takers {
+            [] => format!("{known}::json"),
+            _ => format!("replace({known}, '{ROW_MARK}', {})::json", row_json(&self.step.table)),
+        }
     }
 
     /// Takes the head of the partition and appends the record.
@@ -787,7 +831,7 @@ fn operand_text(operand: &Operand, constant: Option<&str>, kind: Type, found: Fo
     }
 }
 
-/// A written row as [`Row::to_json`] has it.
+/// The text of a written row as [`Row::to_json`] has it.
 fn row_json(table: &Table) -> String {
     let columns = table.columns().iter().map(|column| {
         let content = format!("written.{}", name(&column.name));
@@ -807,14 +851,16 @@ fn json_time(time: &str) -> String {
     format!("to_char({time} at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')")
 }
 
-/// An object of these fields.
+/// The text of an object of these fields.
 fn json_object(fields: &[(&str, String)]) -> String {
     /// A function takes at most 100 arguments.
     const FIELDS_MAX: usize = 40;
-    let objects = fields.chunks(FIELDS_MAX).map(|chunk| {
+    let object = |fields: &[(&str, String)]| {
         let fields: Vec<String> =
-            chunk.iter().map(|(name, content)| format!("'{name}', {content}")).collect();
-        format!("jsonb_build_object({})", fields.join(", "))
-    });
-    objects.collect::<Vec<_>>().join(" || ")
+            fields.iter().map(|(name, content)| format!("'{name}', {content}")).collect();
+        format!("json_build_object({})::text", fields.join(", "))
+    };
+    // One goes on where the one before would end.
+    let joined = |text: String, more: String| format!("left({text}, -1) || ', ' || substr({more}, 2)");
+    fields.chunks(FIELDS_MAX).map(object).reduce(joined).unwrap_or_else(|| "'{}'".to_owned())
 }

@@ -91,7 +91,7 @@ impl Names {
                 "create table {log} (\n    partition integer not null,\n    position bigint not null,\n    \
                  tenant text collate \"C\" not null,\n    operation text collate \"C\" not null,\n    \
                  resource text not null,\n    key text not null,\n    at timestamptz not null,\n    \
-                 fingerprint text not null,\n    fate text not null,\n    events jsonb not null,\n    \
+                 fingerprint text not null,\n    fate text not null,\n    events json not null,\n    \
                  primary key (partition, position),\n    unique (tenant, operation)\n)"
             ),
             format!(

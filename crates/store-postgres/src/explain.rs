@@ -88,7 +88,7 @@ impl Explainer<'_> {
     fn explain(&self, plan: &Plan) -> Explanation {
         let texts = Texts::default();
         let compiler = Compiler::new(&self.names, &texts, self.options, self.partitions);
-        if let Some(uniform) = compiler.uniform(plan, Set::Session, false) {
+        if let Some(uniform) = compiler.uniform(plan, None, Set::Session, false) {
             let rows = match uniform.way {
                 Way::Judged => "lock and judge the rows, write all or none",
                 Way::AtOnce => "write all rows under their guards, or fail",
@@ -97,7 +97,7 @@ impl Explainer<'_> {
             let requests = vec![request(&format!("{rows}{log}"), &uniform.call)];
             return Explanation { requests, cost: self.cost(plan, "1, or 3 when a step is refused") };
         }
-        let Some(compiled) = compiler.one(plan, Set::Session) else { return self.explain_batch(plan) };
+        let Some(compiled) = compiler.one(plan, None, Set::Session) else { return self.explain_batch(plan) };
         let purpose = match plan.entry() {
             Some(_) => "write the row, take the log's head, append the record; a transaction by itself",
             None => "write the row; a transaction by itself",

@@ -53,6 +53,7 @@ mod take;
 mod tenancy;
 mod tls;
 mod trust;
+mod watch;
 mod writer;
 
 use std::fmt;
@@ -153,16 +154,18 @@ impl Store for PostgresStore {
     async fn commit(&self, plan: &Plan) -> Result<Commit, StoreError> {
         let Some(lane) = self.opened()?.lane(plan) else { return Err(closed()) };
         let left_open = match self.shared.settle_at_once(lane, plan).await {
-            Attempt::Settled(outcome) => return outcome,
+            Attempt::Settled(outcome) => return outcome.map(|settled| settled.commit(plan)),
             Attempt::LeftOpen => true,
             Attempt::NotMade => false,
         };
         let (reply, outcome) = oneshot::channel();
-        if !lane.queue.push(Job { plan: plan.clone(), left_open, reply }) {
+        let events = self.shared.events_ahead(plan).filter(|_| !left_open);
+        if !lane.queue.push(Job { plan: plan.clone(), events, left_open, reply }) {
             return Err(closed());
         }
         // A writer that ends without an answer, with its runtime, may have sent the plan.
-        outcome.await.unwrap_or_else(|_| Err(StoreError::unknown(plan.operation(), "the writer has gone")))
+        let gone = |_| Err(StoreError::unknown(plan.operation(), "the writer has gone"));
+        outcome.await.unwrap_or_else(gone).map(|settled| settled.commit(plan))
     }
 
     async fn resolve(&self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError> {

@@ -42,6 +42,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use crate::fault::Fault;
 use crate::options::Options;
 use crate::sql::{Arg, text_at, value_at};
+use crate::watch::Watch;
 
 /// One statement and its parameters.
 #[derive(Clone, Debug)]
@@ -73,8 +74,8 @@ pub(crate) struct Session {
     /// still: the last holder went away before everything was answered, or the last answer was an error, which comes
     /// ahead of the end of its transaction.
     turn: tokio::sync::Mutex<bool>,
-    /// An answer that takes longer than this is not waited for.
-    patience: Duration,
+    /// A server that is silent for longer than this is not waited for.
+    watch: Arc<Watch>,
     /// Whether the server process is this connection's own, and will be.
     is_own: bool,
     /// Whether the server took the settings that were asked for when the connection was made.
@@ -234,21 +235,11 @@ impl Session {
         }
         pending.extend(close.map(words));
         let asked = pending.len();
-        let mut answers = match self.within(self.queued(pending)).await {
-            Some(answers) => answers,
-            None => {
-                self.driver.abort();
-                let silence = format!("no answer for {:?}", self.patience);
-                return Answers {
-                    rows: Err(Fault::Lost(silence.clone())),
-                    closing: Closing::Unknown(silence),
-                };
-            }
-        };
+        let mut answers = self.watch.over(self.queued(pending)).await;
         let all_sent = answers.len() == asked;
         let mut closing = match close.filter(|_| all_sent).and_then(|_| answers.pop()) {
             Some(Ok(_)) => Closing::Done,
-            Some(Err(error)) => Closing::Unknown(Fault::of(&error).said().to_owned()),
+            Some(Err(error)) => Closing::Unknown(self.fault(&error).said().to_owned()),
             None => {
                 self.give_up(close).await;
                 Closing::Unsent
@@ -258,7 +249,7 @@ impl Session {
             drop(answers.remove(0));
         }
         let rows: Result<Vec<Vec<Row>>, Fault> =
-            answers.into_iter().map(|answer| answer.map_err(Fault::from)).collect();
+            answers.into_iter().map(|answer| answer.map_err(|error| self.fault(&error))).collect();
         if close.is_none() && all_sent {
             closing = match &rows {
                 Err(Fault::Lost(why)) => Closing::Unknown(why.clone()),
@@ -330,13 +321,8 @@ impl Session {
 
     /// Queues words and waits for the answer.
     async fn exchange(&self, words: &str) -> Result<(), Fault> {
-        match self.within(self.gated(self.client.batch_execute(words))).await {
-            Some(answer) => answer.map_err(Fault::from),
-            None => {
-                self.driver.abort();
-                Err(Fault::Lost(format!("no answer for {:?}", self.patience)))
-            }
-        }
+        let answer = self.watch.over(self.gated(self.client.batch_execute(words))).await;
+        answer.map_err(|error| self.fault(&error))
     }
 
     /// Queues all of these by polling each once, in order and without a word of anybody else's between them, and
@@ -383,11 +369,13 @@ impl Session {
         }
     }
 
-    async fn within<T>(&self, work: impl Future<Output = T>) -> Option<T> {
-        tokio::select! {
-            biased;
-            done = work => Some(done),
-            () = SystemClock.sleep(self.patience) => None,
+    /// What went wrong: what the server said, unless it said nothing for too long.
+    fn fault(&self, error: &tokio_postgres::Error) -> Fault {
+        match Fault::of(error) {
+            Fault::Lost(_) if self.watch.is_over() => {
+                Fault::Lost(format!("no answer for {:?}", self.watch.patience))
+            }
+            fault => fault,
         }
     }
 
@@ -413,14 +401,8 @@ impl Session {
         if let Some(statement) = known {
             return Ok(statement);
         }
-        let prepared = self.within(self.gated(self.client.prepare(text))).await;
-        let statement = match prepared {
-            Some(prepared) => prepared?,
-            None => {
-                self.driver.abort();
-                return Err(Fault::Lost(format!("no answer for {:?}", self.patience)));
-            }
-        };
+        let prepared = self.watch.over(self.gated(self.client.prepare(text))).await;
+        let statement = prepared.map_err(|error| self.fault(&error))?;
         self.lock_statements().insert(text, &statement);
         Ok(statement)
     }
@@ -559,9 +541,17 @@ impl Dialer {
             // It was not let in with what it asks for, as by a pooler that does not know it.
             Err(_) => self.driver.connect(self.tls.clone()).await.map_err(passing)?,
         };
-        let driver = tokio::spawn(async move {
-            // Whoever waits for an answer is told of the error; there is nobody else to tell.
-            let _ = connection.await;
+        let watch = Arc::new(Watch::new(patience));
+        let driver = tokio::spawn({
+            let watch = watch.clone();
+            async move {
+                // Whoever waits for an answer is told of the error; there is nobody else to tell.
+                tokio::select! {
+                    biased;
+                    _ = connection => {}
+                    () = watch.until_over() => {}
+                }
+            }
         });
         let mut session = Session {
             client,
@@ -569,7 +559,7 @@ impl Dialer {
             statements: Mutex::default(),
             gate: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
-            patience,
+            watch,
             is_own: false,
             is_set: false,
             is_deceived: self.is_deceived.clone(),

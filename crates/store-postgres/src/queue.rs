@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use statehouse_store::{Commit, Plan, StoreError};
+use statehouse_store::{Plan, StoreError};
 use tokio::sync::{Notify, oneshot};
 
 use crate::batch::{Admission, size_of};
+use crate::compile::Settled;
 
 /// Plans in one batch. More gain nothing, and each waits for all.
 const PLANS_MAX: usize = 256;
@@ -16,10 +17,16 @@ const BYTES_MAX: usize = 8_000_000;
 /// A plan, and whoever waits for its outcome.
 pub(crate) struct Job {
     pub plan: Plan,
+    /// Its events as a compiled statement sends them, if they were written ahead: by whoever waits, so that the writer need
+    /// not do it for all of them one after the other.
+    pub events: Option<String>,
     /// Whether a compiled statement has done nothing for it already.
     pub left_open: bool,
-    pub reply: oneshot::Sender<Result<Commit, StoreError>>,
+    pub reply: oneshot::Sender<Told>,
 }
+
+/// What a caller is told of its plan.
+pub(crate) type Told = Result<Settled, StoreError>;
 
 /// The plans that wait.
 #[derive(Default)]
@@ -77,6 +84,11 @@ impl Queue {
     pub(crate) fn put_back(&self, jobs: Vec<Job>) {
         let mut state = self.lock();
         jobs.into_iter().rev().for_each(|job| state.jobs.push_front(job));
+    }
+
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().jobs.len()
     }
 
     /// Whether nothing waits.

@@ -7,6 +7,7 @@
 
 use statehouse_store::log::partition_of;
 use statehouse_store::plan::{Assignment, Expect, Verb};
+use statehouse_store::table::VERSION;
 use statehouse_store::{Expr, Guard, Operand, Plan, Step, Table, Time, Type, Value, eval};
 
 use crate::room;
@@ -166,15 +167,16 @@ pub(crate) fn partition(plan: &Plan, partitions: u32) -> u32 {
     plan.entry().map_or(0, |entry| partition_of(plan.tenant(), &entry.resource, &entry.key, partitions))
 }
 
-/// What a plan brings along, in the order of its statement.
+/// What a plan brings along, in the order of its statement. Its events may be written already ([`events_of`]).
 pub(crate) fn constants<'p>(
     plan: &'p Plan,
     step: &'p Step,
+    events: Option<&'p str>,
     now: Option<Time>,
     partitions: u32,
 ) -> Vec<Constant<'p>> {
     let mut found = constants_of_step(step, now);
-    found.extend(constants_of_record(plan, now, partitions));
+    found.extend(constants_of_record(plan, events, now, partitions));
     found
 }
 
@@ -210,9 +212,14 @@ pub(crate) fn constants_of_step<'p>(step: &'p Step, now: Option<Time>) -> Vec<Co
     found
 }
 
-/// What a plan brings along for its record. The row of an insert stands in its events; where the server's clock is to speak in
-/// them, they are text that is no JSON yet.
-pub(crate) fn constants_of_record(plan: &Plan, now: Option<Time>, partitions: u32) -> Vec<Constant<'_>> {
+/// What a plan brings along for its record. The row of an insert stands in its events. Where the server's clock is to speak in
+/// them, or another row to stand, they are no JSON yet.
+pub(crate) fn constants_of_record<'p>(
+    plan: &'p Plan,
+    events: Option<&'p str>,
+    now: Option<Time>,
+    partitions: u32,
+) -> Vec<Constant<'p>> {
     let mut found = Vec::with_capacity(8);
     let mut add = |arg, kind: &'static str| found.push(Constant { arg, kind });
     if let Some(entry) = plan.entry() {
@@ -221,13 +228,7 @@ pub(crate) fn constants_of_record(plan: &Plan, now: Option<Time>, partitions: u3
         add(Arg::Text(&entry.resource), "text");
         add(Arg::Text(&entry.key), "text");
         add(Arg::Text(&entry.fingerprint), "text");
-        let inserted = plan.steps().first().filter(|step| inserts(step) && takers(plan).next().is_some());
-        match inserted {
-            Some(step) if stamps_record(plan, step, now) => {
-                add(Arg::Own(Value::Text(known_events(plan, inserted, now))), "text");
-            }
-            _ => add(Arg::Json(known_events(plan, inserted, now)), "jsonb"),
-        }
+        add(events.map_or_else(|| Arg::Own(Value::Text(events_of(plan, now))), Arg::Text), "text");
         if let Some(now) = now {
             add(Arg::Own(Value::Time(now)), type_name(Type::Time));
         }
@@ -245,32 +246,44 @@ pub(crate) fn stamp(step: &Step, place: usize) -> String {
     }
 }
 
-/// The events as far as they are known: with the row that a step inserts, if it does, and otherwise without a row.
-fn known_events(plan: &Plan, inserted: Option<&Step>, now: Option<Time>) -> String {
+/// What stands in events for a row that only the server knows; no JSON has such a thing in it either.
+pub(crate) const ROW_MARK: &str = "\"\"row\"\"";
+
+/// The events as far as they are known: with the row that a step inserts, if it does, and otherwise with its mark.
+pub(crate) fn events_of(plan: &Plan, now: Option<Time>) -> String {
+    let inserted = plan.steps().first().filter(|step| inserts(step) && takers(plan).next().is_some());
     let made = |step| eval::made(plan, step, now.unwrap_or(Time::MIN)).map(|row| (step, row));
     let row = inserted.and_then(made);
     let mut out = Vec::with_capacity(256);
     out.push(b'[');
     for draft in plan.entry().into_iter().flat_map(|entry| &entry.events) {
-        let row = row.as_ref().filter(|_| draft.row_of.is_some());
+        let takes = draft.row_of.is_some();
         separate(&mut out, b'[');
         out.extend_from_slice(b"{\"name\":");
         push(&mut out, &draft.name);
         out.extend_from_slice(b",\"data\":{");
-        for (name, content) in draft.data.iter().filter(|(name, _)| row.is_none() || *name != "row") {
+        for (name, content) in draft.data.iter().filter(|(name, _)| !takes || *name != "row") {
             push_name(&mut out, name);
             push(&mut out, content);
         }
-        if let Some((step, row)) = row {
+        if takes {
             push_name(&mut out, "row");
+        }
+        if takes && row.is_none() {
+            out.extend_from_slice(ROW_MARK.as_bytes());
+        }
+        if let Some((step, row)) = row.as_ref().filter(|_| takes) {
             out.push(b'{');
-            for (column, content) in row.json_fields() {
-                push_name(&mut out, column);
-                match step.assignments.iter().position(|a| a.column == column && is_stamped(a, now)) {
+            for (column, value) in row.table().columns().iter().zip(row.values()) {
+                push_name(&mut out, &column.name);
+                let is_it = |a: &Assignment| is_stamped(a, now) && a.column == column.name;
+                match step.assignments.iter().position(is_it) {
                     Some(place) => out.extend_from_slice(stamp(step, place).as_bytes()),
-                    None => push(&mut out, &content),
+                    None => value.write_json(&mut out),
                 }
             }
+            push_name(&mut out, VERSION);
+            push(&mut out, &row.version());
             out.push(b'}');
         }
         out.extend_from_slice(b"}}");

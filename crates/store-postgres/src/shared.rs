@@ -8,7 +8,7 @@ use statehouse_store::{Clock, Plan, Position, StoreError, SystemClock};
 use tokio::sync::watch;
 use tokio_postgres::Row;
 
-use crate::compile::{Compiler, Takes, Texts};
+use crate::compile::{Compiler, Takes, Texts, is_uniform};
 use crate::ddl::Names;
 use crate::fault::Fault;
 use crate::link::{Call, Dialer, Link};
@@ -16,6 +16,7 @@ use crate::look::Statements;
 use crate::options::Options;
 use crate::order::place;
 use crate::reader::{ATTEMPTS, Readers};
+use crate::shape::events_of;
 use crate::take::Taker;
 use crate::tenancy::Scope;
 use crate::trust::Doubts;
@@ -199,6 +200,13 @@ impl Shared {
     /// What compiles plans, as of now.
     pub(crate) fn compiler(&self) -> Compiler<'_> {
         Compiler::new(&self.names, &self.texts, &self.options, self.partitions)
+    }
+
+    /// The events of a plan that may be compiled, as its statement sends them. By a clock of our own they are not known yet.
+    pub(crate) fn events_ahead(&self, plan: &Plan) -> Option<String> {
+        let compiles = || plan.steps().len() == 1 || is_uniform(plan);
+        let is_known = self.options.clock.is_none() && plan.entry().is_some();
+        (is_known && compiles()).then(|| events_of(plan, None))
     }
 
     /// Runs reads on one of the reading connections, in one round trip, beside whoever has it.

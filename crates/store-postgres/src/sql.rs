@@ -202,8 +202,8 @@ pub(crate) enum Arg<'a> {
     Times(Vec<Time>),
     /// JSON text.
     Json(String),
-    /// An array of JSON texts.
-    Jsons(Vec<String>),
+    /// An array of texts that nobody else holds.
+    Written(Vec<String>),
 }
 
 impl Arg<'_> {
@@ -212,11 +212,10 @@ impl Arg<'_> {
     pub(crate) fn declared(&self) -> PgType {
         match self {
             Arg::Many(members, _) | Arg::List(members, _) => array_of(members),
-            Arg::Texts(_) => PgType::TEXT_ARRAY,
+            Arg::Texts(_) | Arg::Written(_) => PgType::TEXT_ARRAY,
             Arg::Ints(_) => PgType::INT8_ARRAY,
             Arg::Partitions(_) => PgType::INT4_ARRAY,
             Arg::Times(_) => PgType::TIMESTAMPTZ_ARRAY,
-            Arg::Jsons(_) => PgType::JSONB_ARRAY,
             Arg::One(_)
             | Arg::Own(_)
             | Arg::Text(_)
@@ -279,7 +278,7 @@ impl ToSql for Arg<'_> {
             }
             Arg::Times(times) => times.iter().map(|time| Instant(*time)).collect::<Vec<_>>().to_sql(ty, out),
             Arg::Json(text) => JsonText(text).to_sql(ty, out),
-            Arg::Jsons(texts) => texts.iter().map(|text| JsonText(text)).collect::<Vec<_>>().to_sql(ty, out),
+            Arg::Written(texts) => texts.to_sql(ty, out),
         }
     }
 
@@ -319,7 +318,7 @@ impl fmt::Display for Arg<'_> {
             Arg::Partitions(numbers) => list(f, numbers.iter()),
             Arg::Times(times) => list(f, times.iter()),
             Arg::Json(text) => f.write_str(&quoted(text)),
-            Arg::Jsons(texts) => list(f, texts.iter().map(|text| quoted(text))),
+            Arg::Written(texts) => list(f, texts.iter().map(|text| quoted(text))),
         }
     }
 }
@@ -402,8 +401,9 @@ impl<'a> FromSql<'a> for Received {
                 let micros = i64::from_be_bytes(raw.try_into()?).saturating_add(PG_EPOCH_MICROS);
                 Value::Time(Time::from_micros(micros)).admitted(Type::Time)?
             }
-            PgType::JSONB => {
-                let text = raw.split_first().map(|(_, text)| text).unwrap_or_default();
+            PgType::JSON | PgType::JSONB => {
+                // The binary form of jsonb is its text behind a version number.
+                let text = if *ty == PgType::JSONB { raw.get(1..).unwrap_or_default() } else { raw };
                 match canonical_json(serde_json::from_slice(text)?, JSON_DEPTH_READ)? {
                     serde_json::Value::Null => Value::Null,
                     json => Value::Json(json),

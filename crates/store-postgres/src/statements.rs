@@ -327,9 +327,9 @@ pub(crate) fn append<'b>(
          returning h.partition, h.head - k.count as base\n), logged as (\n\
          insert into {} (partition, position, tenant, operation, resource, key, at, fingerprint, fate, events)\n\
          select r.partition, moved.base + r.rank, r.tenant, r.operation, r.resource, r.key, r.at, r.fingerprint, \
-         r.fate, r.events\n\
+         r.fate, r.events::json\n\
          from unnest($3::integer[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::text[], \
-         $9::timestamptz[], $10::text[], $11::text[], $12::jsonb[]) \
+         $9::timestamptz[], $10::text[], $11::text[], $12::text[]) \
          as r(partition, rank, tenant, operation, resource, key, at, fingerprint, fate, events)\n\
          join moved on moved.partition = r.partition\n)\nselect partition, base from moved",
         names.heads(),
@@ -355,7 +355,7 @@ pub(crate) fn append<'b>(
         Arg::Times(records.iter().map(|(_, _, record)| record.at).collect()),
         texts(|record| &record.fingerprint),
         Arg::Texts(records.iter().map(|(_, _, record)| fate(record)).collect()),
-        Arg::Jsons(records.iter().map(|(_, _, record)| events(record)).collect()),
+        Arg::Written(records.iter().map(|(_, _, record)| events(record)).collect()),
     ];
     [Call::new(take, vec![partitions()]), Call::new(append, args)]
 }

@@ -21,11 +21,11 @@ use std::sync::atomic::Ordering;
 use statehouse_store::{Applied, Commit, Plan, Record, StoreError, Tenant};
 
 use crate::batch::Batch;
-use crate::compile::{Set, Way, is_uniform, lookup_words};
+use crate::compile::{Set, Settled, Way, is_uniform, lookup_words};
 use crate::fault::Fault;
 use crate::link::{Answers, Call, Closing, Link, Session};
 use crate::order::place;
-use crate::queue::{Job, Queue};
+use crate::queue::{Job, Queue, Told};
 use crate::shape::{compilable, inserts};
 use crate::shared::Shared;
 use crate::sql::{int_at, row_at};
@@ -40,6 +40,9 @@ const ATTEMPTS: u32 = 12;
 const UNIFORM_MIN: usize = 16;
 /// How long a plan that is run by itself, because somebody's lock held up its batch, waits for that lock.
 const SHORT_LOCK_TIMEOUT_MS: u128 = 250;
+
+/// How often a writer lets others go first, as long as they come with more plans.
+const YIELDS_MAX: usize = 64;
 
 /// What came of one run of a batch.
 enum Run {
@@ -64,7 +67,7 @@ enum Looks {
 #[expect(clippy::large_enum_variant, reason = "it is returned once and taken apart at once")]
 pub(crate) enum Attempt {
     /// It has its outcome.
-    Settled(Result<Commit, StoreError>),
+    Settled(Told),
     /// The statement did nothing, and why is not known.
     LeftOpen,
     /// It was not run.
@@ -98,28 +101,36 @@ pub(crate) async fn work(shared: Arc<Shared>, lane: usize) {
         let turn = lane.turn.lock().await;
         loop {
             let jobs = lane.queue.take();
-            let left_open = jobs.iter().any(|job| job.left_open);
-            let (plans, replies): (Vec<Plan>, Vec<_>) =
-                jobs.into_iter().map(|job: Job| (job.plan, job.reply)).unzip();
-            if plans.is_empty() {
+            if jobs.is_empty() {
                 break;
             }
-            let outcomes = shared.on(lane).settle(&plans, left_open).await;
+            let outcomes = shared.on(lane).settle_jobs(&jobs).await;
             let mut deferred = Vec::new();
-            for ((plan, reply), outcome) in plans.into_iter().zip(replies).zip(outcomes) {
+            for (job, outcome) in jobs.into_iter().zip(outcomes) {
                 match outcome {
                     // Who no longer waits does not hear it.
-                    Some(outcome) => drop(reply.send(outcome)),
-                    None => deferred.push(Job { plan, left_open: false, reply }),
+                    Some(outcome) => drop(job.reply.send(outcome)),
+                    None => deferred.push(Job { left_open: false, ..job }),
                 }
             }
             lane.queue.put_back(deferred);
             // Those who were just answered are about to ask for more. The turn is kept until they have, or each
             // batch would find one of them ahead of it, alone.
-            tokio::task::yield_now().await;
+            for _ in 0..YIELDS_MAX {
+                let before = lane.queue.len();
+                tokio::task::yield_now().await;
+                if lane.queue.len() == before {
+                    break;
+                }
+            }
         }
         drop(turn);
     }
+}
+
+/// An outcome that was decided on rows, as callers are told.
+fn decided(outcome: Result<Commit, StoreError>) -> Told {
+    outcome.map(Settled::Decided)
 }
 
 /// A way to settle plans: in one lane, while holding its turn.
@@ -143,17 +154,24 @@ impl Shared {
         let Some((lane, _turn)) = lanes.filter(|_| idle(&own)).find_map(turn) else {
             return Attempt::NotMade;
         };
-        self.on(lane).settle_alone(plan).await
+        self.on(lane).settle_alone(plan, None).await
     }
 }
 
 impl Desk<'_> {
-    /// Settles plans; `left_open` if a compiled statement did nothing for one of them already. A plan without an outcome
-    /// was not run, and is to go with the next ones.
-    async fn settle(&self, plans: &[Plan], left_open: bool) -> Vec<Option<Result<Commit, StoreError>>> {
+    /// Settles the plans of jobs. One without an outcome was not run, and is to go with the next ones.
+    async fn settle_jobs(&self, jobs: &[Job]) -> Vec<Option<Told>> {
+        let plans: Vec<Plan> = jobs.iter().map(|job| job.plan.clone()).collect();
+        let events: Vec<Option<&str>> = jobs.iter().map(|job| job.events.as_deref()).collect();
+        self.settle(&plans, &events, jobs.iter().any(|job| job.left_open)).await
+    }
+
+    /// Settles plans; `left_open` if a compiled statement did nothing for one of them already.
+    async fn settle(&self, plans: &[Plan], events: &[Option<&str>], left_open: bool) -> Vec<Option<Told>> {
+        let first_events = events.first().copied().flatten();
         if let [plan] = plans
             && !left_open
-            && let Attempt::Settled(outcome) = self.settle_alone(plan).await
+            && let Attempt::Settled(outcome) = self.settle_alone(plan, first_events).await
         {
             return vec![Some(outcome)];
         }
@@ -162,17 +180,17 @@ impl Desk<'_> {
             && !left_open
             && !others.is_empty()
             && first.steps().len() >= UNIFORM_MIN
-            && let Attempt::Settled(outcome) = self.settle_uniform(first).await
+            && let Attempt::Settled(outcome) = self.settle_uniform(first, first_events).await
         {
             return std::iter::once(Some(outcome)).chain(others.iter().map(|_| None)).collect();
         }
         if plans.len() > 1
             && !left_open
-            && let Some(outcomes) = self.settle_alike(plans).await
+            && let Some(outcomes) = self.settle_alike(plans, events).await
         {
             return outcomes;
         }
-        self.settle_by_rows(plans).await.into_iter().map(Some).collect()
+        self.settle_by_rows(plans).await.into_iter().map(|outcome| Some(decided(outcome))).collect()
     }
 
     /// Settles plans by deciding them on locked rows.
@@ -185,21 +203,21 @@ impl Desk<'_> {
     }
 
     /// Runs a plan as one statement, if it is one that can be compiled.
-    async fn settle_alone(&self, plan: &Plan) -> Attempt {
+    async fn settle_alone(&self, plan: &Plan, events: Option<&str>) -> Attempt {
         let shared = self.shared;
         if compilable(plan).is_none() {
-            return self.settle_uniform(plan).await;
+            return self.settle_uniform(plan, events).await;
         }
         let Ok(session) = self.link.session(&shared.writer_dialer).await else { return Attempt::NotMade };
         let set = if session.is_set() { Set::Session } else { Set::Nothing };
-        let Some(compiled) = shared.compiler().one(plan, set) else { return Attempt::NotMade };
+        let Some(compiled) = shared.compiler().one(plan, events, set) else { return Attempt::NotMade };
         let open = shared.options.role_words().filter(|_| set == Set::Nothing);
         let answers = session.run_compiled(&compiled.call, open.as_deref()).await;
         match self.compiled_outcomes(answers, |rows| compiled.outcomes(rows)) {
             Some(Ok(outcomes)) => match outcomes.into_iter().next().flatten() {
-                Some(applied) => {
+                Some(settled) => {
                     shared.counters.alone.fetch_add(1, Ordering::Relaxed);
-                    Attempt::Settled(Ok(Commit::Applied(applied)))
+                    Attempt::Settled(Ok(settled))
                 }
                 None => Attempt::LeftOpen,
             },
@@ -209,7 +227,7 @@ impl Desk<'_> {
     }
 
     /// Runs a plan of several steps as one statement, if they are all of one shape.
-    async fn settle_uniform(&self, plan: &Plan) -> Attempt {
+    async fn settle_uniform(&self, plan: &Plan, events: Option<&str>) -> Attempt {
         let shared = self.shared;
         if !is_uniform(plan) {
             return Attempt::NotMade;
@@ -218,15 +236,17 @@ impl Desk<'_> {
         let set = if session.is_set() { Set::Session } else { Set::Transaction };
         let table = plan.steps().first().map_or("", |step| step.table.name());
         let refused = !shared.refusals.trusts(table);
-        let Some(uniform) = shared.compiler().uniform(plan, set, refused) else { return Attempt::NotMade };
+        let Some(uniform) = shared.compiler().uniform(plan, events, set, refused) else {
+            return Attempt::NotMade;
+        };
         let open = (set == Set::Transaction).then(|| self.words_of_one_shape(std::slice::from_ref(plan)));
         let answers = session.run_compiled(&uniform.call, open.as_deref()).await;
         match self.compiled_outcomes(answers, |rows| Ok(vec![uniform.outcome(rows)?])) {
             Some(Ok(outcomes)) => match outcomes.into_iter().next().flatten() {
-                Some(applied) => {
+                Some(settled) => {
                     shared.counters.uniform.fetch_add(1, Ordering::Relaxed);
                     shared.refusals.lessen(table);
-                    Attempt::Settled(Ok(Commit::Applied(applied)))
+                    Attempt::Settled(Ok(settled))
                 }
                 None => Attempt::LeftOpen,
             },
@@ -246,7 +266,7 @@ impl Desk<'_> {
 
     /// Runs plans of one shape as one statement, and those for which it does nothing by their rows. `None` if they
     /// cannot be compiled together, or the server refused it.
-    async fn settle_alike(&self, plans: &[Plan]) -> Option<Vec<Option<Result<Commit, StoreError>>>> {
+    async fn settle_alike(&self, plans: &[Plan], events: &[Option<&str>]) -> Option<Vec<Option<Told>>> {
         let shared = self.shared;
         // Several inserts fail together if one of the rows is there.
         let inserted = plans.first().and_then(|plan| plan.steps().first()).filter(|step| inserts(step));
@@ -256,15 +276,15 @@ impl Desk<'_> {
         }
         let session = self.link.session(&shared.writer_dialer).await.ok()?;
         let set = if session.is_set() { Set::Session } else { Set::Transaction };
-        let compiled = shared.compiler().several(plans, set)?;
+        let compiled = shared.compiler().several(plans, events, set)?;
         let open = (set == Set::Transaction).then(|| self.words_of_one_shape(plans));
         let answers = session.run_compiled(&compiled.call, open.as_deref()).await;
         if matches!(answers.rows, Err(Fault::Conflict(_))) {
             shared.doubts.raise(inserted);
         }
         let answered = self.compiled_outcomes(answers, |rows| compiled.outcomes(rows))?;
-        let mut settled: Vec<Option<Result<Commit, StoreError>>> = plans.iter().map(|_| None).collect();
-        let mut set = |place: usize, outcome| {
+        let mut settled: Vec<Option<Told>> = plans.iter().map(|_| None).collect();
+        let mut set = |place: usize, outcome: Told| {
             if let Some(settled) = settled.get_mut(place) {
                 *settled = Some(outcome);
             }
@@ -274,7 +294,7 @@ impl Desk<'_> {
             Ok(outcomes) => {
                 for (place, outcome) in compiled.places.iter().zip(outcomes) {
                     match outcome {
-                        Some(applied) => set(*place, Ok(Commit::Applied(applied))),
+                        Some(outcome) => set(*place, Ok(outcome)),
                         None => left.extend(plans.get(*place).map(|plan| (*place, plan.clone()))),
                     }
                 }
@@ -291,7 +311,7 @@ impl Desk<'_> {
         if !left.is_empty() {
             let (places, left): (Vec<usize>, Vec<Plan>) = left.into_iter().unzip();
             for (place, outcome) in places.into_iter().zip(self.settle_by_rows(&left).await) {
-                set(place, outcome);
+                set(place, decided(outcome));
             }
         }
         Some(settled)
@@ -301,8 +321,8 @@ impl Desk<'_> {
     fn compiled_outcomes(
         &self,
         answers: Answers,
-        outcomes: impl FnOnce(&[tokio_postgres::Row]) -> Result<Vec<Option<Applied>>, StoreError>,
-    ) -> Option<Result<Vec<Option<Applied>>, String>> {
+        outcomes: impl FnOnce(&[tokio_postgres::Row]) -> Result<Vec<Option<Settled>>, StoreError>,
+    ) -> Option<Result<Vec<Option<Settled>>, String>> {
         let counters = &self.shared.counters;
         match (answers.rows, answers.closing) {
             (Ok(rows), Closing::Done) => {
@@ -314,8 +334,7 @@ impl Desk<'_> {
                 };
                 let open = outcomes.iter().filter(|outcome| outcome.is_none()).count();
                 counters.left_open.fetch_add(open as u64, Ordering::Relaxed);
-                let records = outcomes.iter().flatten().filter_map(|applied| applied.record.as_ref());
-                self.shared.publish(records.filter_map(|record| record.position));
+                self.shared.publish(outcomes.iter().flatten().filter_map(Settled::position));
                 Some(Ok(outcomes))
             }
             (Ok(_) | Err(Fault::Lost(_)), Closing::Unknown(why)) => Some(Err(why)),

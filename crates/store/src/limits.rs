@@ -4,9 +4,11 @@
 //! that grows by a write over what was stored before is known only at commit; that is
 //! [`StoreError::LimitExceeded`], and nothing is written.
 
+use std::sync::Arc;
+
 use crate::error::{PlanError, StoreError};
 use crate::log::Event;
-use crate::row::Row;
+use crate::row::{Address, Row, Tenant};
 use crate::table::{Index, Table};
 use crate::value::{Value, json_weight};
 
@@ -75,61 +77,99 @@ pub(crate) fn check_sought(
     Ok(())
 }
 
-/// The two weights of a row's entry in an index; `None` while the row does not stand in it.
-fn index_weights(row: &Row, index: &Index) -> Option<(usize, usize)> {
-    let set = |names: &[String]| {
-        names.iter().map(|name| row.get(name).filter(|value| !value.is_null())).collect::<Option<Vec<_>>>()
-    };
-    let (partition, sort) = (set(&index.partition)?, set(&index.sort)?);
-    let tenant = row.tenant().as_str().len();
-    let partition = parts_weight(partition.into_iter());
-    let sort = parts_weight(sort.into_iter()) + parts_weight(row.key().iter());
-    // The tenant leads the partition part, or, across tenants, the row's key.
-    Some(if index.across { (partition, sort + tenant + 1) } else { (partition + tenant, sort) })
+/// A row that is weighed: whose it is, and what it holds.
+struct Load<'r> {
+    table: &'r Arc<Table>,
+    tenant: &'r Tenant,
+    /// One for each column of the table.
+    values: &'r [&'r Value],
+}
+
+impl Load<'_> {
+    fn key(&self) -> impl Iterator<Item = &Value> {
+        self.values.iter().take(self.table.key_len()).copied()
+    }
+
+    /// What the row weighs without its entries in indexes: names and values, and the key once more.
+    fn own_weight(&self) -> usize {
+        let named = self.table.columns().iter().zip(self.values).filter(|(_, value)| !value.is_null());
+        let values: usize = named.map(|(column, value)| column.name.len() + value.weight()).sum();
+        // 100 covers the fixed part: tenant, version, the names of the key attributes.
+        values + self.tenant.as_str().len() + parts_weight(self.key()) + 100
+    }
+
+    /// The two weights of the row's entry in an index; `None` while the row does not stand in it.
+    fn index_weights(&self, index: &Index) -> Option<(usize, usize)> {
+        let part = |name: &String| {
+            let value = self.values.get(self.table.position(name)?)?;
+            (!value.is_null()).then(|| key_weight(value) + 1)
+        };
+        let weight = |names: &[String]| names.iter().map(part).sum::<Option<usize>>();
+        let (partition, sort) = (weight(&index.partition)?, weight(&index.sort)?);
+        let (tenant, sort) = (self.tenant.as_str().len(), sort + parts_weight(self.key()));
+        // The tenant leads the partition part, or, across tenants, the row's key.
+        Some(if index.across { (partition, sort + tenant + 1) } else { (partition + tenant, sort) })
+    }
+
+    fn name(&self) -> String {
+        let key = self.key().cloned().collect();
+        Address { table: self.table.clone(), tenant: self.tenant.clone(), key }.to_string()
+    }
+
+    fn check(&self) -> Result<usize, StoreError> {
+        let exceeded = |what: String, limit, actual| Err(StoreError::LimitExceeded { what, limit, actual });
+        let mut weight = self.own_weight();
+        for index in self.table.indexes() {
+            let Some((partition, sort)) = self.index_weights(index) else { continue };
+            let parts =
+                [("partition", partition, PARTITION_KEY_BYTES_MAX), ("sort", sort, SORT_KEY_BYTES_MAX)];
+            if let Some((part, actual, limit)) = parts.into_iter().find(|(_, actual, limit)| actual > limit) {
+                let what = format!("the {part} part of index {} for the row {}", index.name, self.name());
+                return exceeded(what, limit, actual);
+            }
+            weight += partition + sort + 2 * index.name.len();
+        }
+        if weight > ROW_BYTES_MAX {
+            return exceeded(format!("the row {}", self.name()), ROW_BYTES_MAX, weight);
+        }
+        Ok(weight)
+    }
 }
 
 /// What a row weighs on the heaviest engine: names and values, and the keys once more for the table and each index.
 pub fn row_weight(row: &Row) -> usize {
-    let named = row.table().columns().iter().zip(row.values());
-    let values: usize =
-        named.filter(|(_, v)| !v.is_null()).map(|(column, value)| column.name.len() + value.weight()).sum();
-    let key = row.tenant().as_str().len() + parts_weight(row.key().iter());
-    let entries: usize = row
-        .table()
-        .indexes()
-        .iter()
-        .filter_map(|index| {
-            index_weights(row, index).map(|(partition, sort)| partition + sort + 2 * index.name.len())
-        })
-        .sum();
-    // 100 covers the fixed part: tenant, version, the names of the key attributes.
-    values + key + entries + 100
+    let values: Vec<&Value> = row.values().iter().collect();
+    let load = Load { table: row.table(), tenant: row.tenant(), values: &values };
+    let entry = |index: &Index| {
+        load.index_weights(index).map_or(0, |(partition, sort)| partition + sort + 2 * index.name.len())
+    };
+    load.own_weight() + load.table.indexes().iter().map(entry).sum::<usize>()
 }
 
 /// Checks a row as it would be stored.
 pub fn check_row(row: &Row) -> Result<usize, StoreError> {
-    let exceeded = |what: String, limit, actual| Err(StoreError::LimitExceeded { what, limit, actual });
-    for index in row.table().indexes() {
-        if let Some((partition, sort)) = index_weights(row, index) {
-            if partition > PARTITION_KEY_BYTES_MAX {
-                let what = format!("the partition part of index {} for the row {row}", index.name);
-                return exceeded(what, PARTITION_KEY_BYTES_MAX, partition);
-            }
-            if sort > SORT_KEY_BYTES_MAX {
-                let what = format!("the sort part of index {} for the row {row}", index.name);
-                return exceeded(what, SORT_KEY_BYTES_MAX, sort);
-            }
-        }
-    }
-    let weight = row_weight(row);
-    if weight > ROW_BYTES_MAX {
-        return exceeded(format!("the row {row}"), ROW_BYTES_MAX, weight);
-    }
-    Ok(weight)
+    check_values(row.table(), row.tenant(), &row.values().iter().collect::<Vec<_>>())
+}
+
+/// Checks what a row would hold, a value for each column of its table.
+pub(crate) fn check_values(
+    table: &Arc<Table>,
+    tenant: &Tenant,
+    values: &[&Value],
+) -> Result<usize, StoreError> {
+    Load { table, tenant, values }.check()
 }
 
 /// Checks a log record as it would be stored.
 pub fn check_record(operation: &str, events: &[Event]) -> Result<usize, StoreError> {
+    check_events(operation, events.iter().map(|event| (event.name.as_str(), json_weight(&event.data))))
+}
+
+/// The same, from the names of its events and what they weigh without.
+pub(crate) fn check_events<'e>(
+    operation: &str,
+    events: impl Iterator<Item = (&'e str, usize)>,
+) -> Result<usize, StoreError> {
     let weight = record_weight(events);
     if weight > ROW_BYTES_MAX {
         let what = format!("the log record of operation {operation}");
@@ -138,10 +178,10 @@ pub fn check_record(operation: &str, events: &[Event]) -> Result<usize, StoreErr
     Ok(weight)
 }
 
-fn record_weight(events: &[Event]) -> usize {
+fn record_weight<'e>(events: impl Iterator<Item = (&'e str, usize)>) -> usize {
     // The fixed part of a record is bounded by the limits of its names.
     let fixed = 4 * NAME_BYTES_MAX + TENANT_BYTES_MAX + 100;
-    fixed + events.iter().map(|event| event.name.len() + json_weight(&event.data) + 20).sum::<usize>()
+    fixed + events.map(|(name, weight)| name.len() + weight + 20).sum::<usize>()
 }
 
 /// Checks what a whole plan writes.

@@ -21,10 +21,10 @@ use std::sync::Arc;
 use crate::error::PlanError;
 use crate::guard::{Expr, Guard, Operand};
 use crate::limits;
-use crate::log::{Draft, Entry, Event};
-use crate::row::{Address, Row, Tenant, admit_key, admit_required};
+use crate::log::{Draft, Entry};
+use crate::row::{Address, Tenant, admit_key, admit_required};
 use crate::table::{TENANT, Table, VERSION};
-use crate::value::{BadValue, Type, Value, canonical_json};
+use crate::value::{BadValue, Type, Value, canonical_json, json_weight};
 
 /// What a step does to its row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -372,16 +372,19 @@ pub(crate) fn admit_change(step: Step) -> Result<Step, PlanError> {
         return Err(PlanError::Unassignable { table, column, why: "only a put assigns columns" });
     }
     let mut admitted: Vec<Assignment> = Vec::with_capacity(assignments.len());
+    let mut given = vec![false; table.columns().len()];
     for assignment in assignments {
-        if admitted.iter().any(|other| other.column == assignment.column) {
+        let place = table.position(&assignment.column);
+        if let Some(given) = place.and_then(|place| given.get_mut(place))
+            && std::mem::replace(given, true)
+        {
             let (table, column) = (table.name().to_owned(), assignment.column);
             return Err(PlanError::Unassignable { table, column, why: "it is assigned twice in one step" });
         }
-        admitted.push(admit_assignment(&table, assignment)?);
+        admitted.push(admit_assignment(&table, place, assignment)?);
     }
     if verb == Verb::Put && expect != Expect::Present {
-        for column in table.other_columns() {
-            let given = admitted.iter().any(|assignment| assignment.column == column.name);
+        for (column, given) in table.columns().iter().zip(given).skip(table.key_len()) {
             if column.required && column.default.is_none() && !given {
                 let (table, column) = (table.name().to_owned(), column.name.clone());
                 return Err(PlanError::Required { table, column });
@@ -416,26 +419,30 @@ fn admit_guard(table: &Table, guard: Guard) -> Result<Guard, PlanError> {
         why,
     };
     match guard {
-        Guard::Compare(left, comparison, right) => {
-            let text = || format!("{left} {} {right}", comparison.symbol());
+        Guard::Compare(mut left, comparison, mut right) => {
+            let text = |left: &Operand, right: &Operand| format!("{left} {} {right}", comparison.symbol());
             let (left_type, right_type) = (operand_type(table, &left)?, operand_type(table, &right)?);
             let Some(kind) = left_type.or(right_type) else {
-                return Err(mistyped(text(), "compares two constants; name a column of the row".into()));
+                let why = "compares two constants; name a column of the row";
+                return Err(mistyped(text(&left, &right), why.into()));
             };
             if !kind.is_ordered() {
                 return Err(mistyped(
-                    text(),
+                    text(&left, &right),
                     format!("compares {kind}, which has no order; only `is null` can be asked of it"),
                 ));
             }
             if let (Some(left_type), Some(right_type)) = (left_type, right_type)
                 && left_type != right_type
             {
-                return Err(mistyped(text(), format!("compares {left_type} with {right_type}")));
+                return Err(mistyped(text(&left, &right), format!("compares {left_type} with {right_type}")));
             }
-            let text = text();
-            let admit = |operand| admit_operand(table, operand, kind, &text);
-            Ok(Guard::Compare(admit(left)?, comparison, admit(right)?))
+            let admitted =
+                admit_operand(table, &mut left, kind).and_then(|()| admit_operand(table, &mut right, kind));
+            if let Err(misfit) = admitted {
+                return Err(misfit.within(table, text(&left, &right)));
+            }
+            Ok(Guard::Compare(left, comparison, right))
         }
         Guard::Null(column) => {
             visible_type(table, &column)?;
@@ -487,49 +494,68 @@ fn operand_type(table: &Table, operand: &Operand) -> Result<Option<Type>, PlanEr
 /// Offsets of the clock beyond a century are mistakes in a unit.
 const NOW_OFFSET_MAX_MICROS: u64 = 100 * 366 * 24 * 3600 * 1_000_000;
 
-fn admit_operand(table: &Table, operand: Operand, kind: Type, text: &str) -> Result<Operand, PlanError> {
-    let mistyped = |why: String| PlanError::Mistyped {
-        table: table.name().to_owned(),
-        expression: text.to_owned(),
-        why,
-    };
-    let constant = |value: Value| match value.admitted(kind) {
-        Ok(Value::Null) => Err(mistyped("involves the constant null; ask `is null` instead".into())),
-        Ok(value) => Ok(value),
-        Err(BadValue::WrongType { expected, got }) => {
-            Err(mistyped(format!("needs a constant of type {expected}, got {got}")))
+/// Why an operand does not fit where it stands. What it stands in is put into words only then.
+enum Misfit {
+    Unknown(PlanError),
+    Mistyped(String),
+}
+
+impl Misfit {
+    fn within(self, table: &Table, expression: String) -> PlanError {
+        match self {
+            Misfit::Unknown(error) => error,
+            Misfit::Mistyped(why) => PlanError::Mistyped { table: table.name().to_owned(), expression, why },
         }
-        Err(why) => Err(mistyped(why.to_string())),
-    };
-    if let Some(own) = operand_type(table, &operand)?
-        && own != kind
-    {
-        return Err(mistyped(format!("needs {kind} where `{operand}` is {own}")));
-    }
-    match operand {
-        Operand::Value(value) => constant(value).map(Operand::Value),
-        Operand::ColumnOr(column, default) => Ok(Operand::ColumnOr(column, constant(default)?)),
-        Operand::Now { plus_micros } if plus_micros.unsigned_abs() > NOW_OFFSET_MAX_MICROS => {
-            Err(mistyped("moves the clock by more than a century".into()))
-        }
-        other => Ok(other),
     }
 }
 
-fn admit_assignment(table: &Table, assignment: Assignment) -> Result<Assignment, PlanError> {
-    let Assignment { column, expr } = assignment;
+/// Checks an operand and puts its constant into the form in which it is stored.
+fn admit_operand(table: &Table, operand: &mut Operand, kind: Type) -> Result<(), Misfit> {
+    let mistyped = |why: String| Err(Misfit::Mistyped(why));
+    if let Some(own) = operand_type(table, operand).map_err(Misfit::Unknown)?
+        && own != kind
+    {
+        return mistyped(format!("needs {kind} where `{operand}` is {own}"));
+    }
+    match operand {
+        Operand::Value(value) | Operand::ColumnOr(_, value) => match value.clone().admitted(kind) {
+            Ok(Value::Null) => mistyped("involves the constant null; ask `is null` instead".into()),
+            Ok(admitted) => {
+                *value = admitted;
+                Ok(())
+            }
+            Err(BadValue::WrongType { expected, got }) => {
+                mistyped(format!("needs a constant of type {expected}, got {got}"))
+            }
+            Err(why) => mistyped(why.to_string()),
+        },
+        Operand::Now { plus_micros } if plus_micros.unsigned_abs() > NOW_OFFSET_MAX_MICROS => {
+            mistyped("moves the clock by more than a century".into())
+        }
+        Operand::Now { .. } | Operand::Column(_) => Ok(()),
+    }
+}
+
+/// Checks an assignment to the column at this place of the table.
+fn admit_assignment(
+    table: &Table,
+    place: Option<usize>,
+    assignment: Assignment,
+) -> Result<Assignment, PlanError> {
+    let Assignment { column, mut expr } = assignment;
     let unassignable =
         |why| PlanError::Unassignable { table: table.name().to_owned(), column: column.clone(), why };
     if column == VERSION {
         return Err(unassignable("the store counts it"));
     }
-    if table.key_columns().iter().any(|key| key.name == column) {
+    if place.is_some_and(|place| place < table.key_len()) {
         return Err(unassignable("it is part of the key"));
     }
-    let declared = table.column(&column).ok_or_else(|| unknown_column(table, &column))?;
+    let declared = place.and_then(|place| table.columns().get(place));
+    let declared = declared.ok_or_else(|| unknown_column(table, &column))?;
     let kind = declared.kind;
-    if let Some(constant) = expr.as_constant() {
-        let value = constant.clone().admitted(kind).map_err(|why| PlanError::BadValue {
+    if let Expr::Is(Operand::Value(constant)) = expr {
+        let value = constant.admitted(kind).map_err(|why| PlanError::BadValue {
             table: table.name().to_owned(),
             column: column.clone(),
             why,
@@ -539,24 +565,20 @@ fn admit_assignment(table: &Table, assignment: Assignment) -> Result<Assignment,
         }
         return Ok(Assignment { column, expr: Expr::Is(Operand::Value(value)) });
     }
-    let text = format!("{column} = {expr}");
-    let second = if kind == Type::Time { Type::Int } else { kind };
-    let arithmetic = |left, right| {
-        if !matches!(kind, Type::Int | Type::Float | Type::Time) {
-            let why = format!("computes {kind}; only int, float and time can be computed");
-            let (table, expression) = (table.name().to_owned(), text.clone());
-            return Err(PlanError::Mistyped { table, expression, why });
+    let admitted = match &mut expr {
+        Expr::Is(operand) => admit_operand(table, operand, kind),
+        Expr::Add(..) | Expr::Subtract(..) if !matches!(kind, Type::Int | Type::Float | Type::Time) => {
+            Err(Misfit::Mistyped(format!("computes {kind}; only int, float and time can be computed")))
         }
-        Ok((admit_operand(table, left, kind, &text)?, admit_operand(table, right, second, &text)?))
-    };
-    let expr = match expr {
-        Expr::Is(operand) => Expr::Is(admit_operand(table, operand, kind, &text)?),
-        Expr::Add(left, right) => arithmetic(left, right).map(|(left, right)| Expr::Add(left, right))?,
-        Expr::Subtract(left, right) => {
-            arithmetic(left, right).map(|(left, right)| Expr::Subtract(left, right))?
+        Expr::Add(left, right) | Expr::Subtract(left, right) => {
+            let second = if kind == Type::Time { Type::Int } else { kind };
+            admit_operand(table, left, kind).and_then(|()| admit_operand(table, right, second))
         }
     };
-    Ok(Assignment { column, expr })
+    match admitted {
+        Ok(()) => Ok(Assignment { column, expr }),
+        Err(misfit) => Err(misfit.within(table, format!("{column} = {expr}"))),
+    }
 }
 
 /// Weighs what a step is already known to write, and checks it against the limits of a row.
@@ -564,13 +586,15 @@ fn check_known_weight(step: &Step, tenant: &Tenant) -> Result<usize, PlanError> 
     if step.verb != Verb::Put {
         return Ok(0);
     }
-    let mut values = step.key.clone();
-    values.extend(step.table.other_columns().iter().map(|column| {
-        let assigned = step.assignments.iter().find(|assignment| assignment.column == column.name);
-        assigned.and_then(|assignment| assignment.expr.as_constant()).cloned().unwrap_or(Value::Null)
-    }));
-    let known = Row::new(step.table.clone(), tenant.clone(), values, 1);
-    limits::check_row(&known).map_err(|error| match error {
+    let mut values: Vec<&Value> = vec![&Value::Null; step.table.columns().len()];
+    values.iter_mut().zip(&step.key).for_each(|(value, key)| *value = key);
+    for Assignment { column, expr } in &step.assignments {
+        let place = step.table.position(column).and_then(|place| values.get_mut(place));
+        if let (Some(value), Some(constant)) = (place, expr.as_constant()) {
+            *value = constant;
+        }
+    }
+    limits::check_values(&step.table, tenant, &values).map_err(|error| match error {
         crate::StoreError::LimitExceeded { what, limit, actual } => {
             PlanError::Limit { what: format!("bytes in {what}"), limit, actual }
         }
@@ -608,12 +632,8 @@ fn admit_entry(entry: Entry, steps: &[Step]) -> Result<Entry, PlanError> {
 }
 
 fn check_entry_weight(operation: &str, entry: &Entry) -> Result<usize, PlanError> {
-    let known: Vec<Event> = entry
-        .events
-        .iter()
-        .map(|draft| Event { name: draft.name.clone(), data: draft.data.clone().into() })
-        .collect();
-    limits::check_record(operation, &known).map_err(|error| match error {
+    let events = entry.events.iter().map(|draft| (draft.name.as_str(), json_weight(&draft.data)));
+    limits::check_events(operation, events).map_err(|error| match error {
         crate::StoreError::LimitExceeded { what, limit, actual } => {
             PlanError::Limit { what: format!("bytes in {what}"), limit, actual }
         }

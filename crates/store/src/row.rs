@@ -147,15 +147,10 @@ impl Row {
 
     /// All columns and the version as a JSON object, as events carry them. The tenant is not part of it.
     pub fn to_json(&self) -> serde_json::Value {
-        let fields = self.json_fields().map(|(name, value)| (name.to_owned(), value));
-        serde_json::Value::Object(fields.collect())
-    }
-
-    /// The fields of that object one by one, for who writes them down and needs no object.
-    pub fn json_fields(&self) -> impl Iterator<Item = (&str, serde_json::Value)> {
         let columns = self.table.columns().iter().zip(&self.values);
-        let fields = columns.map(|(column, value)| (column.name.as_str(), value.to_json()));
-        fields.chain(std::iter::once((VERSION, self.version.into())))
+        let fields = columns.map(|(column, value)| (column.name.clone(), value.to_json()));
+        let version = (VERSION.to_owned(), self.version.into());
+        serde_json::Value::Object(fields.chain([version]).collect())
     }
 }
 

@@ -260,6 +260,17 @@ impl Value {
         }
     }
 
+    /// Writes the text of [`Value::to_json`] behind what is there.
+    pub fn write_json(&self, out: &mut Vec<u8>) {
+        let written = match self {
+            Value::Text(text) => serde_json::to_writer(out, text),
+            Value::Json(json) => serde_json::to_writer(out, json),
+            other => serde_json::to_writer(out, &other.to_json()),
+        };
+        // Memory takes what is written, and JSON can be written as JSON.
+        debug_assert!(written.is_ok());
+    }
+
     /// Reads back what [`Value::to_json`] wrote, given the column's type.
     pub fn from_json(json: serde_json::Value, expected: Type) -> Result<Value, BadValue> {
         use serde_json::Value as J;
@@ -355,7 +366,7 @@ fn canonical_number(float: f64) -> serde_json::Value {
 }
 
 /// The length of the JSON text, counted without writing it.
-pub(crate) fn json_weight(json: &serde_json::Value) -> usize {
+pub(crate) fn json_weight(json: &impl Serialize) -> usize {
     struct Counter(usize);
     impl std::io::Write for Counter {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {

@@ -111,5 +111,5 @@ fn remembered(record: &Record, fingerprint: &str) -> Result<Answer, Refusal> {
         _ => None,
     };
     let answer = kept.and_then(|answer| serde_json::from_value(answer.clone()).ok());
-    answer.ok_or_else(|| reused(record))
+    answer.ok_or_else(|| reused(&record.operation))
 }

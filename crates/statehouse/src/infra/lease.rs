@@ -660,9 +660,9 @@ impl Write for Writer {
         Verdict::Refuse(refusal.at_version(Some(row)))
     }
 
-    fn answer(&self, _: &Call, event: &Event) -> Answer {
-        match event.data.get("row") {
-            Some(row) => Answer::row(row.clone()),
+    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
+        match event.data.get_mut("row") {
+            Some(row) => Answer::row(row.take()),
             None => {
                 let told = |name: &str| event.data.get(name).cloned().unwrap_or_default();
                 Answer::row(json!({HOLDER: told(HOLDER), EPOCH: told(EPOCH)}))

@@ -47,7 +47,7 @@ use statehouse_store::{
 
 use crate::action::{
     Action, Answer, Call, Code, Desk, Does, Draft, Expected, Method, Pieces, Place, Read, Refusal, Route,
-    Verdict, Write, common_verdict,
+    Verdict, Write, common_verdict, row_of,
 };
 use crate::blueprint::Thing;
 use crate::blueprint::problem::{Problem, Problems};
@@ -398,8 +398,8 @@ impl Write for Writer {
         Verdict::Refuse(refusal.at_version(Some(row)))
     }
 
-    fn answer(&self, _: &Call, event: &Event) -> Answer {
-        Answer::row(event.data.get("row").cloned().unwrap_or_default())
+    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
+        Answer::row(row_of(event))
     }
 
     fn wakes(&self, _: &Call, event: &Event) -> Vec<Wake> {

@@ -10,9 +10,9 @@
 use std::collections::BTreeMap;
 
 use statehouse_store::table::{TENANT, VERSION};
-use statehouse_store::{Applied, Expr, Operand, Plan, Position, StoreError, Time};
+use statehouse_store::{Expr, Operand, Plan, Position, StoreError, Time};
 
-use super::{Compiled, Found, RECORD, Source, Statement, json_time, made};
+use super::{Compiled, Found, RECORD, Settled, Source, Statement, json_time};
 use crate::room;
 use crate::shape::{is_stamped, partition, stamp, stamps_record, takers};
 use crate::sql::{Arg, int_at, literal, name, placeholder, time_at};
@@ -53,7 +53,7 @@ impl Compiled<'_> {
         &self,
         tally: &Tally,
         rows: &[tokio_postgres::Row],
-    ) -> Result<Vec<Option<Applied>>, StoreError> {
+    ) -> Result<Vec<Option<Settled>>, StoreError> {
         let is_logged = self.plans.first().is_some_and(|plan| plan.entry().is_some());
         let mut bases: BTreeMap<i64, i64> = BTreeMap::new();
         let mut at = self.now;
@@ -67,16 +67,15 @@ impl Compiled<'_> {
                 at = Some(time_at(answer, if is_logged { 2 } else { 1 }, "the answer")?);
             }
         }
-        let applied = self.plans.iter().zip(&tally.ranks).map(|(plan, (partition, rank))| {
-            let step = plan.steps().first()?;
-            let mut position = None;
+        let inserted = tally.ranks.iter().map(|(partition, rank)| {
+            let mut logged = None;
             if is_logged {
                 let offset = u64::try_from(bases.get(&i64::from(*partition))? + rank).unwrap_or_default();
-                position = Some(Position { partition: *partition, offset });
+                logged = Some(Position { partition: *partition, offset });
             }
-            Some(made(plan, step, position, at.unwrap_or(Time::MIN)))
+            Some(Settled::Inserted { logged, at: at.unwrap_or(Time::MIN) })
         });
-        Ok(applied.collect())
+        Ok(inserted.collect())
     }
 }
 
@@ -145,7 +144,7 @@ impl Statement<'_, '_> {
                 filled.push(mark);
             }
         }
-        let events = format!("{events}::jsonb");
+        let events = format!("{events}::json");
         let mut lead: Vec<String> = Vec::new();
         lead.extend(self.scope.as_ref().map(|scope| format!("scope as materialized (\nselect {scope}\n)")));
         if self.reads_clock {

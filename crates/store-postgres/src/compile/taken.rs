@@ -75,51 +75,44 @@ impl Compiler<'_> {
         if !is_exact(step) || !room::is_small_change(step) {
             return None;
         }
-        let constants = constants_of_step(step, self.now);
-        let kinds: Vec<&'static str> = constants.iter().map(|constant| constant.kind).collect();
         let text = takes.of(take, || {
             let plan = take.plan(&any_key(&step.table)).ok()?;
-            self.taken_text(&plan, take, &kinds)
+            self.taken_text(&plan, take)
         })?;
-        let mut args = list_args(step);
+        let mut args = vec![Arg::Text(take.tenant().as_str())];
+        args.extend(list_args(step));
         args.extend(Spot::Range(take.query()).constants());
         // The last one is the limit, which asks for one row more where a page is read.
         args.pop();
         args.push(Arg::Int(i64::try_from(take.query().page_limit()).unwrap_or(i64::MAX)));
-        args.push(Arg::Text(take.tenant().as_str()));
         args.push(Arg::Int(i64::try_from(take.bytes_max()).unwrap_or(i64::MAX)));
-        args.extend(constants.into_iter().map(|constant| constant.arg));
+        args.extend(constants_of_step(step, self.now).into_iter().map(|constant| constant.arg));
         Some(Taken { take, call: Call::new(text, args) })
     }
 
-    /// The statement of a take, of which this plan is one. `kinds` are the types of the step's constants.
-    fn taken_text(&self, plan: &Plan, take: &Take, kinds: &[&'static str]) -> Option<String> {
+    /// The statement of a take, of which this plan is one.
+    fn taken_text(&self, plan: &Plan, take: &Take) -> Option<String> {
         let step = plan.steps().first()?;
         let (table, range) = (&step.table, Spot::Range(take.query()));
-        let mut statement = Statement::new(self, plan, step, Source::Rows { kinds }, Set::Transaction);
-        statement.stamped = None;
+        // The tenant, the lists, the range, the weight, and then the constants.
+        let before = 1 + list_args(step).len();
+        let behind = before + range.constants().len();
+        let mut statement = Statement::new(self, plan, step, Source::Parameters, Set::Transaction);
+        (statement.stamped, statement.before) = (None, behind + 1);
         let mut conditions = room::bounds_by(step, 0, Some("k._bytes"))?;
         conditions.push(room::key_bound(step)?);
-        // In the order of the constants, of which those of the key are not needed.
-        statement.named = table.key_len();
+        // In the order of the constants.
         let operands: Vec<Vec<String>> =
             step.assignments.iter().map(|a| statement.operand_names(&a.expr)).collect();
         for conjunct in step.guard.conjuncts() {
             conditions.push(statement.guard(conjunct));
         }
-        let lists = list_args(step).len();
-        let behind = lists + range.constants().len();
-        let (tenant, bytes_max) = (placeholder(behind), placeholder(behind + 1));
-        let source =
-            range.source(self.names, &|number| placeholder(lists + number), &format!("t.tenant = {tenant}"));
-        let constants = kinds.iter().enumerate().map(|(number, kind)| {
-            format!(", {}::{kind} as c{}", placeholder(behind + 2 + number), table.key_len() + 1 + number)
-        });
+        let source = range.source(self.names, &|number| placeholder(before + number), "t.tenant = $1::text");
         let mut parts = vec![format!(
             "taken as materialized (\nselect k.*, row_number() over () as _place, \
-             sum(k._bytes) over (rows unbounded preceding) - k._bytes < {bytes_max}::bigint as _fits{}\nfrom (\n\
+             sum(k._bytes) over (rows unbounded preceding) - k._bytes < {}::bigint as _fits\nfrom (\n\
              select t.ctid as _row, {} as _bytes\n{source}\nfor update of t skip locked\n) as k\n)",
-            constants.collect::<String>(),
+            placeholder(behind),
             room::length(table),
         )];
         if statement.reads_clock {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{Guard, Operand, Plan, Step};
 
-use super::{Compiler, Form, RECORD, Set, Source, Statement, list_args, shortened};
+use super::{Compiler, Form, RECORD, Set, Settled, Source, Statement, list_args, shortened};
 use crate::link::Call;
 use crate::order;
 use crate::room;
@@ -70,7 +70,13 @@ pub(crate) fn is_uniform(plan: &Plan) -> bool {
 
 impl Compiler<'_> {
     /// Compiles a plan of several steps, if all of them are of one shape; `refused` if plans like it are.
-    pub(crate) fn uniform<'p>(&self, plan: &'p Plan, set: Set, refused: bool) -> Option<Uniform<'p>> {
+    pub(crate) fn uniform<'p>(
+        &self,
+        plan: &'p Plan,
+        events: Option<&'p str>,
+        set: Set,
+        refused: bool,
+    ) -> Option<Uniform<'p>> {
         let first = uniform(plan)?;
         let way = if refused { Way::Judged } else { quick_way(first) };
         // Rows are locked in the order of the arrays; no row is in a plan twice.
@@ -97,7 +103,8 @@ impl Compiler<'_> {
         if set != Set::Transaction && self.says_tenant {
             args.push(Arg::Own(Value::Text(Scope::of(plan.tenant()).names())));
         }
-        args.extend(constants_of_record(plan, self.now, self.partitions).into_iter().map(|c| c.arg));
+        let record = constants_of_record(plan, events, self.now, self.partitions);
+        args.extend(record.into_iter().map(|constant| constant.arg));
         let places = ordered.into_values().map(|(number, _)| number).collect();
         Some(Uniform { plan, way, places, partitions: self.partitions, call: Call::new(text, args) })
     }
@@ -105,7 +112,7 @@ impl Compiler<'_> {
 
 impl Uniform<'_> {
     /// What came of the plan: `None` if the statement did nothing.
-    pub(crate) fn outcome(&self, rows: &[tokio_postgres::Row]) -> Result<Option<Applied>, StoreError> {
+    pub(crate) fn outcome(&self, rows: &[tokio_postgres::Row]) -> Result<Option<Settled>, StoreError> {
         let Some(first) = rows.first() else { return Ok(None) };
         let plan = self.plan;
         let steps = plan.steps();
@@ -131,7 +138,7 @@ impl Uniform<'_> {
             let position = Position { partition: crate::shape::partition(plan, self.partitions), offset };
             record = Some(Record { position: Some(position), ..Record::of(plan, at, events.collect()) });
         }
-        Ok(Some(Applied { record, rows: written, repeated: false }))
+        Ok(Some(Settled::applied(Applied { record, rows: written, repeated: false })))
     }
 }
 
@@ -286,7 +293,7 @@ impl Statement<'_, '_> {
         parts.push(format!(
             "logged as (\ninsert into {log} (partition, position, tenant, operation, resource, key, at, fingerprint, \
              fate, events)\nselect {partition}, moved.head, ({tenants}::text[])[1], {}::text, {}::text, {}::text, {at}, \
-             {}::text, 'applied', {}::jsonb\nfrom moved\n)",
+             {}::text, 'applied', {}::text::json\nfrom moved\n)",
             own(1), own(2), own(3), own(4), own(5),
         ));
         let answer = if returns {

@@ -15,6 +15,7 @@
 
 mod compiled;
 mod contention;
+mod events;
 mod golden;
 mod log_order;
 mod looks;

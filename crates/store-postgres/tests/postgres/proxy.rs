@@ -33,6 +33,8 @@ pub enum Cut {
     AtRandom(Random),
     /// At the start, if it asks for settings.
     Settings,
+    /// From the next commit on nothing that the server says gets through, and no connection ends.
+    Silence,
 }
 
 /// What was achieved.
@@ -58,6 +60,9 @@ enum Fate {
     /// The client gets these last words.
     After(&'static [u8]),
 }
+
+/// No last words, and no end.
+const SILENCE: &[u8] = b"silence";
 
 /// PgBouncer's last words. Where a server says how severe an error is in every language's word and in one for
 /// programs, it has the first only.
@@ -234,6 +239,10 @@ fn draw(cut: &Mutex<Cut>, commits: bool) -> Fate {
             *cut = Cut::Never;
             Fate::After(b"")
         }
+        (Cut::Silence, true) => {
+            *cut = Cut::Never;
+            Fate::After(SILENCE)
+        }
         (Cut::Disowned, true) => {
             *cut = Cut::Never;
             Fate::After(LOST)
@@ -266,7 +275,7 @@ async fn answers(
         if let Some(last_words) = last_words {
             tail.extend_from_slice(&chunk[..length]);
             // Ready for the next, outside of any transaction.
-            if tail.windows(6).any(|window| window == b"Z\0\0\0\x05I") {
+            if last_words != SILENCE && tail.windows(6).any(|window| window == b"Z\0\0\0\x05I") {
                 achieved.after.fetch_add(1, Ordering::Relaxed);
                 let _ = to.write_all(last_words).await;
                 return;

@@ -1,14 +1,16 @@
 //! Connections that break around a commit: the store says that it does not know, and then finds out.
 
 use statehouse_store::{
-    Address, Commit, Consistency, Plan, Resolution, Step, Store, StoreError, Table, Tenant,
+    Address, Commit, Consistency, Draft, Entry, Migrate, Plan, Resolution, Step, Store, StoreError, Table,
+    Tenant,
 };
 use statehouse_store_postgres::{Options, PostgresStore};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::proxy::{Cut, Proxy};
-use crate::support::{Namespace, counters, increment, logged, tenant};
+use crate::support::{Namespace, counters, increment, logged, schema_of, tenant};
 
 struct Scene {
     _namespace: Namespace,
@@ -176,4 +178,27 @@ async fn a_server_that_lets_in_and_says_nothing_is_not_waited_for() {
     let url = format!("postgres://nobody@127.0.0.1:{port}/nothing?sslmode=disable&connect_timeout=1");
     let opened = PostgresStore::open(Options::from_url(&url).unwrap()).await;
     assert!(matches!(opened, Err(StoreError::Unavailable { .. })), "{opened:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_falls_silent_leaves_an_unknown_outcome_and_nobody_waiting() {
+    let (proxy, namespace) = (Proxy::start().await, Namespace::new());
+    let table = counters("counter");
+    let mut options = proxy.options(&namespace.options);
+    options.statement_timeout = Duration::from_millis(100);
+    let store = PostgresStore::open(options).await.unwrap();
+    store.migrate(&schema_of(&[&table]), Migrate::Apply).await.unwrap();
+    let plan = |operation: &str| {
+        let step = Step::insert(&table, [operation.into()]);
+        let entry = Entry::about("counter", operation).event(Draft::named("counter.begun"));
+        Plan::of(&tenant("acme"), operation).step(step).log(entry).build().unwrap()
+    };
+    store.commit(&plan("heard")).await.unwrap();
+    proxy.set(Cut::Silence);
+    let outcome = store.commit(&plan("unheard")).await;
+    let Err(StoreError::OutcomeUnknown { why, .. }) = &outcome else { panic!("{outcome:?}") };
+    assert!(why.contains("no answer for 5.1s"), "{why}");
+    let resolved = store.resolve(&tenant("acme"), "unheard").await.unwrap();
+    assert!(matches!(resolved, Resolution::Applied(_)), "{resolved:?}");
+    assert!(matches!(store.commit(&plan("heard again")).await, Ok(Commit::Applied(_))));
 }

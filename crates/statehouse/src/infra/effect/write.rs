@@ -20,7 +20,7 @@ use super::{
     UNCERTAIN, UPDATED_AT, URL, check_url, encoded, is_reserved, read_settings,
 };
 use crate::action::{
-    Answer, Call, Code, Desk, Draft, Expected, Pieces, Refusal, Verdict, Write, common_verdict,
+    Answer, Call, Code, Desk, Draft, Expected, Pieces, Refusal, Verdict, Write, common_verdict, row_of,
 };
 use crate::blueprint::Blueprint;
 use crate::form::Misfit;
@@ -300,8 +300,8 @@ impl Write for Writer {
         }
     }
 
-    fn answer(&self, _: &Call, event: &Event) -> Answer {
-        let answer = Answer::row(event.data.get("row").cloned().unwrap_or_default());
+    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
+        let answer = Answer::row(row_of(event));
         let created =
             answer.body.get(KEY).and_then(Json::as_str).map(|key| crate::resource::key_text([&key.into()]));
         Answer { created, ..answer }
@@ -431,8 +431,8 @@ impl Write for Changer {
         Verdict::Refuse(refusal.at_version(Some(row)))
     }
 
-    fn answer(&self, _: &Call, event: &Event) -> Answer {
-        Answer::row(event.data.get("row").cloned().unwrap_or_default())
+    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
+        Answer::row(row_of(event))
     }
 
     fn wakes(&self, _: &Call, event: &Event) -> Vec<Wake> {

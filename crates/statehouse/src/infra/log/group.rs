@@ -674,7 +674,7 @@ impl Write for Writer {
         Verdict::Refuse(refusal.at_version(Some(row)))
     }
 
-    fn answer(&self, _: &Call, event: &Event) -> Answer {
+    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
         Answer::row(shown(event.data.get("row").unwrap_or(&Json::Null)))
     }
 }
@@ -919,7 +919,7 @@ impl Write for Settler {
         }
     }
 
-    fn answer(&self, _: &Call, event: &Event) -> Answer {
-        Answer::row(event.data.get(SETTLED).cloned().unwrap_or_default())
+    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
+        Answer::row(event.data.get_mut(SETTLED).map(Json::take).unwrap_or_default())
     }
 }

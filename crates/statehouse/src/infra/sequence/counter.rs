@@ -15,7 +15,7 @@ use statehouse_store::{
 use super::{COUNT, FIRST, HOLDER, LAST, UPDATED_AT, bounded, built, key_properties, keyed};
 use crate::action::{
     Action, Answer, Call, Code, Desk, Does, Draft, Method, Pieces, Place, Read, Refusal, Route, Verdict,
-    Write, common_verdict,
+    Write, common_verdict, row_of,
 };
 use crate::blueprint::Thing;
 use crate::blueprint::problem::{Problem, Problems};
@@ -276,8 +276,8 @@ impl Write for Writer {
         }
     }
 
-    fn answer(&self, _: &Call, event: &Event) -> Answer {
-        let row = event.data.get("row").cloned().unwrap_or_default();
+    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
+        let row = row_of(event);
         if self.verb == Verb::Lease {
             return Answer::row(row);
         }

@@ -17,7 +17,7 @@ use statehouse_store::{
 use super::{LAST, UPDATED_AT, bounded, built, key_properties, keyed};
 use crate::action::{
     Action, Answer, Call, Code, Desk, Does, Draft, Method, Pieces, Place, Read, Refusal, Route, Verdict,
-    Write, common_verdict,
+    Write, common_verdict, row_of,
 };
 use crate::blueprint::Thing;
 use crate::blueprint::problem::Problems;
@@ -276,8 +276,8 @@ impl Write for Writer {
         }
     }
 
-    fn answer(&self, _: &Call, event: &Event) -> Answer {
-        Answer::row(event.data.get("row").cloned().unwrap_or_default())
+    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
+        Answer::row(row_of(event))
     }
 }
 

@@ -17,7 +17,7 @@ use super::mint::{Layout, whole_millis};
 use super::{COUNT, HOLDER, bounded, built};
 use crate::action::{
     Action, Answer, Call, Code, Desk, Does, Draft, Method, Pieces, Place, Read, Refusal, Route, Verdict,
-    Write, common_verdict,
+    Write, common_verdict, row_of,
 };
 use crate::blueprint::Thing;
 use crate::blueprint::problem::{Problem, Problems};
@@ -523,8 +523,8 @@ impl Write for Writer {
         }
     }
 
-    fn answer(&self, _: &Call, event: &Event) -> Answer {
-        let row = event.data.get("row").cloned().unwrap_or_default();
+    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
+        let row = row_of(event);
         if self.verb == Verb::Next {
             let count = event.data.get(COUNT).and_then(Json::as_i64).unwrap_or_default();
             return Answer::row(json!({IDS: self.ids.drawn(&row, count)}));

@@ -19,7 +19,9 @@ use super::{
     AVAILABLE, BOOKING_ID, Booking, CANCELLED, CHOICES, CONFIRMED, COUNT, CREATED_AT, EXPIRED, EXPIRES_AT,
     HELD, HOLD_EXPIRES_AT, HOLDER, IN_PROGRESS, LOOK_PAGES, LOOK_ROWS, SOLD, STATE, UNITS, UPDATED_AT,
 };
-use crate::action::{Answer, Call, Code, Desk, Draft, Pieces, Refusal, Verdict, Write, common_verdict};
+use crate::action::{
+    Answer, Call, Code, Desk, Draft, Pieces, Refusal, Verdict, Write, common_verdict, row_of,
+};
 use crate::holds::{Hold, Holds};
 use crate::infra::due::{self, Due};
 use crate::resource::key_text;
@@ -419,8 +421,8 @@ impl Write for Offer {
         common_verdict(&format!("this {}", self.0.name), refused)
     }
 
-    fn answer(&self, _: &Call, event: &Event) -> Answer {
-        let row = event.data.get("row").cloned().unwrap_or_default();
+    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
+        let row = row_of(event);
         let parts = self.0.units_table.key_columns().iter().map(|column| {
             Value::from_json(row.get(&column.name).cloned().unwrap_or_default(), column.kind)
                 .unwrap_or(Value::Null)
@@ -589,8 +591,8 @@ impl Write for Writer {
         ends.map(|(number, step)| ended(number, step)).collect()
     }
 
-    fn answer(&self, _: &Call, event: &Event) -> Answer {
-        let row = event.data.get("row").cloned().unwrap_or_default();
+    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
+        let row = row_of(event);
         let created = (self.verb == Verb::Hold)
             .then(|| row.get(BOOKING_ID).and_then(Json::as_str).map(|id| key_text([&Value::from(id)])))
             .flatten();

@@ -14,7 +14,7 @@ use statehouse_store::{
 use super::rules::{Mutation, Way, computed, differs, is_zero, zero_like};
 use super::{ACTIVE, DELETED, Entity, STATUS, UPDATED_AT};
 use crate::action::{
-    Answer, Call, Code, Desk, Draft, Expected, Pieces, Refusal, Verdict, Write, common_verdict,
+    Answer, Call, Code, Desk, Draft, Expected, Pieces, Refusal, Verdict, Write, common_verdict, row_of,
 };
 use crate::lock;
 use crate::product::fields::contents;
@@ -311,8 +311,8 @@ impl Write for Writer {
         Verdict::TryAgain
     }
 
-    fn answer(&self, _: &Call, event: &Event) -> Answer {
-        let mut row = event.data.get("row").cloned().unwrap_or_default();
+    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
+        let mut row = row_of(event);
         // The row of the hot fields has a version of its own, which would be taken for the one that editors hold.
         if let (true, Some(row)) = (event.name.ends_with(COUNTED), row.as_object_mut()) {
             row.remove(VERSION);

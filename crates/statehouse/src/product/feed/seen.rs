@@ -12,7 +12,9 @@ use statehouse_store::{
 };
 
 use super::{CREATED_AT, Feed, LAST_SEEN_AT, LAST_SEEN_CREATED_AT, LAST_SEEN_POST, POST, UPDATED_AT, VIEWER};
-use crate::action::{Answer, Call, Code, Desk, Draft, Pieces, Refusal, Verdict, Write, common_verdict};
+use crate::action::{
+    Answer, Call, Code, Desk, Draft, Pieces, Refusal, Verdict, Write, common_verdict, row_of,
+};
 use crate::resource::key_text;
 
 pub(super) struct Marker {
@@ -81,7 +83,7 @@ impl Write for Marker {
         }
     }
 
-    fn answer(&self, _: &Call, event: &Event) -> Answer {
-        Answer::row(event.data.get("row").cloned().unwrap_or_default())
+    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
+        Answer::row(row_of(event))
     }
 }

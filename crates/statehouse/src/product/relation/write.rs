@@ -8,7 +8,7 @@ use statehouse_store::{Draft as EventDraft, Event, Guard, Reason, Refused, Row, 
 
 use super::{IN_BUCKET, OUT_BUCKET, Relation, SINCE, UPDATED_AT, places, shown};
 use crate::action::{
-    Answer, Call, Code, Desk, Draft, Expected, Pieces, Refusal, Verdict, Write, common_verdict,
+    Answer, Call, Code, Desk, Draft, Expected, Pieces, Refusal, Verdict, Write, common_verdict, row_of,
 };
 use crate::product::fields::contents;
 use crate::resource::key_text;
@@ -161,7 +161,7 @@ impl Write for Writer {
         }
     }
 
-    fn answer(&self, _: &Call, event: &Event) -> Answer {
-        Answer::row(shown(event.data.get("row").cloned().unwrap_or_default()))
+    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
+        Answer::row(shown(row_of(event)))
     }
 }

@@ -44,7 +44,7 @@ use super::{
 };
 use crate::action::{
     Action, Answer, Call, Code, Desk, Does, Draft, Expected, Method, Pieces, Place as RoutePlace, Read,
-    Refusal, Route, Verdict, Write, common_verdict,
+    Refusal, Route, Verdict, Write, common_verdict, row_of,
 };
 use crate::form::{Form, Property};
 use crate::infra::due::{self, DUE, DUE_AT, DUE_SHARD, settled};
@@ -568,8 +568,8 @@ impl Write for Writer {
         }
     }
 
-    fn answer(&self, _: &Call, event: &Event) -> Answer {
-        Answer::row(event.data.get("row").cloned().unwrap_or_default())
+    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
+        Answer::row(row_of(event))
     }
 
     fn wakes(&self, _: &Call, event: &Event) -> Vec<Wake> {

@@ -18,8 +18,10 @@ use super::{
     PENDING, PRIORITY, QUEUE, RESULT, RETRYING, RUN_AT, RUN_SHARD, STATE, Schedule, UNIQUE_HELD, UNIQUE_KEY,
     UPDATED_AT, WORKER,
 };
-use crate::action::{Answer, Call, Code, Desk, Draft, Pieces, Refusal, Verdict, Write, common_verdict};
-use crate::house::data_of;
+use crate::action::{
+    Answer, Call, Code, Desk, Draft, Pieces, Refusal, Verdict, Write, common_verdict, row_of,
+};
+use crate::house::drop_subject;
 use crate::infra::due::{self, DUE_AT, Due};
 use crate::resource::key_text;
 use crate::worker::Wake;
@@ -57,8 +59,7 @@ impl Schedule {
         wanted: &Wanted,
         place: Option<&Place>,
     ) -> Vec<Step> {
-        let optional = |text: &Option<String>| text.as_deref().map_or(Value::Null, Value::from);
-        let step = Step::insert(&self.jobs, [job_id.into()])
+        let mut step = Step::insert(&self.jobs, [job_id.into()])
             .set(QUEUE, wanted.queue.as_str())
             .set(STATE, PENDING)
             .set(OWNER, tenant.as_str())
@@ -66,17 +67,18 @@ impl Schedule {
             .set(NOT_BEFORE, wanted.when.clone())
             .set(ATTEMPTS_MAX, wanted.attempts_max.unwrap_or(self.attempts_max))
             .set(PAYLOAD, document(&wanted.payload))
-            .set(UNIQUE_KEY, optional(&wanted.unique_key))
-            .set(UNIQUE_HELD, wanted.unique_key.as_ref().map_or(Value::Null, |_| true.into()))
-            .set(ORDER_KEY, optional(&wanted.order_key))
             .set(ENQUEUED_AT, now())
             .set(UPDATED_AT, now());
-        let step = match &wanted.made_by {
-            Some((definition_id, time)) => {
-                step.set(DEFINITION_ID, definition_id.as_str()).set(EXECUTION_TIME, *time)
-            }
-            None => step,
-        };
+        // What most jobs do not have is left out, so that nobody has to send or weigh it.
+        if let Some(key) = &wanted.unique_key {
+            step = step.set(UNIQUE_KEY, key.as_str()).set(UNIQUE_HELD, true);
+        }
+        if let Some(key) = &wanted.order_key {
+            step = step.set(ORDER_KEY, key.as_str());
+        }
+        if let Some((definition_id, time)) = &wanted.made_by {
+            step = step.set(DEFINITION_ID, definition_id.as_str()).set(EXECUTION_TIME, *time);
+        }
         let mut steps = vec![self.placed(step, tenant, job_id, &wanted.when, place)];
         steps.extend(place.into_iter().flat_map(|place| self.stand(place, job_id, &wanted.when)));
         steps
@@ -84,7 +86,11 @@ impl Schedule {
 
     /// A job that can be claimed from a time on, or stands in line.
     fn placed(&self, step: Step, tenant: &Tenant, job_id: &str, when: &Expr, place: Option<&Place>) -> Step {
-        let step = step.set(LINE_SEQ, place.map_or(Value::Null, |place| place.seq.into()));
+        // A job without an order key never had a number.
+        let step = match place {
+            Some(place) => step.set(LINE_SEQ, place.seq),
+            None => step,
+        };
         match place {
             Some(Place { admitted: false, .. }) => step.set(RUN_SHARD, Value::Null).set(RUN_AT, Value::Null),
             _ => step.set(RUN_SHARD, self.shard_of(tenant, job_id)).set(RUN_AT, when.clone()),
@@ -316,11 +322,12 @@ impl Write for Writer {
         })
     }
 
-    fn answer(&self, _: &Call, event: &Event) -> Answer {
+    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
         if self.verb == Verb::Complete {
-            return Answer::row(data_of(event).into_owned());
+            drop_subject(event);
+            return Answer::row(event.data.take());
         }
-        let row = event.data.get("row").cloned().unwrap_or_default();
+        let row = row_of(event);
         let id = row.get(JOB_ID).and_then(Json::as_str).map(|id| key_text([&Value::from(id)]));
         Answer { created: id.filter(|_| self.verb == Verb::Enqueue), ..Answer::row(row) }
     }
@@ -372,8 +379,8 @@ impl Write for Gate {
         common_verdict("this queue", refused)
     }
 
-    fn answer(&self, _: &Call, event: &Event) -> Answer {
-        Answer::row(event.data.get("row").cloned().unwrap_or_default())
+    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
+        Answer::row(row_of(event))
     }
 
     fn wakes(&self, _: &Call, _: &Event) -> Vec<Wake> {

@@ -11,7 +11,7 @@ use super::{
     BUCKET, DIGEST, HIDDEN, POSTED_AT, REASON, REMOVED, STATUS, Thread, UPDATED_AT, VISIBLE, place, shown,
 };
 use crate::action::{
-    Answer, Call, Code, Desk, Draft, Expected, Pieces, Refusal, Verdict, Write, common_verdict,
+    Answer, Call, Code, Desk, Draft, Expected, Pieces, Refusal, Verdict, Write, common_verdict, row_of,
 };
 use crate::house::digest;
 use crate::paging;
@@ -209,8 +209,8 @@ impl Write for Writer {
         }
     }
 
-    fn answer(&self, _: &Call, event: &Event) -> Answer {
-        let row = event.data.get("row").cloned().unwrap_or_default();
+    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
+        let row = row_of(event);
         let created = (self.verb == Verb::Append).then(|| {
             let parts = self.thread.table.key_columns().iter().map(|column| {
                 Value::from_json(row.get(&column.name).cloned().unwrap_or_default(), column.kind)
