@@ -261,7 +261,6 @@ fn list_args(step: &Step) -> Vec<Arg<'_>> {
 }
 
 /// What came of a plan.
-#[expect(clippy::large_enum_variant, reason = "it is handed on once and taken apart at once")]
 pub(crate) enum Settled {
     /// It has its outcome.
     Decided(Commit),

@@ -29,7 +29,7 @@ fn filled(step: Step, from: usize) -> Step {
 }
 
 fn plan(operation: String, steps: Vec<Step>, takes_row: bool) -> Plan {
-    let draft = TEXTS.iter().fold(Draft::named("wide.changed"), |draft, text| draft.with(*text, *text));
+    let draft = TEXTS.iter().fold(Draft::named("wide.changed"), |draft, text| draft.with(text, *text));
     let draft = draft.with("row", "is taken in");
     let draft = if takes_row { draft.with_row_of(0) } else { draft };
     let plan = Plan::of(&tenant("acme"), operation).steps(steps);
