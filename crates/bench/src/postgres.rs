@@ -82,7 +82,7 @@ create table bench_by_hand.profiles (
 );
 create table bench_by_hand.outbox (
     position bigserial primary key, tenant text not null, operation text not null, resource text not null,
-    key text not null, at timestamptz not null, events jsonb not null, unique (tenant, operation)
+    key text not null, at timestamptz not null, events json not null, unique (tenant, operation)
 );
 ";
 
@@ -94,7 +94,7 @@ with updated as (
     returning version
 )
 insert into bench_by_hand.outbox (tenant, operation, resource, key, at, events)
-select $1, $4, 'profile', $2::bigint::text, now(), $5::text::jsonb from updated
+select $1, $4, 'profile', $2::bigint::text, now(), $5::text::json from updated
 returning position";
 
 impl ByHand {

@@ -159,7 +159,7 @@ impl Store for PostgresStore {
             Attempt::NotMade => false,
         };
         let (reply, outcome) = oneshot::channel();
-        let events = self.shared.events_ahead(plan).filter(|_| !left_open);
+        let events = if left_open { None } else { self.shared.events_ahead(plan) };
         if !lane.queue.push(Job { plan: plan.clone(), events, left_open, reply }) {
             return Err(closed());
         }

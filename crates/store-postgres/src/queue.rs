@@ -10,7 +10,7 @@ use crate::batch::{Admission, size_of};
 use crate::compile::Settled;
 
 /// Plans in one batch. More gain nothing, and each waits for all.
-const PLANS_MAX: usize = 256;
+pub(crate) const PLANS_MAX: usize = 256;
 /// Bytes in one batch, roughly.
 const BYTES_MAX: usize = 8_000_000;
 

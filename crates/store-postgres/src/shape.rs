@@ -8,7 +8,7 @@
 use statehouse_store::log::partition_of;
 use statehouse_store::plan::{Assignment, Expect, Verb};
 use statehouse_store::table::VERSION;
-use statehouse_store::{Expr, Guard, Operand, Plan, Step, Table, Time, Type, Value, eval};
+use statehouse_store::{Expr, Guard, Operand, Plan, Row, Step, Table, Time, Type, Value, eval};
 
 use crate::room;
 use crate::sql::{Arg, type_name};
@@ -268,28 +268,31 @@ pub(crate) fn events_of(plan: &Plan, now: Option<Time>) -> String {
         }
         if takes {
             push_name(&mut out, "row");
-        }
-        if takes && row.is_none() {
-            out.extend_from_slice(ROW_MARK.as_bytes());
-        }
-        if let Some((step, row)) = row.as_ref().filter(|_| takes) {
-            out.push(b'{');
-            for (column, value) in row.table().columns().iter().zip(row.values()) {
-                push_name(&mut out, &column.name);
-                let is_it = |a: &Assignment| is_stamped(a, now) && a.column == column.name;
-                match step.assignments.iter().position(is_it) {
-                    Some(place) => out.extend_from_slice(stamp(step, place).as_bytes()),
-                    None => value.write_json(&mut out),
-                }
+            match &row {
+                Some((step, row)) => push_row(&mut out, step, row, now),
+                None => out.extend_from_slice(ROW_MARK.as_bytes()),
             }
-            push_name(&mut out, VERSION);
-            push(&mut out, &row.version());
-            out.push(b'}');
         }
         out.extend_from_slice(b"}}");
     }
     out.push(b']');
     String::from_utf8(out).unwrap_or_default()
+}
+
+/// The row that a step inserts, with marks for what the server's clock says.
+fn push_row(out: &mut Vec<u8>, step: &Step, row: &Row, now: Option<Time>) {
+    out.push(b'{');
+    for (column, value) in row.table().columns().iter().zip(row.values()) {
+        push_name(out, &column.name);
+        let is_it = |a: &Assignment| is_stamped(a, now) && a.column == column.name;
+        match step.assignments.iter().position(is_it) {
+            Some(place) => out.extend_from_slice(stamp(step, place).as_bytes()),
+            None => value.write_json(out),
+        }
+    }
+    push_name(out, VERSION);
+    push(out, &row.version());
+    out.push(b'}');
 }
 
 fn push_name(out: &mut Vec<u8>, name: &str) {

@@ -16,7 +16,7 @@ use crate::look::Statements;
 use crate::options::Options;
 use crate::order::place;
 use crate::reader::{ATTEMPTS, Readers};
-use crate::shape::events_of;
+use crate::shape::{compilable, events_of};
 use crate::take::Taker;
 use crate::tenancy::Scope;
 use crate::trust::Doubts;
@@ -204,7 +204,7 @@ impl Shared {
 
     /// The events of a plan that may be compiled, as its statement sends them. By a clock of our own they are not known yet.
     pub(crate) fn events_ahead(&self, plan: &Plan) -> Option<String> {
-        let compiles = || plan.steps().len() == 1 || is_uniform(plan);
+        let compiles = || compilable(plan).is_some() || is_uniform(plan);
         let is_known = self.options.clock.is_none() && plan.entry().is_some();
         (is_known && compiles()).then(|| events_of(plan, None))
     }

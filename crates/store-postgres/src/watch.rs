@@ -2,13 +2,15 @@
 //!
 //! A server that is gone without a word is found out by its silence. To set a clock for each request would find it out too,
 //! but what that takes for each, a lone reader of a page feels: a twentieth of its rate. So a connection has one clock,
-//! which ticks a few times in the span that is waited; whoever waits only notes at which tick it began, and at which an
+//! which ticks a few times in the span that is waited; whoever waits only notes at which tick it began, and at which its
 //! answer came. When too many ticks have passed since, the connection is dropped, and all who wait are told.
 //!
-//! - W1. Nobody waits for longer than the span and two ticks. *Answers come in the order of the requests: as long as one is
-//!   missing, so are all behind it, and nothing is noted any more.*
+//! - W1. Behind the last answer nobody waits for longer than the span and two ticks. *Answers come in the order of the requests:
+//!   as long as one is missing, so are all behind it. Only answers are noted: who gives up waiting has had none.*
 //! - W2. A connection on which nobody waits is never dropped for its silence. *Where it begins is noted before anybody is
-//!   counted as waiting, and where it ends before nobody is any more.*
+//!   counted as waiting.*
+//!
+//! Who has its answer and does not look at it for so long is taken for one who waits.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -48,8 +50,10 @@ impl Watch {
 
     /// Waits for an answer under this watch. It ends when the connection does, at the latest.
     pub(crate) async fn over<T>(&self, work: impl Future<Output = T>) -> T {
-        let _waiting = self.wait();
-        work.await
+        let waiting = self.wait();
+        let done = work.await;
+        waiting.answered();
+        done
     }
 
     fn wait(&self) -> Waiting<'_> {
@@ -91,9 +95,14 @@ impl Watch {
 /// Somebody waits.
 struct Waiting<'w>(&'w Watch);
 
+impl Waiting<'_> {
+    fn answered(self) {
+        self.0.note();
+    }
+}
+
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.note();
         self.0.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 }
@@ -114,10 +123,24 @@ mod tests {
         let first = watch.wait();
         assert!(!(0..TICKS).any(|_| watch.ticks()), "the tick that it began within does not count");
         let second = watch.wait();
-        drop(first);
+        first.answered();
         assert_eq!(left(&watch), Some(TICKS + 1), "an answer came, and another one is missing");
         assert!(watch.is_over());
         drop(second);
         assert_eq!(left(&watch), None, "nobody waits any more");
+        let third = watch.wait();
+        assert_eq!(left(&watch), Some(TICKS + 1), "it begins anew");
+        drop(third);
+    }
+
+    #[test]
+    fn who_gives_up_waiting_does_not_make_the_others_wait_longer() {
+        let watch = Watch::new(Duration::from_secs(8));
+        let _patient = watch.wait();
+        for _ in 0..TICKS {
+            let _impatient = watch.wait();
+            assert!(!watch.ticks());
+        }
+        assert!(watch.ticks());
     }
 }

@@ -25,7 +25,7 @@ use crate::compile::{Set, Settled, Way, is_uniform, lookup_words};
 use crate::fault::Fault;
 use crate::link::{Answers, Call, Closing, Link, Session};
 use crate::order::place;
-use crate::queue::{Job, Queue, Told};
+use crate::queue::{Job, PLANS_MAX, Queue, Told};
 use crate::shape::{compilable, inserts};
 use crate::shared::Shared;
 use crate::sql::{int_at, row_at};
@@ -119,7 +119,8 @@ pub(crate) async fn work(shared: Arc<Shared>, lane: usize) {
             for _ in 0..YIELDS_MAX {
                 let before = lane.queue.len();
                 tokio::task::yield_now().await;
-                if lane.queue.len() == before {
+                let waiting = lane.queue.len();
+                if waiting == before || waiting >= PLANS_MAX {
                     break;
                 }
             }

@@ -111,6 +111,11 @@ impl Load<'_> {
         Some(if index.across { (partition, sort + tenant + 1) } else { (partition + tenant, sort) })
     }
 
+    /// What that entry adds to the row's weight.
+    fn entry_weight(index: &Index, (partition, sort): (usize, usize)) -> usize {
+        partition + sort + 2 * index.name.len()
+    }
+
     fn name(&self) -> String {
         let key = self.key().cloned().collect();
         Address { table: self.table.clone(), tenant: self.tenant.clone(), key }.to_string()
@@ -120,14 +125,14 @@ impl Load<'_> {
         let exceeded = |what: String, limit, actual| Err(StoreError::LimitExceeded { what, limit, actual });
         let mut weight = self.own_weight();
         for index in self.table.indexes() {
-            let Some((partition, sort)) = self.index_weights(index) else { continue };
+            let Some(weights @ (partition, sort)) = self.index_weights(index) else { continue };
             let parts =
                 [("partition", partition, PARTITION_KEY_BYTES_MAX), ("sort", sort, SORT_KEY_BYTES_MAX)];
             if let Some((part, actual, limit)) = parts.into_iter().find(|(_, actual, limit)| actual > limit) {
                 let what = format!("the {part} part of index {} for the row {}", index.name, self.name());
                 return exceeded(what, limit, actual);
             }
-            weight += partition + sort + 2 * index.name.len();
+            weight += Load::entry_weight(index, weights);
         }
         if weight > ROW_BYTES_MAX {
             return exceeded(format!("the row {}", self.name()), ROW_BYTES_MAX, weight);
@@ -140,9 +145,8 @@ impl Load<'_> {
 pub fn row_weight(row: &Row) -> usize {
     let values: Vec<&Value> = row.values().iter().collect();
     let load = Load { table: row.table(), tenant: row.tenant(), values: &values };
-    let entry = |index: &Index| {
-        load.index_weights(index).map_or(0, |(partition, sort)| partition + sort + 2 * index.name.len())
-    };
+    let entry =
+        |index: &Index| load.index_weights(index).map_or(0, |weights| Load::entry_weight(index, weights));
     load.own_weight() + load.table.indexes().iter().map(entry).sum::<usize>()
 }
 

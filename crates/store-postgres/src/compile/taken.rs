@@ -20,7 +20,7 @@ use super::{Compiler, Set, Source, Statement, list_args};
 use crate::link::Call;
 use crate::look::Spot;
 use crate::room;
-use crate::shape::{constants_of_step, is_exact, steps_are_alike};
+use crate::shape::{constants_of_step, is_exact, lists, steps_are_alike};
 use crate::sql::{Arg, all_columns, int_at, placeholder, row_at};
 
 /// The statements of takes that were written last, each with a take of its shape.
@@ -95,7 +95,7 @@ impl Compiler<'_> {
         let step = plan.steps().first()?;
         let (table, range) = (&step.table, Spot::Range(take.query()));
         // The tenant, the lists, the range, the weight, and then the constants.
-        let before = 1 + list_args(step).len();
+        let before = 1 + lists(step).len();
         let behind = before + range.constants().len();
         let mut statement = Statement::new(self, plan, step, Source::Parameters, Set::Transaction);
         (statement.stamped, statement.before) = (None, behind + 1);
