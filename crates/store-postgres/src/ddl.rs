@@ -34,6 +34,11 @@ const SYSTEM_COLUMNS: [&str; 6] = ["cmax", "cmin", "ctid", "tableoid", "xmax", "
 /// within a page.
 pub(crate) const INDEXED: &str = "tenant <> ''";
 
+/// What every index of a declared table is made with. Since each of them ends with the key, no two rows have an entry in
+/// common, only versions of one row do; to look for duplicates on every full page before it is split, as PostgreSQL does
+/// by itself, finds nothing worth it and takes a fifth of the time of a job's claim.
+const DISTINCT: &str = "deduplicate_items = off";
+
 /// The longest name that PostgreSQL keeps.
 const NAME_BYTES_MAX: usize = 63;
 
@@ -104,6 +109,12 @@ impl Names {
         ]
     }
 
+    /// What lets the log be packed with lz4, for servers that have it. Its records are long where many plans are one, and to
+    /// pack such a one as PostgreSQL does by itself takes longer than to write it.
+    pub(crate) fn pack_log(&self) -> String {
+        format!("alter table {} alter column events set compression lz4", self.log())
+    }
+
     /// What a difference takes.
     pub(crate) fn statements(
         &self,
@@ -149,7 +160,7 @@ impl Names {
         lines.push(format!("{VERSION} bigint not null default 1"));
         let key = table.key_columns().iter().map(|column| name(&column.name));
         let key: Vec<String> = std::iter::once(TENANT.to_owned()).chain(key).collect();
-        lines.push(format!("primary key ({})", key.join(", ")));
+        lines.push(format!("primary key ({}) with ({DISTINCT})", key.join(", ")));
         format!("create table {} (\n    {}\n)", self.table(table.name()), lines.join(",\n    "))
     }
 
@@ -176,7 +187,7 @@ impl Names {
         let sparse = sparse.map(|column| format!("{} is not null", name(&column.name)));
         let conditions: Vec<String> = std::iter::once(INDEXED.to_owned()).chain(sparse).collect();
         format!(
-            "create index {} on {} ({}) where {}",
+            "create index {} on {} ({}) with ({DISTINCT}) where {}",
             name(&index_name(table.name(), &index.name)),
             self.table(table.name()),
             columns.join(", "),
@@ -260,9 +271,9 @@ mod tests {
                  user_id bigint not null,\n    display_name text not null,\n    bio text,\n    \
                  avatar_url text,\n    status text collate \"C\" not null default 'ACTIVE',\n    \
                  updated_at timestamptz,\n    version bigint not null default 1,\n    \
-                 primary key (tenant, user_id)\n)",
+                 primary key (tenant, user_id) with (deduplicate_items = off)\n)",
                 "create index profiles_by_status_idx on public.profiles (tenant, status, updated_at, user_id) \
-                 where tenant <> '' and updated_at is not null",
+                 with (deduplicate_items = off) where tenant <> '' and updated_at is not null",
             ],
         );
     }
@@ -298,7 +309,7 @@ mod tests {
             (
                 Difference::AddIndex(table.indexes()[0].clone()),
                 "create index order_by_note_idx on \"My House\".\"order\" (tenant, note collate \"C\", \"user\") \
-                 where tenant <> '' and note is not null",
+                 with (deduplicate_items = off) where tenant <> '' and note is not null",
             ),
             (Difference::DropIndex(table.indexes()[0].clone()), "drop index \"My House\".order_by_note_idx"),
             (Difference::DropTable, "drop table \"My House\".\"order\""),
@@ -322,7 +333,7 @@ mod tests {
                 .statements(&table, &Difference::AddIndex(table.indexes()[0].clone()))
                 .unwrap(),
             &["create index jobs_due_idx on public.jobs (due_shard, due_at, tenant, queue, number) \
-               where tenant <> '' and due_shard is not null and due_at is not null"],
+               with (deduplicate_items = off) where tenant <> '' and due_shard is not null and due_at is not null"],
         );
     }
 

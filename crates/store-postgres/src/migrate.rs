@@ -118,6 +118,11 @@ impl Builder<'_> {
         for statement in self.names.own_tables(self.options.partitions.unwrap_or(PARTITIONS)) {
             self.say(&statement).await?;
         }
+        let text = "select exists (select from pg_catalog.pg_settings \
+                    where name = 'default_toast_compression' and 'lz4' = any (enumvals))";
+        if is_true(&self.ask(Call::new(text, Vec::new())).await.map_err(denied)?)? {
+            self.say(&self.names.pack_log()).await?;
+        }
         Ok(())
     }
 

@@ -37,6 +37,27 @@ pub async fn start_at_once(namespace: &Namespace) {
     assert_eq!(made, [0, 0, 0, 0, 0, 2]);
 }
 
+/// What is said of a table when it is made: no index looks for duplicates, which it cannot have, and the log is packed with
+/// lz4 where the server can.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn indexes_and_the_log_are_made_for_what_is_kept_in_them() {
+    let namespace = Namespace::new();
+    namespace.open_with(&[&profiles()]).await;
+    let client = raw().await;
+    let text = "select count(*), count(*) filter (where 'deduplicate_items=off' = any (i.reloptions)) \
+                from pg_index x join pg_class i on i.oid = x.indexrelid join pg_class t on t.oid = x.indrelid \
+                where t.relname = 'profiles' and t.relnamespace = to_regnamespace($1)";
+    let row = client.query_one(text, &[&namespace.schema()]).await.unwrap();
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (2, 2));
+    let text = "select exists (select from pg_settings where name = 'default_toast_compression' and 'lz4' = any (enumvals))";
+    if client.query_one(text, &[]).await.unwrap().get(0) {
+        let text = "select attcompression::text from pg_attribute where attname = 'events' and attrelid = \
+                    (select oid from pg_class where relname = 'statehouse_log' and relnamespace = to_regnamespace($1))";
+        let row = client.query_one(text, &[&namespace.schema()]).await.unwrap();
+        assert_eq!(row.get::<_, String>(0), "l");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_word_that_the_server_knows_can_name_a_column() {
     let namespace = Namespace::new();

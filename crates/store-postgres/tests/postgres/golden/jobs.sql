@@ -5,6 +5,6 @@ create table house.jobs (
     due_shard bigint,
     due_at timestamptz,
     version bigint not null default 1,
-    primary key (tenant, queue, number)
+    primary key (tenant, queue, number) with (deduplicate_items = off)
 );
-create index jobs_due_idx on house.jobs (due_shard, due_at, tenant, queue, number) where tenant <> '' and due_shard is not null and due_at is not null;
+create index jobs_due_idx on house.jobs (due_shard, due_at, tenant, queue, number) with (deduplicate_items = off) where tenant <> '' and due_shard is not null and due_at is not null;

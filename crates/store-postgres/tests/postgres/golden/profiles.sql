@@ -7,6 +7,6 @@ create table house.profiles (
     status text collate "C" not null default 'ACTIVE',
     updated_at timestamptz,
     version bigint not null default 1,
-    primary key (tenant, user_id)
+    primary key (tenant, user_id) with (deduplicate_items = off)
 );
-create index profiles_by_status_idx on house.profiles (tenant, status, updated_at, user_id) where tenant <> '' and updated_at is not null;
+create index profiles_by_status_idx on house.profiles (tenant, status, updated_at, user_id) with (deduplicate_items = off) where tenant <> '' and updated_at is not null;
