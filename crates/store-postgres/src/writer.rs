@@ -176,14 +176,25 @@ impl Desk<'_> {
         {
             return vec![Some(outcome)];
         }
-        // A plan of many rows is worth a transaction of its own; the others go with the next one.
+        // A plan of many rows is worth a transaction of its own. So are those that wait before the first one of them.
+        let is_long = |plan: &Plan| plan.steps().len() >= UNIFORM_MIN && is_uniform(plan);
         if let [first, others @ ..] = plans
             && !left_open
             && !others.is_empty()
-            && first.steps().len() >= UNIFORM_MIN
-            && let Attempt::Settled(outcome) = self.settle_uniform(first, first_events).await
         {
-            return std::iter::once(Some(outcome)).chain(others.iter().map(|_| None)).collect();
+            if is_long(first)
+                && let Attempt::Settled(outcome) = self.settle_uniform(first, first_events).await
+            {
+                return std::iter::once(Some(outcome)).chain(others.iter().map(|_| None)).collect();
+            }
+            if !is_long(first)
+                && let Some(before) = plans.iter().position(is_long)
+            {
+                let (plans, deferred) = plans.split_at(before);
+                let mut outcomes = Box::pin(self.settle(plans, events, left_open)).await;
+                outcomes.extend(deferred.iter().map(|_| None));
+                return outcomes;
+            }
         }
         if plans.len() > 1
             && !left_open

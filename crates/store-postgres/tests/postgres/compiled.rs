@@ -531,3 +531,44 @@ async fn plans_of_many_steps_are_judged_and_stamped_by_the_server() {
     let place = record.position.unwrap();
     assert_eq!(store.read_log(place.partition, place.offset - 1, 1).await.unwrap().records, [record]);
 }
+
+/// Plans of many steps that wait behind short ones are one statement each all the same, and the short ones go before them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn long_plans_that_wait_behind_short_ones_are_one_statement_each() {
+    let (table, acme, at) = (everything(), tenant("acme"), Time::from_millis(1_700_000_000_000));
+    let mut namespace = Namespace::new();
+    namespace.options.writers = 1;
+    namespace.options.partitions = Some(1);
+    let store = Arc::new(namespace.open_with(&[&table]).await);
+    for id in 0..60_i64 {
+        let insert = Step::insert(&table, [id.into(), at.into()]);
+        store.commit(&Plan::of(&acme, format!("create-{id}")).step(insert).build().unwrap()).await.unwrap();
+    }
+    let plan = |operation: &str, ids: std::ops::Range<i64>| {
+        let delete = |id: i64| Step::delete(&table, [id.into(), at.into()]).guard(is_null("text"));
+        let entry = Entry::about("thing", operation).event(Draft::named("thing.removed"));
+        Plan::of(&acme, operation).steps(ids.map(delete)).log(entry).build().unwrap()
+    };
+    let plans = [
+        plan("three", 0..3),
+        plan("one", 3..4),
+        plan("twenty", 4..24),
+        plan("two", 24..26),
+        plan("eighteen", 26..44),
+    ];
+    let before = store.counts();
+    let commits = Held::of(&store, &namespace, &table).await.commit(&plans).await;
+    let offsets: Vec<u64> = commits
+        .iter()
+        .map(|commit| match commit {
+            Commit::Applied(applied) => applied.record.as_ref().unwrap().position.unwrap().offset,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert!(offsets.is_sorted(), "{offsets:?}");
+    let counts = store.counts();
+    // The first two together, by their rows; `two` by itself, because only a long one is left behind it.
+    assert_eq!((counts.uniform - before.uniform, counts.batched - before.batched), (3, 2));
+    let left = Address::new(&table, &acme, [43.into(), at.into()]).unwrap();
+    assert_eq!(store.get(&[left], Consistency::Strong).await.unwrap(), [None]);
+}
