@@ -714,6 +714,11 @@ pub fn data_of(event: &Event) -> Cow<'_, Json> {
     Cow::Owned(event.data)
 }
 
+/// An event about the row with this key, in a record about another one (H6).
+pub(crate) fn with_subject(event: EventDraft, key: &str, about: &str) -> EventDraft {
+    if key == about { event } else { event.with(SUBJECT, key) }
+}
+
 /// Leaves of an event what it says without what only tells its subject.
 pub(crate) fn drop_subject(event: &mut Event) {
     if let Some(data) = event.data.as_object_mut() {
@@ -802,7 +807,7 @@ fn assemble(
         let before = plan.steps.len();
         let about = |key: String, mut event: EventDraft| {
             event.row_of = event.row_of.map(|step| step + before);
-            if key == subject { event } else { event.with(SUBJECT, key) }
+            with_subject(event, &key, &subject)
         };
         let event = match draft {
             Draft::Done(answer) => EventDraft::named(UNCHANGED).with("answer", json!(answer)),

@@ -55,6 +55,7 @@ pub(super) const CASES: &[Case] = cases! {
         a_batch_decides_each_job_by_itself(8),
         jobs_that_end_together_are_one_record(8),
         what_is_not_kept_goes_when_it_is_done(8),
+        what_handlers_end_together_ends_once(42),
         a_repeated_claim_gets_its_own_jobs(8),
         jobs_of_one_key_run_in_their_order(8),
         of_one_key_so_many_run_at_once(8),

@@ -1,5 +1,10 @@
 //! How jobs end: several at once, and without a trace but in the log.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use statehouse::house::subject_of;
+use tokio::sync::watch;
+
 use super::*;
 
 /// As [`BLUEPRINT`], but nothing that is done is kept.
@@ -116,4 +121,126 @@ pub(super) async fn what_is_not_kept_goes_when_it_is_done(lab: &dyn Lab) -> Resu
     let mut ids: Vec<&str> = told.iter().flat_map(|events| ids_in(events)).collect();
     ids.sort_unstable();
     same("what the log tells", &ids, &vec!["first", "heir", "keyed", "plain", "second"])
+}
+
+/// Jobs that are kept when they are done, and tasks that are not.
+const TWO_KINDS: &str = r#"
+[house]
+name = "drill"
+
+[schedule.job]
+shards = 2
+
+[schedule.task]
+shards = 2
+keep   = "0s"
+"#;
+
+/// Jobs that all end at the same time: when they are let.
+struct Gate {
+    under_way: AtomicUsize,
+    open: watch::Sender<bool>,
+}
+
+#[async_trait]
+impl Handler for Gate {
+    async fn handle(&self, job: &Job) -> Result<Json, Failure> {
+        self.under_way.fetch_add(1, Ordering::SeqCst);
+        let mut open = self.open.subscribe();
+        open.wait_for(|open| *open).await.map_err(|_| Failure::passing("the gate is gone"))?;
+        Ok(json!(job.job_id))
+    }
+}
+
+/// Handlers that end at the same time: what they did is recorded together, each job once and under its own name. If something
+/// is in the way of one of them, or its end concerns others, that is its own affair.
+pub(super) async fn what_handlers_end_together_ends_once(lab: &dyn Lab) -> Result<()> {
+    let visitor = Visitor::open(lab, TWO_KINDS).await?;
+    let many: Vec<String> = (0..40).map(|number| format!("m{number}")).collect();
+    for (schedule, table) in [("job", "jobs"), ("task", "tasks")] {
+        let enqueue = async |job: &str, mut input: Json| {
+            input["job_id"] = json!(job);
+            visitor.done(&format!("{schedule}.enqueue"), &[], input, None).await
+        };
+        let start = |gate: &Arc<Gate>| {
+            let options = HandOptions { at_once: 64, ..HandOptions::default() };
+            Hands::start(&visitor.house, schedule, "default", gate.clone(), options)
+        };
+        let finished = async |expected: &[&str]| -> Result<Vec<usize>> {
+            let name = format!("{schedule}.completed");
+            let (mut told, mut sizes): (Vec<String>, Vec<usize>) = (Vec::new(), Vec::new());
+            for record in whole_log(visitor.house.store().as_ref()).await? {
+                let before = told.len();
+                for event in record.events.iter().filter(|event| event.name == name) {
+                    let job = event.data["job_id"].as_str().context("an event of no job")?;
+                    same("whom it is about", &subject_of(&record, event), &Some((schedule, job)))?;
+                    same("its result", &event.data["result"], &json!(job))?;
+                    told.push(job.to_owned());
+                }
+                sizes.extend(Some(told.len() - before).filter(|events| *events > 0));
+            }
+            told.sort_unstable();
+            let mut expected = expected.to_vec();
+            expected.sort_unstable();
+            same("what was completed", &told.iter().map(String::as_str).collect(), &expected)?;
+            Ok(sizes)
+        };
+        // They concern nobody else.
+        for job in &many {
+            enqueue(job, json!({})).await?;
+        }
+        let gate = Gate::closed();
+        let hands = start(&gate)?;
+        gate.is_reached_by(many.len()).await?;
+        gate.opens();
+        hands.stop().await;
+        let mut expected: Vec<&str> = many.iter().map(String::as_str).collect();
+        let sizes = finished(&expected).await?;
+        ensure!(sizes.len() < many.len(), "each had a record of its own");
+        // One has a key that ends with it, one lets another one go on, and one is taken away meanwhile.
+        enqueue("keyed", json!({"unique_key": "k"})).await?;
+        enqueue("first", json!({"order_key": "o"})).await?;
+        enqueue("second", json!({"order_key": "o"})).await?;
+        enqueue("lost", json!({})).await?;
+        enqueue("plain", json!({})).await?;
+        let gate = Gate::closed();
+        let hands = start(&gate)?;
+        gate.is_reached_by(4).await?;
+        visitor.done(&format!("{schedule}.cancel"), &id("lost"), json!({}), None).await?;
+        gate.opens();
+        gate.is_reached_by(5).await?;
+        hands.stop().await;
+        expected.extend(["keyed", "first", "second", "plain"]);
+        finished(&expected).await?;
+        let left: Vec<(Option<String>, Option<String>)> = all_rows(&visitor, table)
+            .await?
+            .iter()
+            .map(|row| (row.text("job_id").map(str::to_owned), row.text("state").map(str::to_owned)))
+            .filter(|(job, _)| schedule == "task" || job.as_deref() == Some("lost"))
+            .collect();
+        same("what was lost", &left, &vec![(Some("lost".to_owned()), Some("CANCELLED".to_owned()))])?;
+        nobody_is_left_in_line(&visitor, schedule).await?;
+    }
+    Ok(())
+}
+
+impl Gate {
+    fn closed() -> Arc<Gate> {
+        Arc::new(Gate { under_way: AtomicUsize::new(0), open: watch::Sender::new(false) })
+    }
+
+    async fn is_reached_by(&self, jobs: usize) -> Result<()> {
+        for _ in 0..2_000 {
+            if self.under_way.load(Ordering::SeqCst) >= jobs {
+                break;
+            }
+            pause().await;
+        }
+        same("how many are under way", &self.under_way.load(Ordering::SeqCst), &jobs)
+    }
+
+    /// Lets those end that are under way, and the others when they come.
+    fn opens(&self) {
+        self.open.send_replace(true);
+    }
 }

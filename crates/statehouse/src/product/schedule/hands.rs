@@ -2,8 +2,8 @@
 //!
 //! [`Hands`] claim jobs of one queue, of all tenants in turn, as many at a time as there is room for, and do them at once,
 //! each in a task of its own. A third of a lease before they would lose it they hold it for another one. What comes of a job is
-//! recorded when it ends. Jobs that are done while others are being recorded are recorded together, as one plan if nothing is
-//! in the way of any of them.
+//! recorded when it ends. Jobs that end while others are being recorded gather meanwhile and are recorded together, as one plan
+//! if nothing is in the way of any of them.
 //!
 //! - W1. *Each tenant has its turn.* Of the room that there is each tenant that waits gets an equal part, and who came last
 //!   begins the next round. A tenant with a long queue does not hold up one with a short one.
@@ -19,16 +19,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use serde_json::{Map, Value as Json, json};
-use statehouse_store::{Query, Row, StoreError, Tenant, Time, Value};
+use statehouse_store::{Commit, Entry, Plan, Query, Row, StoreError, Tenant, Time, Value};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::claim::{CODE, Claimer, JOBS, Want};
+use super::claim::{Claimer, Want};
 use super::write::FINAL;
 use super::{ATTEMPT, BATCH_MAX, ERROR, JOB_ID, PAYLOAD, QUEUE, RESULT, RUNNABLE, Schedule};
 use crate::action::{Code, Does, Refusal};
-use crate::house::{House, Operation, Request};
+use crate::house::{House, Operation, Request, with_subject};
+use crate::infra::due::settled;
+use crate::resource::key_text;
 
 /// A job to do.
 #[derive(Clone, Debug)]
@@ -179,10 +182,10 @@ struct Round {
     is_busy: bool,
 }
 
-/// Jobs to do, and when there may be more.
+/// How many jobs there were to do, and when there may be more.
 #[derive(Default)]
 struct Claimed {
-    jobs: Vec<Row>,
+    jobs: usize,
     next_at: Option<Time>,
 }
 
@@ -207,16 +210,16 @@ impl Labour {
             news.borrow_and_update();
             let room = self.options.at_once.saturating_sub(tasks.len());
             // A claim of many costs hardly more than one of few, so it waits until there is room for some.
-            let claimed = if room * 2 >= self.options.at_once.max(1) {
-                self.claim(room, &mut round).await.unwrap_or_default()
-            } else {
-                Claimed::default()
-            };
-            let idle = claimed.jobs.is_empty();
-            for job in claimed.jobs {
-                tasks.spawn(self.clone().attend(job, done.clone()));
+            if room == 0 || room * 2 < self.options.at_once {
+                tokio::select! {
+                    Some(_) = tasks.join_next() => {}
+                    _ = stop.changed() => {}
+                }
+                continue;
             }
-            if idle {
+            let attend = |job| drop(tasks.spawn(self.clone().attend(job, done.clone())));
+            let claimed = self.claim(room, &mut round, attend).await.unwrap_or_default();
+            if claimed.jobs == 0 {
                 // What waits for its time, or is another's until its lease is over, is looked at then.
                 let due_in = claimed.next_at.map_or(self.options.idle_max, |at| at.since(clock.now()));
                 let pause = self.options.idle_max.min(due_in.max(Duration::from_millis(1)));
@@ -233,8 +236,14 @@ impl Labour {
         while recorder.join_next().await.is_some() {}
     }
 
-    /// Claims for one tenant after the other, as long as there is room (W1).
-    async fn claim(&self, room: usize, round: &mut Round) -> Result<Claimed, StoreError> {
+    /// Claims for one tenant after the other, as long as there is room (W1), and has every job attended to as soon as it is
+    /// there.
+    async fn claim(
+        &self,
+        room: usize,
+        round: &mut Round,
+        mut attend: impl FnMut(Row),
+    ) -> Result<Claimed, StoreError> {
         let clock = self.house.clock();
         if round.tenants.is_empty() || clock.uptime() >= round.until {
             round.tenants = self.tenants().await?;
@@ -250,7 +259,7 @@ impl Labour {
         let part = if round.is_busy { part } else { part.min(most) };
         round.is_busy = false;
         for turn in 0..many {
-            let left = room.saturating_sub(claimed.jobs.len());
+            let left = room.saturating_sub(claimed.jobs);
             let Some(tenant) = round.tenants.get((round.first + turn) % many) else { continue };
             if left == 0 {
                 round.first = (round.first + turn) % many;
@@ -263,24 +272,26 @@ impl Labour {
                 let want = Want { tenant, queue, worker, limit, lease: self.lease() };
                 self.schedule.claim(&**self.house.store(), &**clock, self.house.ids(), want)
             });
-            let (before, mut failure) = (claimed.jobs.len(), None);
-            for found in join_all(claims).await {
+            let (before, mut failure) = (claimed.jobs, None);
+            let mut claims: FuturesUnordered<_> = claims.collect();
+            while let Some(found) = claims.next().await {
                 match found {
                     Ok(found) => {
-                        claimed.jobs.extend(found.jobs);
+                        claimed.jobs += found.jobs.len();
+                        found.jobs.into_iter().for_each(&mut attend);
                         claimed.next_at = [claimed.next_at, found.next_at].into_iter().flatten().min();
                     }
                     Err(error) => failure = Some(error),
                 }
             }
-            round.is_busy |= claimed.jobs.len() - before == part;
+            round.is_busy |= claimed.jobs - before == part;
             match failure {
-                Some(error) if claimed.jobs.is_empty() => return Err(error),
+                Some(error) if claimed.jobs == 0 => return Err(error),
                 Some(_) => break,
                 None => {}
             }
         }
-        if claimed.jobs.is_empty() {
+        if claimed.jobs == 0 {
             // Who is in the list has nothing that is due; others may.
             round.until = Duration::ZERO;
         }
@@ -348,50 +359,66 @@ impl Labour {
         }
     }
 
-    /// Records jobs that were done, as many together as wait, until there are no more.
+    /// Records jobs that were done, until there are no more. One that ends by itself is recorded at once; those that end
+    /// while others are being recorded gather until they fill a plan, or until those are.
     async fn record_all(self: Arc<Self>, mut ended: mpsc::UnboundedReceiver<Done>) {
         let most = usize::try_from(BATCH_MAX).unwrap_or(1);
-        let (mut recording, mut waiting) = (JoinSet::new(), Vec::new());
-        while ended.recv_many(&mut waiting, most).await > 0 {
-            let mut by_tenant: BTreeMap<String, Vec<Done>> = BTreeMap::new();
-            for done in waiting.drain(..) {
-                by_tenant.entry(done.job.tenant.as_str().to_owned()).or_default().push(done);
+        let (mut recording, mut more) = (JoinSet::new(), true);
+        let mut waiting: Vec<Done> = Vec::new();
+        while more || !waiting.is_empty() || !recording.is_empty() {
+            let is_full = waiting.len() >= most;
+            let may_go = recording.is_empty() || (recording.len() < RECORDING_MAX && (is_full || !more));
+            if may_go && !waiting.is_empty() {
+                let mut by_tenant: BTreeMap<String, Vec<Done>> = BTreeMap::new();
+                for done in waiting.drain(..) {
+                    by_tenant.entry(done.job.tenant.as_str().to_owned()).or_default().push(done);
+                }
+                for together in by_tenant.into_values() {
+                    recording.spawn(self.clone().complete(together));
+                }
+                continue;
             }
-            for together in by_tenant.into_values() {
-                recording.spawn(self.clone().complete(together));
+            let room = most - waiting.len();
+            tokio::select! {
+                taken = ended.recv_many(&mut waiting, room), if more && !is_full => more = taken > 0,
+                Some(_) = recording.join_next() => {}
             }
-            while recording.len() >= RECORDING_MAX && recording.join_next().await.is_some() {}
         }
-        while recording.join_next().await.is_some() {}
     }
 
-    /// Completes jobs of one tenant.
+    /// Completes jobs of one tenant: as one plan, or each by itself if something is in the way of one of them.
     async fn complete(self: Arc<Self>, together: Vec<Done>) {
-        let Some(tenant) = together.first().map(|done| done.job.tenant.clone()) else { return };
-        let jobs: Vec<Json> = together
-            .iter()
-            .map(|done| json!({JOB_ID: done.job.job_id, ATTEMPT: done.job.attempt, RESULT: done.result}))
-            .collect();
-        let request = Request {
-            action: format!("{}.complete", self.schedule.queue_resource()),
-            key: vec![Value::from(self.queue.as_str())],
-            input: Map::from_iter([(JOBS.to_owned(), Json::Array(jobs))]),
-            expected: None,
-        };
-        let answer = self.house.call(&tenant, request, Operation::default()).await;
-        for (number, done) in together.into_iter().enumerate() {
-            let code = match &answer {
-                Ok(answer) => answer.body.get(number).and_then(|one| one.get(CODE)).and_then(Json::as_str),
-                Err(refusal) => Some(refusal.code.name()),
-            };
-            // What did not reach the store is sent again, by itself; if it did, that does no harm.
-            if code.is_some_and(|code| PASSING.iter().any(|passing| passing.name() == code)) {
+        if !self.complete_as_one(&together).await {
+            // If the plan did reach the store after all, this does no harm.
+            let each = together.iter().map(async |done| {
                 let input = json!({ATTEMPT: done.job.attempt, RESULT: done.result});
                 self.record(&done.job, "complete", input).await;
-            }
+            });
+            join_all(each).await;
+        }
+        for done in together {
             // Whoever did it may have been let go of.
             let _ = done.recorded.send(());
         }
+    }
+
+    /// Whether jobs were completed by one plan: that of `complete`, for all of them, made without the way of a request.
+    async fn complete_as_one(&self, together: &[Done]) -> bool {
+        let Some(first) = together.first() else { return true };
+        let about = key_text([&Value::from(first.job.job_id.as_str())]);
+        let mut entry = Entry::about(&self.schedule.name, about.as_str());
+        let mut steps = Vec::with_capacity(together.len());
+        for Done { job, result, .. } in together {
+            let completed = self.schedule.completed(&job.tenant, &job.job_id, job.attempt, result.clone());
+            let Ok((step, event)) = completed else { return false };
+            steps.push(self.schedule.concerning_nobody(step));
+            let key = key_text([&Value::from(job.job_id.as_str())]);
+            entry = entry.event(with_subject(event, &key, &about));
+        }
+        let plan = Plan::of(&first.job.tenant, self.house.ids().next()).steps(steps).log(entry);
+        let Ok(plan) = plan.without_rows().build() else { return false };
+        // Nobody need be told: what concerns nobody else lets nobody claim.
+        matches!(settled(&**self.house.store(), &plan).await, Ok(Commit::Applied(_)))
     }
 
     /// Holds a job for one lease after the other. Returns when it is lost (W2).

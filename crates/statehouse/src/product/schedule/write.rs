@@ -109,6 +109,40 @@ impl Schedule {
         due::set(step, self.shard_of(tenant, job_id), now_plus(keep))
     }
 
+    /// The step that completes a job under an attempt, and the event that tells it.
+    pub(super) fn completed(
+        &self,
+        tenant: &Tenant,
+        job_id: &str,
+        attempt: i64,
+        result: Json,
+    ) -> Result<(Step, EventDraft), Refusal> {
+        check_size(RESULT, &result)?;
+        let step = if self.keep.is_zero() {
+            Step::delete(&self.jobs, [job_id.into()]).guard(Schedule::held(attempt))
+        } else {
+            let step = Step::update(&self.jobs, [job_id.into()])
+                .guard(Schedule::held(attempt))
+                .set(RESULT, document(&result))
+                .set(ERROR, Value::Null);
+            self.over(step, tenant, job_id, COMPLETED)
+        };
+        // What was enqueued with it is in the log already, and there are many of these: only what is new.
+        let event = EventDraft::named(format!("{}.completed", self.name))
+            .with(JOB_ID, job_id)
+            .with(STATE, COMPLETED)
+            .with(ATTEMPT, attempt)
+            .with(RESULT, result);
+        Ok((step, event))
+    }
+
+    /// The same step, if the job's end concerns nobody else: nobody who stands in line behind it, and no unique key that
+    /// would outlive its row.
+    pub(super) fn concerning_nobody(&self, step: Step) -> Step {
+        let step = step.guard(alone());
+        if self.keep.is_zero() { step.guard(is_null(UNIQUE_KEY)) } else { step }
+    }
+
     /// The steps that cancel a job, or only one that nobody has claimed yet: its own row first.
     pub(super) async fn cancelled(
         &self,
@@ -185,30 +219,12 @@ impl Writer {
 
     async fn complete(&self, call: &Call, desk: &Desk<'_>, job_id: &str) -> Result<Draft, Refusal> {
         let schedule = &self.schedule;
-        let attempt = Writer::attempt(call);
         let result = call.input.get(RESULT).cloned().unwrap_or_default();
-        check_size(RESULT, &result)?;
-        let step = if schedule.keep.is_zero() {
-            Step::delete(&schedule.jobs, [job_id.into()]).guard(Schedule::held(attempt))
-        } else {
-            let step = Step::update(&schedule.jobs, [job_id.into()])
-                .guard(Schedule::held(attempt))
-                .set(RESULT, document(&result))
-                .set(ERROR, Value::Null);
-            schedule.over(step, &call.tenant, job_id, COMPLETED)
-        };
-        // What was enqueued with it is in the log already, and there are many of these: only what is new.
-        let event = EventDraft::named(format!("{}.completed", schedule.name))
-            .with(JOB_ID, job_id)
-            .with(STATE, COMPLETED)
-            .with(ATTEMPT, attempt)
-            .with(RESULT, result);
+        let (step, event) = schedule.completed(&call.tenant, job_id, Writer::attempt(call), result)?;
         let pieces = |steps| Draft::Write(Pieces { subject: key_text([&Value::from(job_id)]), steps, event });
         // Most jobs have no order key, and need not be looked at.
         if desk.tries == 0 {
-            let step = step.guard(alone());
-            let step = if schedule.keep.is_zero() { step.guard(is_null(UNIQUE_KEY)) } else { step };
-            return Ok(pieces(vec![step]));
+            return Ok(pieces(vec![schedule.concerning_nobody(step)]));
         }
         let row = schedule.job(desk.store, &call.tenant, job_id).await?;
         let mut steps = vec![step];
