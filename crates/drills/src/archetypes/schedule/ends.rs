@@ -163,8 +163,7 @@ pub(super) async fn what_handlers_end_together_ends_once(lab: &dyn Lab) -> Resul
             visitor.done(&format!("{schedule}.enqueue"), &[], input, None).await
         };
         let start = |gate: &Arc<Gate>| {
-            let options = HandOptions { at_once: 64, ..HandOptions::default() };
-            Hands::start(&visitor.house, schedule, "default", gate.clone(), options)
+            Hands::start(&visitor.house, schedule, "default", gate.clone(), HandOptions::default())
         };
         let finished = async |expected: &[&str]| -> Result<Vec<usize>> {
             let name = format!("{schedule}.completed");
@@ -212,13 +211,17 @@ pub(super) async fn what_handlers_end_together_ends_once(lab: &dyn Lab) -> Resul
         hands.stop().await;
         expected.extend(["keyed", "first", "second", "plain"]);
         finished(&expected).await?;
-        let left: Vec<(Option<String>, Option<String>)> = all_rows(&visitor, table)
-            .await?
-            .iter()
-            .map(|row| (row.text("job_id").map(str::to_owned), row.text("state").map(str::to_owned)))
-            .filter(|(job, _)| schedule == "task" || job.as_deref() == Some("lost"))
-            .collect();
-        same("what was lost", &left, &vec![(Some("lost".to_owned()), Some("CANCELLED".to_owned()))])?;
+        let (lost, kept): (Vec<Row>, Vec<Row>) =
+            all_rows(&visitor, table).await?.into_iter().partition(|row| row.text("job_id") == Some("lost"));
+        let states = |rows: &[Row]| -> Vec<Option<String>> {
+            rows.iter().map(|row| row.text("state").map(str::to_owned)).collect()
+        };
+        same("what was lost", &states(&lost), &vec![Some("CANCELLED".to_owned())])?;
+        let are_kept = if schedule == "job" { expected.len() } else { 0 };
+        same("what is kept", &states(&kept), &vec![Some("COMPLETED".to_owned()); are_kept])?;
+        for row in kept {
+            same("its result", &row.json("result"), &Some(&json!(row.text("job_id"))))?;
+        }
         nobody_is_left_in_line(&visitor, schedule).await?;
     }
     Ok(())

@@ -12,13 +12,12 @@
 //! - W4. At the end no more jobs are claimed, and those under way are finished and recorded.
 //! - W5. A job takes up room until it is recorded: *a store that is slow is not sent more than `at_once` at a time.*
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::{Commit, Entry, Plan, Query, Row, StoreError, Tenant, Time, Value};
@@ -108,8 +107,10 @@ const TRIES_MAX: u32 = 8;
 const PASSING: [Code; 3] = [Code::OutcomeUnknown, Code::Unavailable, Code::Contended];
 /// Jobs of one claim: more than one who asks over HTTP gets, because what a claim costs by itself is shared by them.
 const CLAIM_MAX: usize = 196;
-/// Plans of completions in flight: while some are written, the next ones gather.
+/// Plans of completions in flight, but for the first one of each tenant: while some are written, the next ones gather.
 const RECORDING_MAX: usize = 4;
+/// Bytes of results in one plan: with what else its record says they fit into one.
+const RESULTS_BYTES_MAX: usize = 300_000;
 
 impl Hands {
     /// Starts doing jobs of one queue of a schedule, in the caller's tokio runtime.
@@ -189,12 +190,30 @@ struct Claimed {
     next_at: Option<Time>,
 }
 
-/// A job that was done, on its way to the store.
+/// A job that was done.
 struct Done {
     job: Job,
     result: Json,
-    /// Told when it is recorded, or known to be of no use.
-    recorded: oneshot::Sender<()>,
+    bytes: usize,
+}
+
+/// One on its way to the store, together with others.
+struct Ended {
+    done: Arc<Done>,
+    /// Told whether it was recorded. If it was not, it goes by itself.
+    recorded: oneshot::Sender<bool>,
+}
+
+/// The first jobs that fit into one plan, and into one record of it.
+fn first_that_fit(waiting: &mut VecDeque<Ended>, most: usize) -> Vec<Ended> {
+    let mut bytes = 0;
+    let fits = |ended: &&Ended| {
+        bytes += ended.done.bytes;
+        bytes <= RESULTS_BYTES_MAX
+    };
+    // One that does not fit by itself is refused for that.
+    let many = waiting.iter().take(most).take_while(fits).count().max(1);
+    waiting.drain(..many.min(waiting.len())).collect()
 }
 
 impl Labour {
@@ -202,9 +221,9 @@ impl Labour {
         let clock = self.house.clock().clone();
         let (mut stop, mut news) = (self.stop.clone(), self.schedule.news.subscribe());
         let (mut tasks, mut round) = (JoinSet::new(), Round::default());
-        let (done, ended) = mpsc::unbounded_channel();
+        let (ended, endings) = mpsc::unbounded_channel();
         let mut recorder = JoinSet::new();
-        recorder.spawn(self.clone().record_all(ended));
+        recorder.spawn(self.clone().record_all(endings));
         while !*stop.borrow() {
             while tasks.try_join_next().is_some() {}
             news.borrow_and_update();
@@ -217,7 +236,7 @@ impl Labour {
                 }
                 continue;
             }
-            let attend = |job| drop(tasks.spawn(self.clone().attend(job, done.clone())));
+            let attend = |job| drop(tasks.spawn(self.clone().attend(job, ended.clone())));
             let claimed = self.claim(room, &mut round, attend).await.unwrap_or_default();
             if claimed.jobs == 0 {
                 // What waits for its time, or is another's until its lease is over, is looked at then.
@@ -232,7 +251,7 @@ impl Labour {
             }
         }
         while tasks.join_next().await.is_some() {}
-        drop(done);
+        drop(ended);
         while recorder.join_next().await.is_some() {}
     }
 
@@ -329,7 +348,7 @@ impl Labour {
     }
 
     /// Does one job, and sees to it that what came of it is recorded.
-    async fn attend(self: Arc<Self>, row: Row, done: mpsc::UnboundedSender<Done>) {
+    async fn attend(self: Arc<Self>, row: Row, ended: mpsc::UnboundedSender<Ended>) {
         let text = |name: &str| row.text(name).unwrap_or_default().to_owned();
         let job = Job {
             tenant: row.tenant().clone(),
@@ -346,11 +365,12 @@ impl Labour {
         };
         match outcome {
             Ok(result) => {
-                let (recorded, is_recorded) = oneshot::channel();
-                // Who records goes away after the last of these.
-                if done.send(Done { job, result, recorded }).is_ok() {
-                    let _ = is_recorded.await;
+                let done = Arc::new(Done { bytes: result.to_string().len(), job, result });
+                if self.schedule.concerns_nobody(&row) && self.is_recorded_with_others(&done, &ended).await {
+                    return;
                 }
+                let input = json!({ATTEMPT: done.job.attempt, RESULT: done.result});
+                self.record(&done.job, "complete", input).await;
             }
             Err(Failure { error, is_final }) => {
                 let input = json!({ATTEMPT: job.attempt, ERROR: error, FINAL: is_final});
@@ -359,63 +379,76 @@ impl Labour {
         }
     }
 
+    /// Hands a job that was done to who records them together, and waits until it is recorded, or known not to be.
+    async fn is_recorded_with_others(&self, done: &Arc<Done>, ended: &mpsc::UnboundedSender<Ended>) -> bool {
+        let (recorded, is_recorded) = oneshot::channel();
+        // Who records goes away after the last of these.
+        ended.send(Ended { done: done.clone(), recorded }).is_ok() && is_recorded.await.unwrap_or(false)
+    }
+
     /// Records jobs that were done, until there are no more. One that ends by itself is recorded at once; those that end
-    /// while others are being recorded gather until they fill a plan, or until those are.
-    async fn record_all(self: Arc<Self>, mut ended: mpsc::UnboundedReceiver<Done>) {
+    /// while others of their tenant are being recorded gather until there are enough for a plan, or until those are.
+    async fn record_all(self: Arc<Self>, mut ended: mpsc::UnboundedReceiver<Ended>) {
         let most = usize::try_from(BATCH_MAX).unwrap_or(1);
-        let (mut recording, mut more) = (JoinSet::new(), true);
-        let mut waiting: Vec<Done> = Vec::new();
-        while more || !waiting.is_empty() || !recording.is_empty() {
-            let is_full = waiting.len() >= most;
-            let may_go = recording.is_empty() || (recording.len() < RECORDING_MAX && (is_full || !more));
-            if may_go && !waiting.is_empty() {
-                let mut by_tenant: BTreeMap<String, Vec<Done>> = BTreeMap::new();
-                for done in waiting.drain(..) {
-                    by_tenant.entry(done.job.tenant.as_str().to_owned()).or_default().push(done);
-                }
-                for together in by_tenant.into_values() {
-                    recording.spawn(self.clone().complete(together));
-                }
-                continue;
-            }
-            let room = most - waiting.len();
+        let enough = (self.options.at_once / 2).clamp(1, most);
+        let mut gathered: BTreeMap<Tenant, VecDeque<Ended>> = BTreeMap::new();
+        // Of each tenant, how many plans are under way.
+        let mut under_way: BTreeMap<Tenant, usize> = BTreeMap::new();
+        let (mut recording, mut arrived, mut more) = (JoinSet::new(), Vec::new(), true);
+        while more || !recording.is_empty() {
             tokio::select! {
-                taken = ended.recv_many(&mut waiting, room), if more && !is_full => more = taken > 0,
-                Some(_) = recording.join_next() => {}
+                taken = ended.recv_many(&mut arrived, most), if more => more = taken > 0,
+                Some(recorded) = recording.join_next() => match recorded {
+                    Ok(tenant) => {
+                        under_way.entry(tenant).and_modify(|plans| *plans = plans.saturating_sub(1));
+                    }
+                    // It panicked, and does not say whose it was: nobody waits for one that is gone.
+                    Err(_) => under_way.clear(),
+                },
             }
+            for ended in arrived.drain(..) {
+                gathered.entry(ended.done.job.tenant.clone()).or_default().push_back(ended);
+            }
+            gathered.retain(|tenant, waiting| {
+                let plans = under_way.entry(tenant.clone()).or_default();
+                while !waiting.is_empty()
+                    && (*plans == 0 || (waiting.len() >= enough && recording.len() < RECORDING_MAX))
+                {
+                    recording.spawn(self.clone().complete(tenant.clone(), first_that_fit(waiting, most)));
+                    *plans += 1;
+                }
+                !waiting.is_empty()
+            });
+            under_way.retain(|_, plans| *plans > 0);
         }
     }
 
-    /// Completes jobs of one tenant: as one plan, or each by itself if something is in the way of one of them.
-    async fn complete(self: Arc<Self>, together: Vec<Done>) {
-        if !self.complete_as_one(&together).await {
-            // If the plan did reach the store after all, this does no harm.
-            let each = together.iter().map(async |done| {
-                let input = json!({ATTEMPT: done.job.attempt, RESULT: done.result});
-                self.record(&done.job, "complete", input).await;
-            });
-            join_all(each).await;
-        }
-        for done in together {
+    /// Completes jobs of one tenant as one plan; if something is in the way of one of them, they are told so. Returns whose
+    /// they are.
+    async fn complete(self: Arc<Self>, tenant: Tenant, together: Vec<Ended>) -> Tenant {
+        let is_done = self.complete_as_one(&tenant, &together).await;
+        for ended in together {
             // Whoever did it may have been let go of.
-            let _ = done.recorded.send(());
+            let _ = ended.recorded.send(is_done);
         }
+        tenant
     }
 
     /// Whether jobs were completed by one plan: that of `complete`, for all of them, made without the way of a request.
-    async fn complete_as_one(&self, together: &[Done]) -> bool {
+    async fn complete_as_one(&self, tenant: &Tenant, together: &[Ended]) -> bool {
         let Some(first) = together.first() else { return true };
-        let about = key_text([&Value::from(first.job.job_id.as_str())]);
+        let about = key_text([&Value::from(first.done.job.job_id.as_str())]);
         let mut entry = Entry::about(&self.schedule.name, about.as_str());
         let mut steps = Vec::with_capacity(together.len());
-        for Done { job, result, .. } in together {
-            let completed = self.schedule.completed(&job.tenant, &job.job_id, job.attempt, result.clone());
+        for Ended { done, .. } in together {
+            let job = &done.job;
+            let completed = self.schedule.completed(tenant, &job.job_id, job.attempt, done.result.clone());
             let Ok((step, event)) = completed else { return false };
             steps.push(self.schedule.concerning_nobody(step));
             let key = key_text([&Value::from(job.job_id.as_str())]);
             entry = entry.event(with_subject(event, &key, &about));
         }
-        let plan = Plan::of(&first.job.tenant, self.house.ids().next()).steps(steps).log(entry);
+        let plan = Plan::of(tenant, self.house.ids().next()).steps(steps).log(entry);
         let Ok(plan) = plan.without_rows().build() else { return false };
         // Nobody need be told: what concerns nobody else lets nobody claim.
         matches!(settled(&**self.house.store(), &plan).await, Ok(Commit::Applied(_)))
@@ -455,5 +488,33 @@ impl Labour {
                 Ok(_) | Err(_) => return,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(bytes: usize) -> Ended {
+        let tenant = Tenant::new("acme").unwrap();
+        let job = Job { tenant, job_id: "a".into(), attempt: 1, queue: "q".into(), payload: Json::Null };
+        Ended { done: Arc::new(Done { job, result: Json::Null, bytes }), recorded: oneshot::channel().0 }
+    }
+
+    #[test]
+    fn jobs_go_together_as_far_as_their_results_fit_into_a_record() {
+        let check = |given: &[usize], expected: &[usize]| {
+            let mut waiting: VecDeque<Ended> = given.iter().map(|bytes| ended(*bytes)).collect();
+            let mut sizes = Vec::new();
+            while !waiting.is_empty() {
+                sizes.push(first_that_fit(&mut waiting, 98).len());
+            }
+            assert_eq!(sizes, expected, "{given:?}");
+        };
+        check(&[], &[]);
+        check(&[4; 100], &[98, 2]);
+        check(&[200_000, 90_000, 20_000], &[2, 1]);
+        // One that is too large by itself holds up nobody.
+        check(&[RESULTS_BYTES_MAX + 1, 4, 4], &[1, 2]);
     }
 }

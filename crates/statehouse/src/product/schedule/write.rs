@@ -136,8 +136,14 @@ impl Schedule {
         Ok((step, event))
     }
 
-    /// The same step, if the job's end concerns nobody else: nobody who stands in line behind it, and no unique key that
-    /// would outlive its row.
+    /// Whether a job's end concerns nobody else: nobody who stands in line behind it, and no unique key that would outlive
+    /// its row.
+    pub(super) fn concerns_nobody(&self, row: &Row) -> bool {
+        let goes_with_its_key = self.keep.is_zero() && row.text(UNIQUE_KEY).is_some();
+        row.text(ORDER_KEY).is_none() && !goes_with_its_key
+    }
+
+    /// A step that ends such a job, and no other.
     pub(super) fn concerning_nobody(&self, step: Step) -> Step {
         let step = step.guard(alone());
         if self.keep.is_zero() { step.guard(is_null(UNIQUE_KEY)) } else { step }
