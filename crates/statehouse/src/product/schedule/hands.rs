@@ -397,7 +397,14 @@ impl Labour {
         let (mut recording, mut arrived, mut more) = (JoinSet::new(), Vec::new(), true);
         while more || !recording.is_empty() {
             tokio::select! {
-                taken = ended.recv_many(&mut arrived, most), if more => more = taken > 0,
+                taken = ended.recv_many(&mut arrived, most), if more => {
+                    more = taken > 0;
+                    // Those that end at the same moment are about to say so.
+                    tokio::task::yield_now().await;
+                    while let Ok(another) = ended.try_recv() {
+                        arrived.push(another);
+                    }
+                }
                 Some(recorded) = recording.join_next() => match recorded {
                     Ok(tenant) => {
                         under_way.entry(tenant).and_modify(|plans| *plans = plans.saturating_sub(1));
