@@ -4,8 +4,8 @@ use anyhow::Context as _;
 use serde_json::{Value as Json, json};
 use statehouse::engine::{Engine, limits};
 use statehouse::{Blueprint, resource};
-use statehouse_drills::archetypes::DRILLS;
 use statehouse_drills::drill::{Drill, Plot, Report};
+use statehouse_drills::proof::DRILLS;
 use statehouse_drills::{engines, mutation};
 
 use crate::arguments;

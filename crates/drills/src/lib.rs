@@ -4,7 +4,7 @@
 //!
 //! - [`conformance`] says what the contract means, one small case at a time. A case states what it expects from
 //!   the documentation of [`statehouse_store::Store`], not from what some engine does.
-//! - [`archetypes`] says the same of what stands on the waist: each archetype's actions, on every engine.
+//! - [`proof`] says the same of what stands on the waist: each archetype's actions, on every engine.
 //! - [`differential`] runs random plans over random schemas on the model and on another store, side by side, and
 //!   finds the combinations that nobody thought of.
 //! - [`linearize`] decides whether what concurrent clients saw can have happened in one order. Where many clients
@@ -26,22 +26,12 @@
               are exempt from this lint"
 )]
 
-pub mod archetypes;
 pub mod conformance;
-pub mod coverage;
 pub mod differential;
-pub mod drill;
-pub mod endurance;
-pub mod engines;
-pub mod faults;
-pub mod linearize;
-pub mod mutation;
-pub mod outside;
-pub mod scenario;
-pub mod simulation;
-pub mod specimen;
-pub mod witness;
+pub mod harness;
+pub mod proof;
 
-mod around;
-mod client;
-mod samples;
+pub use harness::{
+    coverage, drill, engines, faults, linearize, mutation, outside, scenario, simulation, specimen, witness,
+};
+pub use proof::projection::endurance;

@@ -16,11 +16,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use libtest_mimic::{Arguments, Failed, Trial};
-use statehouse_drills::archetypes;
 use statehouse_drills::conformance::{self, Case};
 use statehouse_drills::drill::Drill;
 use statehouse_drills::engines::{self, Engine, Lab};
 use statehouse_drills::faults::World;
+use statehouse_drills::proof;
 use statehouse_drills::simulation::{self, Course};
 use statehouse_store::{Clock, SystemClock};
 
@@ -39,8 +39,7 @@ const PLANS: usize = 400;
 const THREADS: usize = 4;
 
 /// The lists of cases, each with a line of its own at the end.
-const SUITES: [(&str, &[&[Case]]); 2] =
-    [("conformance", &[conformance::CASES]), (ARCHETYPES, archetypes::CASES)];
+const SUITES: [(&str, &[&[Case]]); 2] = [("conformance", &[conformance::CASES]), (ARCHETYPES, proof::CASES)];
 
 /// The suite of what stands on a store.
 const ARCHETYPES: &str = "archetypes";
@@ -146,7 +145,7 @@ impl std::fmt::Display for Score {
 /// Every drill that takes any resource, on the blueprint that it brings along. The others are cases of the archetypes, and
 /// have their trials there.
 fn drills(engine: &Arc<dyn Engine>, trials: &mut Vec<Trial>) -> Arc<Score> {
-    let all = archetypes::DRILLS.iter().copied().flatten().filter(|drill| drill.takes_any_resource());
+    let all = proof::DRILLS.iter().copied().flatten().filter(|drill| drill.takes_any_resource());
     let (drills, left_out): (Vec<&Drill>, Vec<&Drill>) =
         all.partition(|drill| drill.largest_plan <= engine.largest_plan());
     let (cases, left_out) = (AtomicUsize::new(0), left_out.len());

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use statehouse::atlas;
-use statehouse_drills::archetypes::DRILLS;
 use statehouse_drills::coverage;
 use statehouse_drills::drill::Drill;
+use statehouse_drills::proof::DRILLS;
 
 fn drills() -> impl Iterator<Item = &'static Drill> {
     DRILLS.iter().copied().flatten()

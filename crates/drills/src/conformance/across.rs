@@ -5,9 +5,9 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use statehouse_store::{PlanError, Query, Row, Step, Table, Tenant, Type, Value};
 
-use crate::client::{Client, same};
-use crate::engines::Lab;
-use crate::samples::{ladder, of_every_type, ordered_types};
+use crate::harness::client::{Client, same};
+use crate::harness::engines::Lab;
+use crate::harness::samples::{ladder, of_every_type, ordered_types};
 
 /// Jobs by owner's queue and number, found by shard and due time whatever the tenant.
 fn jobs() -> Result<Arc<Table>> {
@@ -154,7 +154,7 @@ pub(super) async fn every_ordered_type_can_stand_in_it(lab: &dyn Lab) -> Result<
         let query = Query::across(&table, &format!("by_{kind}"), [true.into()])?.limit(5)?;
         client
             .eventually(&query, |rows| {
-                same(&query.source(), &crate::client::column_of(rows, kind.name()), &both)?;
+                same(&query.source(), &crate::harness::client::column_of(rows, kind.name()), &both)?;
                 let owners: Vec<&str> = rows.iter().map(|row| row.tenant().as_str()).collect();
                 same(&query.source(), &owners, &["x", "y"].repeat(ladder.len()))
             })

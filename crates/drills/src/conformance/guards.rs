@@ -10,9 +10,9 @@ use statehouse_store::guard::{Comparison, column, is_in, is_null, is_set, now, n
 use statehouse_store::limits::GUARD_LEAVES_MAX;
 use statehouse_store::{Clock, Guard, ManualClock, Operand, Reason, Step, Table, Time, Type, Value};
 
-use crate::client::{Client, same};
-use crate::engines::Lab;
-use crate::samples::{ladder, longest_ladder, of_every_type, ordered_types, other, sample};
+use crate::harness::client::{Client, same};
+use crate::harness::engines::Lab;
+use crate::harness::samples::{ladder, longest_ladder, of_every_type, ordered_types, other, sample};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 

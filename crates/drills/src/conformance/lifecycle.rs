@@ -11,9 +11,9 @@ use statehouse_store::{
 };
 use tokio::task::JoinSet;
 
-use crate::client::{Client, fails, pause, same, scan};
-use crate::engines::Lab;
-use crate::samples::{counters, longest_ladder, of_every_type, sample};
+use crate::harness::client::{Client, fails, pause, same, scan};
+use crate::harness::engines::Lab;
+use crate::harness::samples::{counters, longest_ladder, of_every_type, sample};
 
 pub(super) async fn a_restart_keeps_rows_log_operations_and_schema(lab: &dyn Lab) -> Result<()> {
     let table = of_every_type("durable").index("by_int", &[], &["int"]).build()?;

@@ -17,9 +17,9 @@ use statehouse_store::{
     Value,
 };
 
-use crate::client::{Client, fails, keys_of, same};
-use crate::engines::Lab;
-use crate::samples::{counters, of_every_type};
+use crate::harness::client::{Client, fails, keys_of, same};
+use crate::harness::engines::Lab;
+use crate::harness::samples::{counters, of_every_type};
 
 /// Requires that a plan is refused when it is built, for its size.
 fn too_large(about: &str, plan: Builder) -> Result<()> {

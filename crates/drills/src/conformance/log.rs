@@ -16,9 +16,9 @@ use statehouse_store::{
 };
 use tokio::task::JoinSet;
 
-use crate::client::{Client, fails, pause, same, whole_log};
-use crate::engines::Lab;
-use crate::samples::{counters, longest_ladder, of_every_type, sample};
+use crate::harness::client::{Client, fails, pause, same, whole_log};
+use crate::harness::engines::Lab;
+use crate::harness::samples::{counters, longest_ladder, of_every_type, sample};
 
 /// A bound on waiting for something that has to come. Reached only by a store that fails.
 const PATIENCE: Duration = Duration::from_secs(30);

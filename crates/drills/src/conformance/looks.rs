@@ -8,9 +8,9 @@ use statehouse_store::{
 };
 use tokio::task::JoinSet;
 
-use crate::client::{Client, fails, pause, same};
-use crate::engines::Lab;
-use crate::samples::{counters, ladder, of_every_type};
+use crate::harness::client::{Client, fails, pause, same};
+use crate::harness::engines::Lab;
+use crate::harness::samples::{counters, ladder, of_every_type};
 
 /// Entries of lists, also by their mark.
 fn entries(name: &str) -> Result<Arc<Table>> {

@@ -12,9 +12,9 @@ use statehouse_store::{
 };
 use tokio::task::JoinSet;
 
-use crate::client::{Client, column_of, fails, same, scan};
-use crate::engines::Lab;
-use crate::samples::{ladder, sample};
+use crate::harness::client::{Client, column_of, fails, same, scan};
+use crate::harness::engines::Lab;
+use crate::harness::samples::{ladder, sample};
 
 /// The table that the cases change.
 fn base() -> Builder {

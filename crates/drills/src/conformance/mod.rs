@@ -14,7 +14,7 @@ use std::pin::Pin;
 
 use anyhow::Result;
 
-use crate::engines::Lab;
+use crate::harness::engines::Lab;
 
 mod across;
 mod guards;

@@ -9,9 +9,9 @@ use statehouse_store::{
 };
 use tokio::task::JoinSet;
 
-use crate::client::{Client, pause, same, shown};
-use crate::engines::Lab;
-use crate::samples::counters;
+use crate::harness::client::{Client, pause, same, shown};
+use crate::harness::engines::Lab;
+use crate::harness::samples::counters;
 
 /// A record apart from its position, which an engine may learn only after the commit.
 fn placeless(record: &Record) -> Record {

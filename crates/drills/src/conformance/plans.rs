@@ -10,10 +10,10 @@ use statehouse_store::{
 };
 use tokio::task::JoinSet;
 
-use crate::client::{Client, same, shown};
-use crate::engines::Lab;
-use crate::linearize::{Action, Call, Written, check};
-use crate::samples::counters;
+use crate::harness::client::{Client, same, shown};
+use crate::harness::engines::Lab;
+use crate::harness::linearize::{Action, Call, Written, check};
+use crate::harness::samples::counters;
 
 /// Waits for all tasks; the first error, or panic, is the case's.
 async fn finished<T: 'static>(mut tasks: JoinSet<Result<T>>) -> Result<Vec<T>> {

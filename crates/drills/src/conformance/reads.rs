@@ -11,9 +11,9 @@ use statehouse_store::{
 };
 use tokio::task::JoinSet;
 
-use crate::client::{Client, column_of, fails, keys_of, pause, same, scan};
-use crate::engines::Lab;
-use crate::samples::{counters, ladder, of_every_type, ordered_types};
+use crate::harness::client::{Client, column_of, fails, keys_of, pause, same, scan};
+use crate::harness::engines::Lab;
+use crate::harness::samples::{counters, ladder, of_every_type, ordered_types};
 
 /// How many inserts go into one plan where a case needs many rows.
 const INSERTS: usize = 9;

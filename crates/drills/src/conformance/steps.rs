@@ -9,9 +9,9 @@ use statehouse_store::guard::{column, now, now_minus, now_plus};
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{Column, Expr, Guard, ManualClock, Operand, Reason, Step, Table, Time, Type, Value};
 
-use crate::client::{Client, same};
-use crate::engines::Lab;
-use crate::samples::{counters, ladder, longest_ladder, of_every_type, other, sample};
+use crate::harness::client::{Client, same};
+use crate::harness::engines::Lab;
+use crate::harness::samples::{counters, ladder, longest_ladder, of_every_type, other, sample};
 
 /// What is there when a step comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,8 +9,8 @@ use statehouse_store::guard::{column, is_in, now, now_plus};
 use statehouse_store::{Query, Row, Step, Table, Take, Type, Value};
 use tokio::task::JoinSet;
 
-use crate::client::{Client, same};
-use crate::engines::Lab;
+use crate::harness::client::{Client, same};
+use crate::harness::engines::Lab;
 
 /// Tickets of a counter, in the order of their numbers; and those that wait, whatever the tenant.
 fn tickets(name: &str) -> Result<Arc<Table>> {

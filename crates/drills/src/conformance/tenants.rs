@@ -4,9 +4,9 @@ use anyhow::{Context, Result};
 use statehouse_store::guard::column;
 use statehouse_store::{Consistency, Guard, Query, Reason, Scan, Step, Table, Type, Value};
 
-use crate::client::{Client, column_of, same, scan};
-use crate::engines::Lab;
-use crate::samples::counters;
+use crate::harness::client::{Client, column_of, same, scan};
+use crate::harness::engines::Lab;
+use crate::harness::samples::counters;
 
 /// Names that an engine could confuse by folding case, by prefix, or by joining them with a key.
 const NAMES: [&str; 6] = ["acme", "ACME", "acme.", "acme-x", "acm", "_"];

@@ -12,8 +12,8 @@ use anyhow::{Context, Result, ensure};
 use statehouse_store::{Guard, ManualClock, Plan, Query, Random, Row, Schema, Table, Time};
 
 use super::{Pair, START, Tally, all_rows, compare_rows};
-use crate::engines::Lab;
-use crate::simulation::{Course, Recorded};
+use crate::harness::engines::Lab;
+use crate::harness::simulation::{Course, Recorded};
 
 /// Operations of the history whose plans are sent.
 const OPERATIONS: u64 = 60;

@@ -26,9 +26,9 @@ use statehouse_store::{
     Table, Tenant, Time, Type, Value, eval,
 };
 
-use crate::client::{Client, rows, scan, shown, whole_log};
-use crate::engines::Lab;
-use crate::samples::{ladder, ordered_types};
+use crate::harness::client::{Client, rows, scan, shown, whole_log};
+use crate::harness::engines::Lab;
+use crate::harness::samples::{ladder, ordered_types};
 
 pub mod archetypes;
 
@@ -748,7 +748,7 @@ impl World {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engines::{Engine, Model};
+    use crate::harness::engines::{Engine, Model};
 
     #[tokio::test]
     async fn a_seed_determines_a_run() {

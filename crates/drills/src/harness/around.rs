@@ -1,0 +1,273 @@
+//! Something between a caller and a store: [`Around`] is a store that asks a [`Hook`] what becomes of each call.
+//!
+//! What watches plans, changes them, delays them or loses their answers differs in a few calls only. The rest of the
+//! contract is handed on here, once.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use statehouse_store::{
+    Address, Asked, Change, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query, Record,
+    Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
+};
+
+use crate::harness::witness::aside;
+
+/// What becomes of calls. Unless it says otherwise they are handed on.
+#[async_trait]
+pub(crate) trait Hook: Send + Sync + fmt::Debug {
+    /// Around a commit.
+    async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
+        inner.commit(plan).await
+    }
+
+    /// Around a resolve.
+    async fn resolve(
+        &self,
+        inner: &Arc<dyn Store>,
+        tenant: &Tenant,
+        operation: &str,
+    ) -> Result<Resolution, StoreError> {
+        inner.resolve(tenant, operation).await
+    }
+
+    /// Around a query.
+    async fn query(&self, inner: &Arc<dyn Store>, query: &Query) -> Result<Page, StoreError> {
+        self.read().await?;
+        inner.query(query).await
+    }
+
+    /// Around a scan.
+    async fn scan(&self, inner: &Arc<dyn Store>, scan: &Scan) -> Result<Page, StoreError> {
+        self.read().await?;
+        inner.scan(scan).await
+    }
+
+    /// Around a get.
+    async fn get(
+        &self,
+        inner: &Arc<dyn Store>,
+        addresses: &[Address],
+        consistency: Consistency,
+    ) -> Result<Vec<Option<Row>>, StoreError> {
+        self.read().await?;
+        inner.get(addresses, consistency).await
+    }
+
+    /// Before any other read.
+    async fn read(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+/// Lets something happen between a reading and what follows from it, once.
+#[derive(Default)]
+pub(crate) struct Meanwhile(Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>);
+
+impl Meanwhile {
+    /// This happens as soon as a row is read, or a page that holds one, before the reader goes on.
+    pub(crate) fn next(&self, event: impl Future<Output = ()> + Send + 'static) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::pin(event));
+    }
+
+    async fn happen(&self) {
+        let event = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(event) = event {
+            aside(event).await;
+        }
+    }
+}
+
+impl fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Meanwhile")
+    }
+}
+
+#[async_trait]
+impl Hook for Arc<Meanwhile> {
+    async fn query(&self, inner: &Arc<dyn Store>, query: &Query) -> Result<Page, StoreError> {
+        let page = inner.query(query).await?;
+        if !page.rows.is_empty() {
+            self.happen().await;
+        }
+        Ok(page)
+    }
+
+    async fn read(&self) -> Result<(), StoreError> {
+        self.happen().await;
+        Ok(())
+    }
+}
+
+/// Lets something happen before a commit, once: its caller was paused with the plan in its hands.
+#[derive(Default)]
+pub(crate) struct Paused(Mutex<Option<Pause>>);
+
+struct Pause {
+    table: String,
+    /// How many commits to the table are still to come, the one that waits included.
+    left: usize,
+    event: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl Paused {
+    /// This happens before the commit of that number, counted from 1, of those that concern a table. Then the commit goes on.
+    pub(crate) fn before(
+        &self,
+        table: &str,
+        number: usize,
+        event: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let pause = Pause { table: table.to_owned(), left: number, event: Box::pin(event) };
+        *self.lock() = Some(pause);
+    }
+
+    /// Whether it has happened.
+    pub(crate) fn is_over(&self) -> bool {
+        self.lock().is_none()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Pause>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn arrive(&self, plan: &Plan) -> Option<Pause> {
+        let mut waits = self.lock();
+        let pause = waits.as_mut()?;
+        if plan.steps().iter().any(|step| step.table.name() == pause.table) {
+            pause.left = pause.left.saturating_sub(1);
+        }
+        waits.take_if(|pause| pause.left == 0)
+    }
+}
+
+impl fmt::Debug for Paused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Paused")
+    }
+}
+
+#[async_trait]
+impl Hook for Arc<Paused> {
+    async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
+        if let Some(pause) = self.arrive(plan) {
+            aside(pause.event).await;
+        }
+        inner.commit(plan).await
+    }
+}
+
+/// Keeps commits under way: their caller is told that nothing is known, and the last one arrives when it is told to.
+#[derive(Debug, Default)]
+pub(crate) struct Delayed {
+    wanted: AtomicUsize,
+    kept: Mutex<Option<Plan>>,
+}
+
+impl Delayed {
+    /// So many commits are under way for a long time, from the next one on.
+    pub(crate) fn next(&self, count: usize) {
+        self.wanted.store(count, Ordering::SeqCst);
+    }
+
+    /// What is under way.
+    pub(crate) fn kept(&self) -> Option<Plan> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+#[async_trait]
+impl Hook for Arc<Delayed> {
+    async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
+        let less = |wanted: usize| wanted.checked_sub(1);
+        if self.wanted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok() {
+            *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan.clone());
+            return Err(StoreError::unknown(plan.operation(), "it is under way"));
+        }
+        inner.commit(plan).await
+    }
+}
+
+/// A store with a hook around it.
+#[derive(Debug)]
+pub(crate) struct Around<H> {
+    inner: Arc<dyn Store>,
+    hook: H,
+}
+
+impl<H: Hook> Around<H> {
+    pub(crate) fn new(inner: Arc<dyn Store>, hook: H) -> Around<H> {
+        Around { inner, hook }
+    }
+}
+
+#[async_trait]
+impl<H: Hook> Store for Around<H> {
+    fn engine(&self) -> &'static str {
+        self.inner.engine()
+    }
+
+    fn partitions(&self) -> u32 {
+        self.inner.partitions()
+    }
+
+    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
+        self.inner.migrate(schema, how).await
+    }
+
+    async fn commit(&self, plan: &Plan) -> Result<Commit, StoreError> {
+        self.hook.commit(&self.inner, plan).await
+    }
+
+    async fn resolve(&self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError> {
+        self.hook.resolve(&self.inner, tenant, operation).await
+    }
+
+    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+        self.hook.read().await?;
+        self.inner.recorded(tenant, operation).await
+    }
+
+    async fn get(
+        &self,
+        addresses: &[Address],
+        consistency: Consistency,
+    ) -> Result<Vec<Option<Row>>, StoreError> {
+        self.hook.get(&self.inner, addresses, consistency).await
+    }
+
+    async fn query(&self, query: &Query) -> Result<Page, StoreError> {
+        self.hook.query(&self.inner, query).await
+    }
+
+    async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {
+        self.hook.scan(&self.inner, scan).await
+    }
+
+    async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
+        self.hook.read().await?;
+        self.inner.read_log(partition, after, limit).await
+    }
+
+    async fn wait_log(&self, seen: &[u64], at_most: Duration) -> Result<Vec<u64>, StoreError> {
+        self.inner.wait_log(seen, at_most).await
+    }
+
+    async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError> {
+        self.inner.trim_log(partition, through).await
+    }
+
+    fn explain(&self, asked: Asked<'_>) -> Explanation {
+        self.inner.explain(asked)
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}

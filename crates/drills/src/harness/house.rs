@@ -1,0 +1,253 @@
+//! A house in a lab, and one tenant's calls of its actions.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde_json::{Value as Json, json};
+use statehouse::infra::lease::Leases;
+use statehouse::outside::Outside;
+use statehouse::worker::{Progress, Shift};
+use statehouse::{Answer, Blueprint, Code, Expected, House, Operation, Refusal, Request, own};
+use statehouse_store::{
+    Clock, Commit, Ids, Migrate, Plan, Random, Store, StoreError, SystemClock, Table, Tenant, Value,
+};
+
+use tokio::task::JoinHandle;
+
+use crate::harness::client::{Client, shown};
+use crate::harness::engines::Lab;
+use crate::harness::witness::{Actor, WORKER, acting, on_behalf};
+
+/// A tenant at work in a house. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Visitor {
+    pub house: Arc<House>,
+    pub tenant: Tenant,
+}
+
+/// The key of a call: nothing for an action on the collection.
+pub(crate) type Key<'k> = &'k [Value];
+
+impl Visitor {
+    /// Opens a lab, puts the blueprint's house over it, and works there for the tenant `acme`.
+    pub async fn open(lab: &dyn Lab, blueprint: &str) -> Result<Visitor> {
+        Visitor::over(lab.open().await?, blueprint, Arc::new(SystemClock)).await
+    }
+
+    /// The same with a clock that the store and the house share.
+    pub async fn open_at(lab: &dyn Lab, blueprint: &str, clock: Arc<dyn Clock>) -> Result<Visitor> {
+        Visitor::over(lab.open_at(clock.clone()).await?, blueprint, clock).await
+    }
+
+    pub async fn over(store: Arc<dyn Store>, blueprint: &str, clock: Arc<dyn Clock>) -> Result<Visitor> {
+        Visitor::before(store, blueprint, clock, Outside::default()).await
+    }
+
+    /// The same with an outside of its own.
+    pub async fn before(
+        store: Arc<dyn Store>,
+        blueprint: &str,
+        clock: Arc<dyn Clock>,
+        outside: Outside,
+    ) -> Result<Visitor> {
+        let blueprint = Blueprint::read("statehouse.toml", blueprint)?;
+        let ids = Ids::new(clock.clone(), Random::from_entropy());
+        Visitor::enter(House::with(store, &blueprint, clock, ids)?.with_outside(outside)).await
+    }
+
+    /// Makes the store fit a house, and works there for the tenant `acme`.
+    pub async fn enter(house: House) -> Result<Visitor> {
+        house.migrate(Migrate::Apply).await.context("migrating to the house's tables")?;
+        Visitor::of(Arc::new(house))
+    }
+
+    /// Works in a house whose tables are there, for the tenant `acme`.
+    pub fn of(house: Arc<House>) -> Result<Visitor> {
+        Ok(Visitor { house, tenant: Tenant::new("acme")? })
+    }
+
+    /// The same house, for another tenant.
+    pub fn for_tenant(&self, tenant: &str) -> Result<Visitor> {
+        Ok(Visitor { tenant: Tenant::new(tenant)?, ..self.clone() })
+    }
+
+    /// The store below, as this tenant's client.
+    pub fn client(&self) -> Result<Client> {
+        Client::of(self.house.store().clone(), self.tenant.as_str())
+    }
+
+    /// A table of the house.
+    pub fn table(&self, name: &str) -> Result<&Arc<Table>> {
+        self.house.schema().table(name).with_context(|| format!("the house has no table {name}"))
+    }
+
+    /// A request for an action.
+    pub fn request(action: &str, key: Key<'_>, input: &Json, expected: Option<Expected>) -> Request {
+        let input = input.as_object().cloned().unwrap_or_default();
+        Request { action: action.to_owned(), key: key.to_vec(), input, expected }
+    }
+
+    /// Calls an action; under a version if one is given.
+    pub async fn call(
+        &self,
+        action: &str,
+        key: Key<'_>,
+        input: Json,
+        version: Option<i64>,
+    ) -> Result<Answer, Refusal> {
+        let request = Visitor::request(action, key, &input, version.map(Expected::Version));
+        self.ask(request, Operation::default()).await
+    }
+
+    /// Calls an action, on its own behalf.
+    async fn ask(&self, request: Request, operation: Operation) -> Result<Answer, Refusal> {
+        let (resource, _) = self.house.action(&request.action)?;
+        let actor = Actor { archetype: resource.archetype.keyword(), name: request.action.clone() };
+        acting(actor, self.house.call(&self.tenant, request, operation)).await
+    }
+
+    /// Calls an action in a task of its own.
+    pub fn start(
+        &self,
+        action: &str,
+        key: Key<'_>,
+        input: Json,
+        version: Option<i64>,
+    ) -> JoinHandle<Result<Answer, Refusal>> {
+        let (visitor, action, key) = (self.clone(), action.to_owned(), key.to_vec());
+        tokio::spawn(async move { visitor.call(&action, &key, input, version).await })
+    }
+
+    /// Calls an action under an operation id.
+    pub async fn call_as(
+        &self,
+        operation: &str,
+        action: &str,
+        key: Key<'_>,
+        input: Json,
+        version: Option<i64>,
+    ) -> Result<Answer, Refusal> {
+        let request = Visitor::request(action, key, &input, version.map(Expected::Version));
+        let operation = Operation::under(operation, &request);
+        self.ask(request, operation).await
+    }
+
+    /// Calls an action that must be done.
+    pub async fn done(
+        &self,
+        action: &str,
+        key: Key<'_>,
+        input: Json,
+        version: Option<i64>,
+    ) -> Result<Answer> {
+        let what = format!("{action} {key:?} {input} at {version:?}");
+        self.call(action, key, input, version).await.map_err(|refusal| anyhow!("{what}: {refusal}"))
+    }
+
+    /// Calls an action that must be refused with this code.
+    pub async fn refused(
+        &self,
+        action: &str,
+        key: Key<'_>,
+        input: Json,
+        version: Option<i64>,
+        code: Code,
+    ) -> Result<Refusal> {
+        let what = format!("{action} {key:?} {input} at {version:?}");
+        match self.call(action, key, input, version).await {
+            Err(refusal) if refusal.code == code => Ok(refusal),
+            other => bail!("{what}: expected the refusal {code}, got {other:?}"),
+        }
+    }
+
+    /// The plan that a call would commit now: for a caller that is paused between drafting and committing.
+    pub async fn drafted(
+        &self,
+        action: &str,
+        key: Key<'_>,
+        input: Json,
+        expected: Option<Expected>,
+    ) -> Result<Plan> {
+        let request = Visitor::request(action, key, &input, expected);
+        let plan = self.house.plan(&self.tenant, request).await?;
+        plan.with_context(|| format!("{action} {key:?} {input} has nothing to write"))
+    }
+
+    /// Requires that a plan which was drafted before comes too late.
+    pub async fn too_late(&self, plan: &Plan) -> Result<()> {
+        match self.house.store().commit(plan).await? {
+            Commit::Refused(_) => Ok(()),
+            other => bail!("expected {} to be refused, got {other:?}", shown(plan)),
+        }
+    }
+
+    /// One step of every shard of every worker of the house.
+    pub async fn work(&self, limit: usize) -> Result<Vec<Progress>, StoreError> {
+        let house = &self.house;
+        let missing = || StoreError::schema("the house", "it has no place for leases");
+        let (Some(tenant), Ok(table)) = (own::tenant(), own::leases()) else { return Err(missing()) };
+        let leases = Leases::of(house.store().clone(), house.clock().clone(), table, tenant);
+        let key = ["drill".into(), house.ids().next().into()];
+        let held = match leases.acquire(&key, "drill", Duration::from_secs(60)).await? {
+            Ok(held) => held,
+            Err(lease) => return Err(StoreError::unavailable(format!("{lease:?} is taken"))),
+        };
+        let mut progress = Vec::new();
+        for worker in house.workers() {
+            // A worker is called after its resource; those of the house itself are nobody's.
+            let owner = worker.name().split('.').next().and_then(|name| house.resource(name).ok());
+            let name = format!("{WORKER}{}", worker.name());
+            let store = match owner {
+                Some(owner) => on_behalf(house.store(), Actor { archetype: owner.archetype.keyword(), name }),
+                None => house.store().clone(),
+            };
+            for shard in 0..worker.shards() {
+                let (clock, ids) = (&**house.clock(), house.ids());
+                let outside = house.outside();
+                let shift = Shift { store: &store, clock, ids, outside, shard, held: &held };
+                progress.push(worker.step(&shift, limit).await?);
+            }
+        }
+        Ok(progress)
+    }
+
+    /// Steps until nothing is left to do, and returns how many rows were done. Indexes may lag, so nothing has to be seen
+    /// several times.
+    pub async fn drain_workers(&self) -> Result<usize> {
+        let (mut rows, mut quiet) = (0, 0);
+        while quiet < 3 {
+            let done: usize = self.work(7).await?.iter().map(|progress| progress.rows).sum();
+            rows += done;
+            quiet = if done == 0 { quiet + 1 } else { 0 };
+        }
+        Ok(rows)
+    }
+
+    /// The name of the event of each record, once there are exactly so many.
+    pub async fn events(&self, count: usize) -> Result<Vec<String>> {
+        let records = self.client()?.exact_log(count).await?;
+        Ok(records.into_iter().map(|record| record.events[0].name.clone()).collect())
+    }
+
+    /// What a strong read shows of a row under these names.
+    pub async fn shown(&self, resource: &str, key: Key<'_>, names: &[&str]) -> Result<Vec<Json>> {
+        let row = self.done(&format!("{resource}.read"), key, json!({}), None).await?;
+        Ok(names.iter().map(|name| row.body[*name].clone()).collect())
+    }
+
+    /// Requires a strong read to show this.
+    pub async fn shows(&self, resource: &str, key: Key<'_>, expected: &Json) -> Result<()> {
+        let row = self.done(&format!("{resource}.read"), key, json!({}), None).await?;
+        shows(&row, expected)
+    }
+}
+
+/// Requires an answer to have these fields.
+pub(crate) fn shows(answer: &Answer, expected: &Json) -> Result<()> {
+    for (name, value) in expected.as_object().into_iter().flatten() {
+        let got = &answer.body[name];
+        ensure!(got == value, "expected {name} to be {value}, got {got} in {}", answer.body);
+    }
+    Ok(())
+}

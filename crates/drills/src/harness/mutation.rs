@@ -1,0 +1,363 @@
+//! Guard mutation: does anybody notice when a guard is missing?
+//!
+//! Plans are data, so a guard can be taken out without touching the source. First every drill and case of an archetype
+//! runs as it is, before a witness that lists the sites: each conjunct of each kind of step of each action and worker, each
+//! alternative in it, and that a row is absent or present where that is the condition. Then, for one site at a time, the
+//! drills and cases that met it run again on plans that lack it, the quickest first, until one turns red. Resources of one
+//! archetype have their sites in common, because the same code makes their plans. A site that none misses is a
+//! *survivor*: a guard that is not tested, or not needed. Actions of an archetype share steps, which one function makes, and
+//! a step of an action has variants: a site that nobody misses counts as noticed if it was in another of these. [`REDUNDANT`] lists the few that are not needed to keep an
+//! invariant, each with the reason; they must survive, or the list is wrong.
+//!
+//! Everything runs on the model, each trial in a runtime of one thread whose tasks take turns at every call of the store,
+//! so that races happen in the same way each time.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use statehouse_store::clock::Stopwatch;
+
+use crate::conformance::Case;
+use crate::harness::drill::{Course, Drill, Plot, ROUNDS, bounded, cases_of};
+use crate::harness::engines::{Engine, Model};
+use crate::harness::witness::{Site, Witness};
+use crate::proof;
+
+/// Guards that follow from others: whose they are, the condition, and why nothing goes wrong without it.
+pub const REDUNDANT: &[Redundant] = &[
+    Redundant {
+        actors: &["order_id.lease", "lone_id.lease"],
+        step: "",
+        condition: "epoch = ?",
+        reason: "Whoever leases anew under its own name gets what it has, and a span of its own behind the mark.",
+    },
+    Redundant {
+        actors: &["a reader of the house"],
+        step: "era = ?",
+        condition: "the row is present",
+        reason: "It was read, and nobody deletes the progress of a group that is read.",
+    },
+    Redundant {
+        actors: &["a reader of the house"],
+        step: "reached = ? and parked = ? and epoch <= ?",
+        condition: "the row is present",
+        reason: "It was read, and nobody deletes the progress of a group that is read.",
+    },
+    Redundant {
+        actors: &["a builder"],
+        step: "version = ?",
+        condition: "the row is present",
+        reason: "It was read, and nobody deletes the state of a projection.",
+    },
+    Redundant {
+        actors: &["audit.park"],
+        step: "reached < ?",
+        condition: "the row is present",
+        reason: "One is added to the count of what is parked: there is no such count without a row.",
+    },
+    Redundant {
+        actors: &["worker job.forget"],
+        step: "",
+        condition: "the row is present",
+        reason: "What somebody else has forgotten is forgotten. Told twice, it names a row that is gone all the same.",
+    },
+    Redundant {
+        actors: &["job.complete", "job_queue.complete"],
+        step: "delete job_uniques where job_id = ?",
+        condition: "the row is present",
+        reason: "The job is in progress, which its own step demands, and nobody takes the key of one that is not over.",
+    },
+    Redundant {
+        actors: &["a reader of the house"],
+        step: "insert house_parked",
+        condition: "the row is absent",
+        reason: "The mark passes a record in the plan that parks it, so that nobody else has parked it.",
+    },
+    Redundant {
+        actors: &["worker home.project"],
+        step: "assert follows where since = ?",
+        condition: "the row is present",
+        reason: "It was listed, and the row of an edge stays when the edge is removed.",
+    },
+    Redundant {
+        actors: &["worker home.project"],
+        step: "assert follows where version = ?",
+        condition: "the row is present",
+        reason: "It was read, and the row of an edge stays when the edge is removed.",
+    },
+    Redundant {
+        actors: &["worker home.project"],
+        step: "assert follows_in_count where version = ?",
+        condition: "the row is present",
+        reason: "It was read, and nobody deletes a part of a count.",
+    },
+    Redundant {
+        actors: &["worker home.project"],
+        step: "insert user_feed",
+        condition: "the row is absent",
+        reason: "A post that has no entry, which its plan demands, has no rows: they are made with the entry, or after it.",
+    },
+    Redundant {
+        actors: &["worker home.project"],
+        step: "insert user_feed_posts",
+        condition: "the row is absent",
+        reason: "A post that has no entry, which its plan demands, is in no list: it comes there with the entry, or after it.",
+    },
+    Redundant {
+        actors: &["worker home.project", "worker teams.project"],
+        step: "_entries where version = ?",
+        condition: "the row is present",
+        reason: "It was read, and entries only go with their whole generation, which nobody reads any more.",
+    },
+];
+
+/// See [`REDUNDANT`].
+#[derive(Clone, Copy, Debug)]
+pub struct Redundant {
+    /// The actions and workers.
+    pub actors: &'static [&'static str],
+    /// How [`Site::step`] ends.
+    pub step: &'static str,
+    /// How [`Site::condition`] ends.
+    pub condition: &'static str,
+    /// Why nothing goes wrong without it. It stays, because each step says by itself what it relies on.
+    pub reason: &'static str,
+}
+
+impl Redundant {
+    fn is(&self, site: &Site) -> bool {
+        self.actors.contains(&&*site.actor.name)
+            && site.step.ends_with(self.step)
+            && site.condition.ends_with(self.condition)
+    }
+}
+
+/// What became of a mutant.
+#[derive(Clone, Debug)]
+pub struct Mutant {
+    /// What was taken out.
+    pub site: Site,
+    /// Who noticed; `None` if nobody did.
+    pub killed_by: Option<String>,
+    /// Why nobody has to, if that is known.
+    pub redundant: Option<&'static str>,
+}
+
+impl Mutant {
+    /// Whether it is as it should be: noticed, or known not to matter.
+    pub fn is_fine(&self) -> bool {
+        self.killed_by.is_some() != self.redundant.is_some()
+    }
+}
+
+/// What came of an archetype's mutants.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The archetype, by keyword.
+    pub archetype: &'static str,
+    /// In the order of their actions.
+    pub mutants: Vec<Mutant>,
+    /// Drills and cases that are red as they are, with what they say: they cannot judge anything.
+    pub red_before: Vec<(String, String)>,
+}
+
+impl Report {
+    /// How many were noticed.
+    pub fn killed(&self) -> usize {
+        self.mutants.iter().filter(|mutant| mutant.killed_by.is_some()).count()
+    }
+
+    /// How many are known to follow from others.
+    pub fn redundant(&self) -> usize {
+        self.mutants.iter().filter(|mutant| mutant.redundant.is_some()).count()
+    }
+
+    /// Whether every mutant is as it should be, and every trial could judge. Where no plan has a guard that anybody tries,
+    /// nothing was shown.
+    pub fn is_fine(&self) -> bool {
+        !self.mutants.is_empty() && self.red_before.is_empty() && self.mutants.iter().all(Mutant::is_fine)
+    }
+}
+
+/// A drill or a case.
+#[derive(Clone)]
+enum Trial {
+    Drill(Drill, Option<Plot>),
+    Case(&'static Case),
+}
+
+impl Trial {
+    fn name(&self) -> String {
+        match self {
+            Trial::Drill(drill, _) => format!("drill {}", drill.name()),
+            Trial::Case(case) => case.name.to_owned(),
+        }
+    }
+
+    /// Runs it on the model before a witness; the error says what was found.
+    fn run(&self, witness: &Witness, patience: Duration) -> Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let lab = witness.over(Model.lab("mutation")?);
+        runtime.block_on(bounded(
+            async {
+                match self {
+                    Trial::Drill(drill, plot) => {
+                        let course = Course { plot: plot.as_ref(), seed: 1, rounds: ROUNDS };
+                        drill.run(lab, &course).await.map(drop)
+                    }
+                    Trial::Case(case) => case.run(&*lab).await,
+                }
+            },
+            patience,
+        ))
+    }
+}
+
+/// How long a trial may take as it is.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How much longer it may take without a guard. Whoever waits for what never comes has noticed.
+const SLOWER: u32 = 5;
+const SLOWER_BY: Duration = Duration::from_secs(5);
+
+/// The archetypes that have drills, by keyword.
+pub fn archetypes_with_drills() -> Vec<&'static str> {
+    let mut keywords: Vec<&str> =
+        proof::DRILLS.iter().copied().flatten().map(|drill| drill.archetype).collect();
+    keywords.dedup();
+    keywords
+}
+
+/// Whether the drills and cases of an archetype judge what another one commits in them.
+fn judges(archetype: &str, other: &str) -> bool {
+    // Views are what the pipeline is tried on, and fill no tables but by it. They are A05's, as feeds are.
+    archetype == other || (archetype == "projection" && other == "feed")
+}
+
+/// Takes every guard of an archetype out in turn, on so many threads.
+pub fn run(archetype: &'static str, threads: usize) -> Result<Report> {
+    let drills = proof::DRILLS.iter().copied().flatten().filter(|drill| drill.archetype == archetype);
+    let drills = drills.map(|drill| Trial::Drill(*drill, None));
+    let cases = cases_of(archetype).into_iter().map(Trial::Case);
+    judge(archetype, drills.chain(cases).collect(), threads)
+}
+
+/// The same for a resource that is no blueprint's: by the drills of its archetype alone.
+pub fn run_on(archetype: &'static str, plot: &Plot, threads: usize) -> Result<Report> {
+    let drills = proof::DRILLS.iter().copied().flatten().filter(|drill| drill.archetype == archetype);
+    let trials = drills.filter(|drill| drill.takes_any_resource());
+    judge(archetype, trials.map(|drill| Trial::Drill(*drill, Some(plot.clone()))).collect(), threads)
+}
+
+/// A trial as it is: what it met, and how long it took.
+struct Before {
+    trial: Trial,
+    took: Duration,
+}
+
+/// One mutant: a site, in every resource of its archetype, and who met it.
+#[derive(Default)]
+struct Suspect {
+    sites: Vec<Site>,
+    trials: Vec<Arc<Before>>,
+}
+
+impl Suspect {
+    fn reason(&self) -> Option<&'static str> {
+        let is = |entry: &&Redundant| self.sites.iter().any(|site| entry.is(site));
+        REDUNDANT.iter().find(is).map(|entry| entry.reason)
+    }
+
+    /// Who notices that it is missing: the quickest first.
+    fn noticed_by(&mut self) -> Option<String> {
+        self.trials.sort_by_key(|before| (before.took, before.trial.name()));
+        self.trials.dedup_by_key(|before| before.trial.name());
+        let noticed = self.trials.iter().find(|before| {
+            let witness = Witness::without(self.sites.clone());
+            before.trial.run(&witness, before.took * SLOWER + SLOWER_BY).is_err()
+        });
+        noticed.map(|before| before.trial.name())
+    }
+}
+
+fn judge(archetype: &'static str, trials: Vec<Trial>, threads: usize) -> Result<Report> {
+    let runs = in_parallel(trials, threads, |trial| {
+        let (witness, watch) = (Witness::of_sites(), Stopwatch::start());
+        let verdict = trial.run(&witness, PATIENCE);
+        (trial, verdict, witness.sites(), watch.elapsed())
+    })?;
+    let mut red_before = Vec::new();
+    let mut met: BTreeMap<Site, Vec<Arc<Before>>> = BTreeMap::new();
+    for (trial, verdict, sites, took) in runs {
+        if let Err(error) = verdict {
+            red_before.push((trial.name(), format!("{error:#}")));
+            continue;
+        }
+        let before = Arc::new(Before { trial, took });
+        for site in sites {
+            met.entry(site).or_default().push(before.clone());
+        }
+    }
+    red_before.sort();
+    let mut suspects: BTreeMap<Site, Suspect> = BTreeMap::new();
+    for (site, trials) in met.iter().filter(|(site, _)| judges(archetype, site.actor.archetype)) {
+        let suspect = suspects.entry(site.kind()).or_default();
+        suspect.sites.push(site.clone());
+        let like = met.iter().filter(|(other, _)| other.actor.archetype.is_empty() && site.is_like(other));
+        suspect.trials.extend(like.flat_map(|(_, trials)| trials).chain(trials).cloned());
+    }
+    let judged =
+        in_parallel(suspects.into_iter().collect(), threads, |(kind, mut suspect): (Site, Suspect)| {
+            let (site, killed_by) = (Site::common(&suspect.sites), suspect.noticed_by());
+            site.map(|site| (kind, Mutant { site, killed_by, redundant: suspect.reason() }))
+        })?;
+    let mut judged: Vec<(Site, Mutant)> = judged.into_iter().flatten().collect();
+    judged.sort_by(|(one, _), (other, _)| one.cmp(other));
+    // What vouches for a site: the same step in another action, or a variant of the step in the same action, which has other
+    // conditions besides.
+    let vouched = |kind: &Site| {
+        let condition = || kind.condition.clone();
+        [(kind.step.clone(), condition()), (format!("{} {}", kind.actor.name, kind.head()), condition())]
+    };
+    let mut noticed: BTreeMap<(String, String), String> = BTreeMap::new();
+    for (kind, mutant) in &judged {
+        if let Some(by) = &mutant.killed_by {
+            let by = format!("{by}, in {}", mutant.site.actor.name);
+            for key in vouched(kind) {
+                noticed.entry(key).or_insert_with(|| by.clone());
+            }
+        }
+    }
+    for (kind, mutant) in &mut judged {
+        if mutant.killed_by.is_none() && mutant.redundant.is_none() {
+            mutant.killed_by = vouched(kind).iter().find_map(|key| noticed.get(key)).cloned();
+        }
+    }
+    let mut mutants: Vec<Mutant> = judged.into_iter().map(|(_, mutant)| mutant).collect();
+    mutants.sort_by(|one, other| one.site.cmp(&other.site));
+    Ok(Report { archetype, mutants, red_before })
+}
+
+/// Does something with each of many, on so many threads. The results come in any order.
+fn in_parallel<T: Send, R: Send>(
+    items: Vec<T>,
+    threads: usize,
+    work: impl Fn(T) -> R + Sync,
+) -> Result<Vec<R>> {
+    let (queue, results) = (Mutex::new(VecDeque::from(items)), Mutex::new(Vec::new()));
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    std::thread::scope(|scope| {
+        let worker = || {
+            while let Some(item) = next() {
+                let result = work(item);
+                results.lock().unwrap_or_else(PoisonError::into_inner).push(result);
+            }
+        };
+        let handles: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(worker)).collect();
+        let panicked =
+            handles.into_iter().map(std::thread::ScopedJoinHandle::join).filter(Result::is_err).count();
+        (panicked == 0).then_some(()).context("a trial panicked")
+    })?;
+    Ok(results.into_inner().unwrap_or_else(PoisonError::into_inner))
+}

@@ -1,0 +1,349 @@
+//! Systems that are ready to run: a blueprint, a scenario with load, and what must hold when it is over.
+//!
+//! A scenario runs on any store, in a world in which answers get lost, and talks to the house as callers do. What it
+//! then checks it reads from the rows and the log, not from what it believes to have done.
+//!
+//! The files of a system stand together in `systems/<name>`, its scenario among them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Map, Value as Json};
+use statehouse::{Answer, Blueprint, Code, Expected, House, Operation, Refusal, Request};
+use statehouse_store::clock::Stopwatch;
+use statehouse_store::faulty::Odds;
+use statehouse_store::{
+    Event, Fate, FaultyStore, Ids, Migrate, Random, Record, Store, SystemClock, Tenant, Value,
+};
+
+#[path = "../../../../../systems/catalog/scenario.rs"]
+mod catalog;
+#[path = "../../../../../systems/feed/scenario.rs"]
+mod feed;
+#[path = "../../../../../systems/jobs/scenario.rs"]
+mod jobs;
+#[path = "../../../../../systems/profile/scenario.rs"]
+mod profile;
+#[path = "../../../../../systems/tickets/scenario.rs"]
+mod tickets;
+
+/// A system: a name, a blueprint and a scenario.
+pub struct System {
+    /// Its name, and its folder's.
+    pub name: &'static str,
+    /// What it shows, in one sentence.
+    pub about: &'static str,
+    /// Its blueprint.
+    pub blueprint: &'static str,
+    /// What of the blueprint is shortened so that nobody has to wait for it: a text, and what stands for it.
+    shortened: Option<(&'static str, &'static str)>,
+    run: fn(Arc<Stage>) -> Running,
+}
+
+/// A scenario under way.
+type Running = Pin<Box<dyn Future<Output = Result<Vec<Invariant>>> + Send>>;
+
+/// All of them.
+pub const SYSTEMS: &[System] = &[
+    System {
+        name: "catalog",
+        about: "A commerce catalog that several people of each tenant edit at the same time.",
+        blueprint: include_str!("../../../../../systems/catalog/statehouse.toml"),
+        shortened: None,
+        run: |stage| Box::pin(catalog::run(stage)),
+    },
+    System {
+        name: "feed",
+        about: "Home feeds of people who post, follow and unfollow, while the projector is killed again and again.",
+        blueprint: include_str!("../../../../../systems/feed/statehouse.toml"),
+        shortened: Some(feed::LINE),
+        run: |stage| Box::pin(feed::run(stage)),
+    },
+    System {
+        name: "jobs",
+        about: "Jobs that workers claim, do, give back and die with, each done once in the end.",
+        blueprint: include_str!("../../../../../systems/jobs/statehouse.toml"),
+        shortened: Some(jobs::LEASE),
+        run: |stage| Box::pin(jobs::run(stage)),
+    },
+    System {
+        name: "profile",
+        about: "Profiles that people edit from several devices, with retries and lost answers.",
+        blueprint: include_str!("../../../../../systems/profile/statehouse.toml"),
+        shortened: None,
+        run: |stage| Box::pin(profile::run(stage)),
+    },
+    System {
+        name: "tickets",
+        about: "Seats that more buyers want than there are, held for a moment, bought or swept.",
+        blueprint: include_str!("../../../../../systems/tickets/statehouse.toml"),
+        shortened: Some(tickets::HOLD),
+        run: |stage| Box::pin(tickets::run(stage)),
+    },
+];
+
+/// How a scenario is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Callers at once.
+    pub callers: usize,
+    /// What each of them does, in actions.
+    pub actions: usize,
+    /// Where chance comes from.
+    pub seed: u64,
+}
+
+impl Default for Size {
+    fn default() -> Size {
+        Size { callers: 16, actions: 100, seed: 1 }
+    }
+}
+
+/// What is said while a scenario runs: actions done, and actions in all.
+pub type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
+
+/// Something that must hold, and what was counted to find out.
+#[derive(Clone, Debug)]
+pub struct Invariant {
+    /// What must hold.
+    pub holds: &'static str,
+    /// What was looked at.
+    pub counted: String,
+}
+
+/// What came of a scenario whose invariants all hold.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// What was checked.
+    pub invariants: Vec<Invariant>,
+    /// What was measured, as pairs of a name and a figure.
+    pub figures: Vec<(&'static str, String)>,
+}
+
+impl System {
+    /// The system of that name.
+    pub fn named(name: &str) -> Option<&'static System> {
+        SYSTEMS.iter().find(|system| system.name == name)
+    }
+
+    /// Runs the scenario on an empty store. An invariant that does not hold is an error.
+    pub async fn run(&self, store: Arc<dyn Store>, size: Size, progress: Progress) -> Result<Report> {
+        let clock = Arc::new(SystemClock);
+        let mut random = Random::seeded(size.seed);
+        let faulty = FaultyStore::over(store.clone(), clock.clone(), Odds::default(), random.next_u64());
+        let faulty = Arc::new(faulty);
+        let text = self
+            .shortened
+            .map_or(self.blueprint.to_owned(), |(long, short)| self.blueprint.replace(long, short));
+        let blueprint = Blueprint::read("statehouse.toml", &text)?;
+        let ids = Ids::new(clock.clone(), random.fork());
+        let house = House::with(faulty.clone(), &blueprint, clock, ids)?;
+        let heads = store.wait_log(&[], Duration::ZERO).await?;
+        ensure!(
+            heads.iter().all(|head| *head == 0),
+            "a scenario wants an empty store, and this one has a log"
+        );
+        house.migrate(Migrate::Apply).await?;
+        let odds = Odds { unknown_before: 0.01, unknown_after: 0.01, unavailable: 0.005, ..Odds::default() };
+        faulty.set_odds(odds);
+        let total = (size.callers * size.actions) as u64;
+        let tally = Tally::default();
+        let stage = Arc::new(Stage { house, store, faulty: faulty.clone(), size, tally, total, progress });
+        let watch = Stopwatch::start();
+        let invariants = (self.run)(stage.clone()).await?;
+        let elapsed = watch.elapsed();
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let done = count(&stage.tally.done);
+        let figures = vec![
+            ("actions", done.to_string()),
+            ("actions a second", format!("{:.0}", done as f64 / elapsed.as_secs_f64())),
+            ("refused by a version", count(&stage.tally.conflicts).to_string()),
+            ("retried under the same id", count(&stage.tally.retries).to_string()),
+            ("faults", faulty.achieved().to_string()),
+        ];
+        Ok(Report { invariants, figures })
+    }
+}
+
+/// What a scenario has to work with.
+pub struct Stage {
+    house: House,
+    /// The store without faults, for looking at what is there.
+    store: Arc<dyn Store>,
+    faulty: Arc<FaultyStore>,
+    size: Size,
+    tally: Tally,
+    total: u64,
+    progress: Progress,
+}
+
+#[derive(Default)]
+struct Tally {
+    done: AtomicU64,
+    conflicts: AtomicU64,
+    retries: AtomicU64,
+}
+
+/// How often a caller asks again before it gives the scenario up.
+const TRIES_MAX: usize = 200;
+
+impl Stage {
+    /// Runs `caller` for each caller at once, each with chance of its own.
+    async fn callers<F>(self: &Arc<Self>, caller: impl Fn(Arc<Stage>, usize, Random) -> F) -> Result<()>
+    where
+        F: Future<Output = Result<()>> + Send + 'static,
+    {
+        let mut random = Random::seeded(self.size.seed);
+        let mut callers = tokio::task::JoinSet::new();
+        for number in 0..self.size.callers {
+            callers.spawn(caller(self.clone(), number, random.fork()));
+        }
+        while let Some(ended) = callers.join_next().await {
+            ended??;
+        }
+        // The world is good again while what is stored is looked at.
+        self.faulty.set_odds(Odds::default());
+        Ok(())
+    }
+
+    /// One action is done.
+    fn done(&self) {
+        let done = self.tally.done.fetch_add(1, Ordering::Relaxed) + 1;
+        (self.progress)(done, self.total);
+    }
+
+    /// Calls an action as a careful caller does: again, under the same id, until the outcome is known.
+    async fn call(
+        &self,
+        tenant: &Tenant,
+        request: Request,
+        operation: &str,
+    ) -> Result<Result<Answer, Refusal>> {
+        self.repeat(|operation| self.house.call(tenant, request.clone(), operation), operation).await
+    }
+
+    /// Calls several actions as one, as carefully.
+    async fn batch(
+        &self,
+        tenant: &Tenant,
+        requests: &[Request],
+        operation: &str,
+    ) -> Result<Result<Vec<Answer>, Refusal>> {
+        let call = |operation| async {
+            self.house.batch(tenant, requests.to_vec(), operation).await.map_err(|(_, refusal)| refusal)
+        };
+        self.repeat(call, operation).await
+    }
+
+    async fn repeat<T, F>(&self, call: impl Fn(Operation) -> F, id: &str) -> Result<Result<T, Refusal>>
+    where
+        F: Future<Output = Result<T, Refusal>>,
+    {
+        for _ in 0..TRIES_MAX {
+            let operation = Operation { id: Some(id.to_owned()), fingerprint: String::new() };
+            match call(operation).await {
+                Err(refusal)
+                    if matches!(refusal.code, Code::OutcomeUnknown | Code::Unavailable | Code::Contended) =>
+                {
+                    self.tally.retries.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(refusal) => {
+                    if refusal.code == Code::VersionConflict {
+                        self.tally.conflicts.fetch_add(1, Ordering::Relaxed);
+                    }
+                    return Ok(Err(refusal));
+                }
+                Ok(answer) => return Ok(Ok(answer)),
+            }
+        }
+        anyhow::bail!("operation {id} had no outcome after {TRIES_MAX} tries")
+    }
+
+    /// Every record of the log, of each subject in order.
+    async fn records(&self) -> Result<Vec<Record>> {
+        let mut records = Vec::new();
+        for partition in 0..self.store.partitions() {
+            let mut after = 0;
+            loop {
+                let page = self.store.read_log(partition, after, 1_000).await?;
+                let Some(last) = page.records.last().and_then(|record| record.position) else { break };
+                after = last.offset;
+                records.extend(page.records);
+            }
+        }
+        Ok(records)
+    }
+}
+
+/// A request without a version.
+fn request(action: &str, key: &[Value], input: Json) -> Request {
+    let input = if let Json::Object(fields) = input { fields } else { Map::new() };
+    Request { action: action.to_owned(), key: key.to_vec(), input, expected: None }
+}
+
+/// The same under a version that was seen.
+fn under(version: i64, request: Request) -> Request {
+    Request { expected: Some(Expected::Version(version)), ..request }
+}
+
+/// What was written, by tenant, resource and key: the events, in order, with the operations that wrote them.
+type Histories<'r> = BTreeMap<(&'r str, &'r str, String), Vec<(&'r str, &'r Event)>>;
+
+fn histories(records: &[Record]) -> Histories<'_> {
+    let mut histories = Histories::new();
+    for record in records.iter().filter(|record| record.fate == Fate::Applied) {
+        for event in &record.events {
+            let Some((resource, key)) = statehouse::house::subject_of(record, event) else { continue };
+            let subject = (record.tenant.as_str(), resource, key.to_owned());
+            histories.entry(subject).or_default().push((&record.operation, event));
+        }
+    }
+    histories
+}
+
+/// Checks that the versions of every row are 1, 2, 3…, each written once. Events of hot rows are not counted.
+fn versions_have_one_writer(histories: &Histories<'_>) -> Result<Invariant> {
+    let mut versions = 0;
+    for (subject, events) in histories {
+        let of_row = events.iter().filter(|(_, event)| !event.name.ends_with(".counted"));
+        for (place, (operation, event)) in of_row.enumerate() {
+            let version = event.data.get("row").and_then(|row| row.get("version")).and_then(Json::as_i64);
+            let expected = place as i64 + 1;
+            ensure!(
+                version == Some(expected),
+                "{subject:?}: {operation} wrote version {version:?}, and {expected} was to be next"
+            );
+            versions += 1;
+        }
+    }
+    Ok(Invariant {
+        holds: "each version of a row has exactly one writer",
+        counted: format!("{versions} versions"),
+    })
+}
+
+/// Checks that what was acknowledged is in the log, and that nothing is there twice.
+fn nothing_is_lost_or_doubled(records: &[Record], acknowledged: &[String]) -> Result<Invariant> {
+    let mut written: HashMap<&str, usize> = HashMap::new();
+    for record in records.iter().filter(|record| record.fate == Fate::Applied) {
+        *written.entry(&record.operation).or_default() += 1;
+    }
+    for operation in acknowledged {
+        let times = written.get(operation.as_str()).copied().unwrap_or(0);
+        ensure!(times == 1, "{operation} was acknowledged and is {times} times in the log");
+    }
+    let doubled = written.iter().find(|(_, times)| **times > 1);
+    ensure!(doubled.is_none(), "an operation is in the log more than once: {doubled:?}");
+    let counted = format!("{} acknowledged writes", acknowledged.len());
+    Ok(Invariant { holds: "no acknowledged write is lost, and none is done twice", counted })
+}
+
+/// Reads a number of a row.
+fn number(row: &Json, name: &str) -> Result<i64> {
+    row.get(name).and_then(Json::as_i64).with_context(|| format!("{name} is missing in {row}"))
+}

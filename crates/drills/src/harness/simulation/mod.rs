@@ -1,0 +1,521 @@
+//! Simulation: archetypes, workers and the model store on a virtual clock, in several processes that crash, restart, are
+//! paused and have wrong clocks, over a network that loses answers and delivers late.
+//!
+//! A seed determines everything: the same seed gives the same trace, call by call, which its digest shows. Clients act
+//! for a bounded number of operations; then the world gets better, the workers finish what is due, and a *history* is
+//! judged:
+//!
+//! - **linearizable**: what clients saw of each row can have happened in one order ([`crate::harness::linearize`]);
+//! - **exactly once**: an operation that was acknowledged is in the log once, one that was refused is not in it;
+//! - **order**: the log of each subject is a way through its archetype's states, in time;
+//! - **conservation**: what is stored is what the log adds up to; nothing is missing or there twice.
+//!
+//! An archetype joins with a [`Course`] in [`COURSES`]: a blueprint, what a client does, what is checked in the end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value as Json;
+use statehouse::{Answer, Blueprint, Code};
+use statehouse_store::clock::SkewedClock;
+use statehouse_store::{Clock, Fate, Ids, ModelStore, Plan, Random, Record, Schema, Store, Time, Value};
+use tokio::task::JoinHandle;
+
+use crate::conformance::Verdict;
+use crate::harness::around::Around;
+use crate::harness::client::whole_log;
+use crate::harness::drill::{Plot, is_passing};
+use crate::harness::house::Visitor;
+use crate::harness::linearize::Call;
+use crate::proof::{booking, entity, lease, relation, schedule, sequence, timer, view};
+use time::VirtualClock;
+use world::{Gatekeeper, Wire, World};
+
+mod time;
+mod world;
+
+pub use world::Tally;
+
+/// What is simulated of an archetype.
+pub struct Course {
+    /// The archetype, by keyword.
+    pub archetype: &'static str,
+    pub(crate) blueprint: &'static str,
+    pub(crate) resource: &'static str,
+    /// Before anything goes wrong.
+    pub(crate) prepare: for<'a> fn(&'a Visitor) -> Verdict<'a>,
+    /// What a client does, again and again.
+    pub(crate) act: for<'a> fn(&'a mut Client) -> Acting<'a>,
+    /// What must hold in the end.
+    pub(crate) check: for<'a> fn(&'a End) -> Verdict<'a>,
+}
+
+pub(crate) type Acting<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+/// Every course.
+pub const COURSES: &[Course] = &[
+    booking::workload::COURSE,
+    entity::workload::COURSE,
+    lease::workload::COURSE,
+    relation::workload::COURSE,
+    schedule::workload::COURSE,
+    sequence::workload::COURSE,
+    timer::workload::COURSE,
+    view::workload::COURSE,
+];
+
+/// Operations in one history.
+pub const OPERATIONS: u64 = 250;
+const PROCESSES: usize = 3;
+const CLIENTS: usize = 2;
+/// How long a client thinks at most.
+const THOUGHT_MICROS: u64 = 150_000;
+/// How long lies between two blows at most, and how long a process is paused or gone.
+const BLOW_MICROS: u64 = 1_500_000;
+const GONE_MICROS: u64 = 3_000_000;
+const SKEW_MICROS: u64 = 4_000_000;
+/// How often workers look for what is due.
+const SWEEP_MICROS: u64 = 300_000;
+/// Longer than any hold, lease or timer lasts.
+const AFTERWARDS: Duration = Duration::from_secs(30);
+
+/// What came of a seed.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// The seed.
+    pub seed: u64,
+    /// The archetype.
+    pub archetype: &'static str,
+    /// A digest of the whole trace.
+    pub trace: u64,
+    /// What was provoked.
+    pub tally: Tally,
+    /// Virtual time that passed.
+    pub elapsed: Duration,
+    /// What was violated, if anything was.
+    pub violation: Option<String>,
+    /// The plans in words, if they were asked for.
+    pub told: Vec<String>,
+}
+
+/// What was sent to the store in a history.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    /// The tables of its house.
+    pub schema: Schema,
+    /// The plans, each with the time at which it arrived.
+    pub plans: Vec<(Time, Plan)>,
+}
+
+/// How a seed is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Operations of clients.
+    pub operations: u64,
+    /// Whether the plans are kept in words.
+    pub tells: bool,
+}
+
+impl Default for Size {
+    fn default() -> Size {
+        Size { operations: OPERATIONS, tells: false }
+    }
+}
+
+/// Runs the history of a seed. The seed also chooses the archetype.
+pub fn run(seed: u64, size: Size) -> Result<Run> {
+    let count = COURSES.len() as u64;
+    let course = COURSES.get(usize::try_from(seed % count)?).context("there are no courses")?;
+    course.run(None, seed, size)
+}
+
+impl Course {
+    /// The course of an archetype.
+    pub fn of(archetype: &str) -> Option<&'static Course> {
+        COURSES.iter().find(|course| course.archetype == archetype)
+    }
+
+    /// What it is about if nobody says otherwise.
+    fn own_plot(&self) -> Result<Plot> {
+        Plot::of(&Blueprint::read("simulation.toml", self.blueprint)?, self.resource)
+    }
+
+    /// The plans of a history, and the tables that they are about.
+    pub fn recorded(&self, seed: u64, operations: u64) -> Result<Recorded> {
+        let plot = self.own_plot()?;
+        let world = Arc::new(World::new(seed, false));
+        world.lock().plans = Some(Vec::new());
+        let clock: Arc<dyn Clock> = Arc::new(world.clock.clone());
+        let store: Arc<dyn Store> = Arc::new(ModelStore::with(clock.clone(), LOG_PARTITIONS));
+        let house = plot.furnish(store, clock.clone(), Ids::new(clock, Random::seeded(seed)));
+        // On a thread of its own, because the caller has a runtime already.
+        let size = Size { operations, ..Size::default() };
+        let history = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+            runtime.block_on(self.history(&plot, &world, seed, size))
+        };
+        let judged = std::thread::scope(|scope| scope.spawn(history).join());
+        judged.map_err(|_| anyhow::anyhow!("the history panicked"))??;
+        let plans = world.lock().plans.take().unwrap_or_default();
+        Ok(Recorded { schema: house.schema().clone(), plans })
+    }
+
+    /// Runs the history of a seed, on another resource than its own if one is given.
+    pub fn run(&self, plot: Option<&Plot>, seed: u64, size: Size) -> Result<Run> {
+        // Without a driver: whoever sleeps by the machine's clock here has made a mistake, and panics.
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+        let own;
+        let plot = match plot {
+            Some(plot) => plot,
+            None => {
+                own = self.own_plot()?;
+                &own
+            }
+        };
+        let world = Arc::new(World::new(seed, size.tells));
+        let violation = runtime.block_on(self.history(plot, &world, seed, size)).err();
+        let elapsed = world.clock.uptime();
+        let state = &mut *world.lock();
+        Ok(Run {
+            seed,
+            archetype: self.archetype,
+            trace: state.trace,
+            tally: state.tally,
+            elapsed,
+            violation: violation.map(|error| format!("{error:#}")),
+            told: state.told.take().unwrap_or_default(),
+        })
+    }
+
+    async fn history(&self, plot: &Plot, world: &Arc<World>, seed: u64, size: Size) -> Result<()> {
+        let clock: Arc<dyn Clock> = Arc::new(world.clock.clone());
+        let store: Arc<dyn Store> = Arc::new(ModelStore::with(clock.clone(), LOG_PARTITIONS));
+        let store: Arc<dyn Store> = Arc::new(Around::new(store, Gatekeeper(world.clone())));
+        let ids = Ids::new(clock.clone(), Random::seeded(seed ^ 0x5eed));
+        let sound = Visitor::enter(plot.furnish(store.clone(), clock.clone(), ids)).await?;
+        (self.prepare)(&sound).await.context("before anything went wrong")?;
+        let notes = Arc::new(Notes { left: AtomicU64::new(size.operations), ..Notes::default() });
+        let mut town = Town {
+            plot: plot.clone(),
+            act: self.act,
+            store: store.clone(),
+            world: world.clone(),
+            notes: notes.clone(),
+            processes: Vec::new(),
+            lives: 0,
+        };
+        for process in 0..PROCESSES {
+            town.start(process)?;
+        }
+        town.live().await?;
+        // What was under way arrives or never will; then everything that is due is done.
+        world.lock().rough = false;
+        let rest = world.clock.clone();
+        finish(&world.clock, tokio::spawn(async move { rest.sleep(AFTERWARDS).await })).await?;
+        let end = End { sound, notes };
+        let swept = tokio::spawn({
+            let visitor = end.sound.clone();
+            async move { visitor.drain_workers().await }
+        });
+        finish(&world.clock, swept).await??;
+        end.check_operations().await?;
+        (self.check)(&end).await
+    }
+}
+
+/// Partitions of the simulated log.
+const LOG_PARTITIONS: u32 = 2;
+
+/// Lets time pass until a task is done.
+async fn finish<T>(clock: &VirtualClock, task: JoinHandle<T>) -> Result<T> {
+    let mut idle = 0;
+    loop {
+        clock.settle().await;
+        if task.is_finished() {
+            return Ok(task.await?);
+        }
+        // Who calls the store without a detour sleeps nowhere, and may have much to do.
+        idle = if clock.move_on() { 0 } else { idle + 1 };
+        ensure!(idle < IDLE_MAX, "everybody waits for somebody else");
+    }
+}
+
+/// Turns without anybody who sleeps.
+const IDLE_MAX: u32 = 100_000;
+
+/// All processes, and what befalls them.
+struct Town {
+    plot: Plot,
+    act: for<'a> fn(&'a mut Client) -> Acting<'a>,
+    store: Arc<dyn Store>,
+    world: Arc<World>,
+    notes: Arc<Notes>,
+    processes: Vec<Process>,
+    lives: u64,
+}
+
+struct Process {
+    tasks: Vec<JoinHandle<()>>,
+    worker: JoinHandle<()>,
+    clock: SkewedClock,
+}
+
+impl Town {
+    /// Starts a process, or starts it again.
+    fn start(&mut self, number: usize) -> Result<()> {
+        self.lives += 1;
+        let life = self.lives;
+        let wire = Wire { world: self.world.clone(), process: number };
+        let store: Arc<dyn Store> = Arc::new(Around::new(self.store.clone(), wire));
+        let clock = SkewedClock::over(Arc::new(self.world.clock.clone()));
+        let mut random = Random::seeded(self.world.lock().random.next_u64());
+        let ids = Ids::new(Arc::new(clock.clone()), random.fork());
+        let house = Arc::new(self.plot.furnish(store, Arc::new(clock.clone()), ids));
+        let visitor = Visitor::of(house)?;
+        let worker = tokio::spawn({
+            let (visitor, clock) = (visitor.clone(), self.world.clock.clone());
+            async move {
+                loop {
+                    clock.sleep(Duration::from_micros(SWEEP_MICROS)).await;
+                    // Whatever came of it: what is due stays due.
+                    let _ = visitor.work(5).await;
+                }
+            }
+        });
+        let tasks = (0..CLIENTS).map(|client| {
+            let mut client = Client {
+                visitor: visitor.clone(),
+                clock: self.world.clock.clone(),
+                world: self.world.clone(),
+                notes: self.notes.clone(),
+                random: random.fork(),
+                name: format!("{number}-{life}-{client}"),
+                next: 0,
+                memory: Json::Null,
+            };
+            let act = self.act;
+            tokio::spawn(async move {
+                while client.notes.take() {
+                    client.world.lock().tally.operations += 1;
+                    act(&mut client).await;
+                    let thought = client.random.below(THOUGHT_MICROS);
+                    client.clock.sleep(Duration::from_micros(thought)).await;
+                }
+            })
+        });
+        let process = Process { tasks: tasks.collect(), worker, clock };
+        match self.processes.get_mut(number) {
+            Some(place) => *place = process,
+            None => self.processes.push(process),
+        }
+        Ok(())
+    }
+
+    /// Lets time pass and blows fall until all operations are done.
+    async fn live(&mut self) -> Result<()> {
+        let mut blow = self.next_blow();
+        let mut gone: BTreeMap<usize, u64> = BTreeMap::new();
+        loop {
+            self.world.clock.settle().await;
+            let done = self.processes.iter().all(|process| process.tasks.iter().all(JoinHandle::is_finished));
+            if done && gone.is_empty() {
+                break;
+            }
+            let now = self.world.clock.elapsed_micros();
+            let back: Vec<usize> =
+                gone.iter().filter(|(_, at)| **at <= now).map(|(number, _)| *number).collect();
+            for number in back {
+                gone.remove(&number);
+                self.start(number)?;
+            }
+            if now >= blow {
+                if let Some((number, until)) = self.strike(now) {
+                    gone.insert(number, until);
+                }
+                blow = self.next_blow();
+            }
+            ensure!(self.world.clock.move_on(), "everybody waits for somebody else");
+        }
+        for process in &self.processes {
+            process.worker.abort();
+        }
+        Ok(())
+    }
+
+    fn next_blow(&self) -> u64 {
+        let now = self.world.clock.elapsed_micros();
+        now + 1 + self.world.lock().random.below(BLOW_MICROS)
+    }
+
+    /// Something befalls a process. Returns when it comes back, if it is gone.
+    fn strike(&mut self, now: u64) -> Option<(usize, u64)> {
+        let state = &mut *self.world.lock();
+        let number = usize::try_from(state.random.below(PROCESSES as u64)).unwrap_or(0);
+        let process = self.processes.get(number)?;
+        let until = now + state.random.below(GONE_MICROS);
+        match state.random.below(3) {
+            0 => {
+                state.tally.crashes += 1;
+                process.tasks.iter().chain([&process.worker]).for_each(JoinHandle::abort);
+                // Time goes on, also when everybody is gone.
+                let clock = self.world.clock.clone();
+                tokio::spawn(async move { clock.sleep(Duration::from_micros(until - now)).await });
+                return Some((number, until));
+            }
+            1 => {
+                state.tally.pauses += 1;
+                state.paused_until.insert(number, until);
+            }
+            _ => {
+                state.tally.skews += 1;
+                let offset = i64::try_from(state.random.below(2 * SKEW_MICROS)).unwrap_or(0);
+                process.clock.skew(offset - i64::try_from(SKEW_MICROS).unwrap_or(0));
+            }
+        }
+        None
+    }
+}
+
+/// Somebody who calls actions.
+pub(crate) struct Client {
+    pub(crate) visitor: Visitor,
+    pub(crate) clock: VirtualClock,
+    pub(crate) world: Arc<World>,
+    pub(crate) notes: Arc<Notes>,
+    pub(crate) random: Random,
+    pub(crate) name: String,
+    pub(crate) next: u64,
+    /// What it knows, as its course wants to keep it.
+    pub(crate) memory: Json,
+}
+
+/// What a client was told in the end.
+pub(crate) enum Told {
+    Done(Answer),
+    Refused,
+    Unknown,
+    /// Nothing was done, for certain.
+    Nothing,
+}
+
+impl Client {
+    pub(crate) fn below(&mut self, end: u64) -> i64 {
+        i64::try_from(self.random.below(end)).unwrap_or(0)
+    }
+
+    pub(crate) fn operation(&mut self) -> String {
+        self.next += 1;
+        format!("{}-{}", self.name, self.next)
+    }
+
+    /// Calls an action under an id of its own, and again a few times while nothing is known.
+    pub(crate) async fn call(
+        &mut self,
+        action: &str,
+        key: &[Value],
+        input: Json,
+        version: Option<i64>,
+    ) -> Told {
+        let operation = self.operation();
+        let mut unknown = false;
+        for _ in 0..TRIES {
+            let told = self.visitor.call_as(&operation, action, key, input.clone(), version).await;
+            match told {
+                Ok(answer) => {
+                    // An answer without a token says that nothing had to be written.
+                    if answer.token.is_some() {
+                        self.notes.lock().done.insert(operation);
+                    }
+                    return Told::Done(answer);
+                }
+                Err(refusal) if refusal.code == Code::OutcomeUnknown => unknown = true,
+                Err(refusal) if is_passing(refusal.code) => {}
+                // Also after an unknown outcome: then the house has made sure that the first request does nothing any more.
+                Err(_) => {
+                    self.notes.lock().refused.insert(operation);
+                    return Told::Refused;
+                }
+            }
+        }
+        if unknown { Told::Unknown } else { Told::Nothing }
+    }
+
+    pub(crate) fn read(&self) -> &Visitor {
+        &self.visitor
+    }
+}
+
+/// How often a client repeats a call.
+const TRIES: usize = 3;
+
+/// What clients know, for the judgement.
+#[derive(Debug, Default)]
+pub(crate) struct Notes {
+    left: AtomicU64,
+    moment: AtomicU64,
+    content: Mutex<Content>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Content {
+    /// Operations that were acknowledged.
+    pub(crate) done: BTreeSet<String>,
+    /// Operations that were refused, for certain.
+    pub(crate) refused: BTreeSet<String>,
+    /// What was seen of rows.
+    pub(crate) calls: Vec<Call>,
+}
+
+impl Notes {
+    pub(crate) fn take(&self) -> bool {
+        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+    }
+
+    pub(crate) fn moment(&self) -> u64 {
+        self.moment.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Content> {
+        self.content.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A history that is over.
+pub(crate) struct End {
+    pub(crate) sound: Visitor,
+    pub(crate) notes: Arc<Notes>,
+}
+
+impl End {
+    pub(crate) async fn records(&self) -> Result<Vec<Record>> {
+        whole_log(self.sound.house.store().as_ref()).await
+    }
+
+    /// Exactly once: what was acknowledged is in the log, what was refused is not.
+    pub(crate) async fn check_operations(&self) -> Result<()> {
+        let mut applied = BTreeSet::new();
+        for record in self.records().await?.into_iter().filter(|record| record.fate == Fate::Applied) {
+            ensure!(applied.insert(record.operation.clone()), "{} was applied twice", record.operation);
+        }
+        let notes = self.notes.lock();
+        if let Some(lost) = notes.done.iter().find(|operation| !applied.contains(*operation)) {
+            bail!("{lost} was acknowledged and is not in the log");
+        }
+        if let Some(undead) = notes.refused.iter().find(|operation| applied.contains(*operation)) {
+            bail!("{undead} was refused, and was applied all the same");
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed {} ({}, trace {:016x}): {}", self.seed, self.archetype, self.trace, self.tally)
+    }
+}

@@ -1,0 +1,5 @@
+//! The proof of `booking`.
+
+pub(crate) mod cases;
+pub(crate) mod drills;
+pub(crate) mod workload;

@@ -1,0 +1,3 @@
+//! The proof of `effect`.
+
+pub(crate) mod cases;

@@ -1,0 +1,5 @@
+//! The proof of `entity`.
+
+pub(crate) mod cases;
+pub(crate) mod drills;
+pub(crate) mod workload;

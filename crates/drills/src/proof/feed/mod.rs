@@ -1,0 +1,3 @@
+//! The proof of `feed`.
+
+pub(crate) mod cases;

@@ -1,0 +1,138 @@
+//! I02 in simulation: claimants that take a lease, act under it, renew, release, or die with it.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use statehouse::Operation;
+use statehouse_store::{Time, Value};
+
+use crate::conformance::Verdict;
+use crate::harness::house::Visitor;
+use crate::harness::simulation::{Acting, Client, Course, End, Told};
+
+pub(crate) const COURSE: Course = Course {
+    archetype: "lease",
+    blueprint: r#"
+[house]
+name = "simulation"
+
+[lease.lock]
+key      = { name = "text" }
+duration = "2s"
+"#,
+    resource: "lock",
+    prepare: |_| Box::pin(async { Ok(()) }),
+    act: |client| -> Acting<'_> { Box::pin(act(client)) },
+    check: |end| -> Verdict<'_> { Box::pin(check(end)) },
+};
+
+const KEYS: u64 = 2;
+/// How the keys of effects begin: leases that are taken in one plan with the check of another.
+const EFFECT: &str = "effect ";
+
+async fn act(client: &mut Client) {
+    let key = [Value::from(format!("door {}", client.below(KEYS)))];
+    let known = client.memory.clone();
+    let held = known["key"] == json!(key[0].to_json());
+    let mine = json!({"holder": client.name, "epoch": known["epoch"]});
+    match client.below(8) {
+        0 | 1 if held => if let Told::Done(_) = client.call("lock.renew", &key, mine, None).await {},
+        2 if held => {
+            client.memory = json!(null);
+            client.call("lock.release", &key, mine, None).await;
+        }
+        3..=6 if held => effect(client, &key, &mine).await,
+        _ => {
+            let holder = client.name.clone();
+            if let Told::Done(answer) =
+                client.call("lock.acquire", &key, json!({"holder": holder}), None).await
+            {
+                client.memory = json!({"key": key[0].to_json(), "epoch": answer.body["epoch"]});
+            }
+        }
+    }
+}
+
+/// Something that only the holder may do, whether it still is or not.
+async fn effect(client: &mut Client, key: &[Value], mine: &serde_json::Value) {
+    let operation = client.operation();
+    let other = [Value::from(format!("{EFFECT}{operation}"))];
+    let requests = vec![
+        Visitor::request("lock.check", key, mine, None),
+        Visitor::request("lock.acquire", &other, &json!({"holder": client.name.as_str()}), None),
+    ];
+    let visitor = client.read();
+    let under = Operation { id: Some(operation.clone()), fingerprint: operation.clone() };
+    if visitor.house.batch(&visitor.tenant, requests, under).await.is_ok() {
+        client.notes.lock().done.insert(operation);
+    }
+}
+
+/// A lease as the log has it so far.
+struct Seen {
+    holder: Option<String>,
+    epoch: i64,
+    end: Option<Time>,
+}
+
+async fn check(end: &End) -> Result<()> {
+    let mut leases: BTreeMap<String, Seen> = BTreeMap::new();
+    let mut effects = 0_u64;
+    for record in end.records().await? {
+        let subject = record.key.clone();
+        for event in &record.events {
+            let key = event.data["subject"].as_str().unwrap_or(&subject).to_owned();
+            let row = &event.data["row"];
+            let what = || format!("{} of {key} at {}: {}", event.name, record.at, event.data);
+            let seen = leases.entry(key.clone()).or_insert(Seen { holder: None, epoch: 0, end: None });
+            match event.name.as_str() {
+                "lock.acquired" => {
+                    let free = seen.holder.is_none() || seen.end.is_some_and(|end| end <= record.at);
+                    ensure!(free, "{}: it was {:?}'s until {:?}", what(), seen.holder, seen.end);
+                    seen.epoch += 1;
+                    ensure!(
+                        row["epoch"] == json!(seen.epoch),
+                        "{}: the epoch before was {}",
+                        what(),
+                        seen.epoch - 1
+                    );
+                    seen.holder = row["holder"].as_str().map(str::to_owned);
+                    seen.end = Some(row["expires_at"].as_str().context("no end")?.parse()?);
+                    effects += u64::from(key.starts_with(EFFECT));
+                }
+                "lock.renewed" => {
+                    ensure!(
+                        seen.end.is_some_and(|end| end > record.at),
+                        "{}: its end was {:?}",
+                        what(),
+                        seen.end
+                    );
+                    ensure!(row["epoch"] == json!(seen.epoch), "{}: the epoch is {}", what(), seen.epoch);
+                    seen.end = Some(row["expires_at"].as_str().context("no end")?.parse()?);
+                }
+                "lock.released" => (seen.holder, seen.end) = (None, None),
+                // Order: what a holder does stands between its claim and the next one.
+                "lock.checked" => {
+                    let told = (event.data["holder"].as_str(), event.data["epoch"].as_i64());
+                    let expected = (seen.holder.as_deref(), Some(seen.epoch));
+                    ensure!(told == expected, "{}: the holder is {expected:?}", what());
+                }
+                other => anyhow::bail!("nobody does {other}"),
+            }
+        }
+    }
+    // Conservation: as many effects are stored as the log has.
+    let table = end.sound.table("locks")?;
+    let rows = crate::harness::client::scan(
+        end.sound.house.store().as_ref(),
+        statehouse_store::Scan::of(table, &end.sound.tenant),
+    );
+    let stored = rows
+        .await?
+        .iter()
+        .filter(|row| row.text("name").is_some_and(|name| name.starts_with(EFFECT)))
+        .count();
+    ensure!(stored as u64 == effects, "{stored} effects are stored, and {effects} in the log");
+    Ok(())
+}

@@ -1,0 +1,3 @@
+//! The proof of `log`.
+
+pub(crate) mod cases;

@@ -1,0 +1,4 @@
+//! The proof of `projection`.
+
+pub(crate) mod cases;
+pub mod endurance;

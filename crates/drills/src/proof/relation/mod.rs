@@ -1,0 +1,4 @@
+//! The proof of `relation`.
+
+pub(crate) mod cases;
+pub(crate) mod workload;

@@ -1,0 +1,4 @@
+//! The proof of `schedule`.
+
+pub(crate) mod cases;
+pub(crate) mod workload;

@@ -1,0 +1,155 @@
+//! A09 in simulation: jobs that are enqueued, claimed, held, done, failed and given up, by workers that die with them.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value as Json, json};
+use statehouse_store::{Row, Scan, Value};
+
+use crate::conformance::Verdict;
+use crate::harness::client::scan;
+use crate::harness::simulation::{Acting, Client, Course, End, Told};
+
+pub(crate) const COURSE: Course = Course {
+    archetype: "schedule",
+    blueprint: r#"
+[house]
+name = "simulation"
+
+[schedule.job]
+lease        = "1s"
+max_attempts = 3
+backoff      = "200ms"
+backoff_max  = "1s"
+shards       = 2
+keep         = "1h"
+keep_failed  = "1h"
+"#,
+    resource: "job",
+    prepare: |_| Box::pin(async { Ok(()) }),
+    act: |client| -> Acting<'_> { Box::pin(act(client)) },
+    check: |end| -> Verdict<'_> { Box::pin(check(end)) },
+};
+
+fn queue() -> [Value; 1] {
+    ["default".into()]
+}
+
+async fn act(client: &mut Client) {
+    let known = client.memory.clone();
+    let (held, last) = (known["held"].as_str(), known["last"].as_str());
+    let attempt = known["attempt"].clone();
+    match (client.below(10), held, last) {
+        (0..=2, ..) => enqueue(client).await,
+        (3, _, Some(last)) => drop(client.call("job.cancel", &[last.into()], json!({}), None).await),
+        (4, _, Some(last)) => drop(client.call("job.replay", &[last.into()], json!({}), None).await),
+        (5, Some(held), _) => {
+            let beat = json!({"jobs": [{"job_id": held, "attempt": attempt}]});
+            // It may have lost the job by now; then it is told so, and goes on all the same.
+            drop(client.read().call("job_queue.heartbeat", &queue(), beat, None).await);
+        }
+        (6, Some(held), _) => {
+            client.memory["held"] = Json::Null;
+            let input = json!({"attempt": attempt, "error": "it went wrong"});
+            drop(client.call("job.fail", &[held.into()], input, None).await);
+        }
+        (_, Some(held), _) => {
+            client.memory["held"] = Json::Null;
+            let input = json!({"attempt": attempt, "result": {"by": client.name}});
+            drop(client.call("job.complete", &[held.into()], input, None).await);
+        }
+        (_, None, _) => {
+            let want = json!({"worker": client.name, "limit": 1});
+            if let Ok(answer) = client.read().call("job_queue.claim", &queue(), want, None).await
+                && let Some(job) = answer.body.get(0)
+            {
+                client.memory["held"] = job["job_id"].clone();
+                client.memory["attempt"] = job["attempt"].clone();
+            }
+        }
+    }
+}
+
+async fn enqueue(client: &mut Client) {
+    let job = format!("j-{}-{}", client.name, client.next);
+    let mut input = json!({"job_id": job});
+    match client.below(4) {
+        0 => input["unique_key"] = json!("u"),
+        1 | 2 => input["order_key"] = json!(format!("k{}", client.below(2))),
+        _ => {}
+    }
+    if !matches!(client.call("job.enqueue", &[], input, None).await, Told::Refused) {
+        client.memory["last"] = json!(job);
+    }
+}
+
+/// Where a job stands in the log.
+#[derive(Clone, Debug, PartialEq)]
+enum Stage {
+    Live,
+    Failed,
+    Over,
+}
+
+async fn check(end: &End) -> Result<()> {
+    // What the clients left is done by one who comes afterwards: nothing is lost, whoever died with it.
+    for _ in 0..LOOKS_MAX {
+        let want = json!({"worker": "end", "limit": 50});
+        let claimed = end.sound.done("job_queue.claim", &queue(), want, None).await?;
+        let jobs = claimed.body.as_array().context("a claim answered no list")?;
+        for job in jobs {
+            let id = job["job_id"].as_str().context("a job without an id")?;
+            end.sound.done("job.complete", &[id.into()], json!({"attempt": job["attempt"]}), None).await?;
+        }
+        if jobs.is_empty() && all_are_over(end).await?.is_none() {
+            break;
+        }
+    }
+    if let Some(left) = all_are_over(end).await? {
+        anyhow::bail!("it can be claimed by nobody and is not over: {left}");
+    }
+    // Order: the log of each job is a way through its states, and its attempts only grow.
+    let mut jobs: BTreeMap<String, (Stage, i64)> = BTreeMap::new();
+    for record in end.records().await? {
+        for event in &record.events {
+            let before = jobs.get(&record.key).cloned();
+            let after = match (before.as_ref().map(|(stage, _)| stage), event.name.as_str()) {
+                (None, "job.enqueued") => Stage::Live,
+                (Some(Stage::Live), "job.retrying") => Stage::Live,
+                (Some(Stage::Live), "job.completed" | "job.cancelled") => Stage::Over,
+                (Some(Stage::Live), "job.failed") => Stage::Failed,
+                (Some(Stage::Failed), "job.replayed") => Stage::Live,
+                (_, name) if !name.starts_with("job.") => continue,
+                (_, name) => anyhow::bail!("{name} of {} at {}, after {before:?}", record.key, record.at),
+            };
+            let told = event.data.get("row").unwrap_or(&event.data);
+            let attempt = told["attempt"].as_i64().context("no attempt")?;
+            let (_, attempts) = before.unwrap_or((Stage::Live, 0));
+            ensure!(attempt >= attempts, "{} goes back from attempt {attempts} to {attempt}", record.key);
+            jobs.insert(record.key.clone(), (after, attempt));
+        }
+    }
+    // Conservation: as many jobs are stored as the log has, nobody stands in line, and no room is taken.
+    let stored = rows(end, "jobs").await?.len();
+    ensure!(stored == jobs.len(), "{stored} jobs are stored, and {} in the log", jobs.len());
+    let lines = rows(end, "job_lines").await?;
+    ensure!(lines.is_empty(), "some stand in line for ever: {lines:?}");
+    for lane in rows(end, "job_lanes").await? {
+        ensure!(lane.int("running") == Some(0) && lane.int("waiting") == Some(0), "{lane}");
+    }
+    Ok(())
+}
+
+/// How often what is left is claimed.
+const LOOKS_MAX: usize = 300;
+
+async fn rows(end: &End, table: &str) -> Result<Vec<Row>> {
+    scan(end.sound.house.store().as_ref(), Scan::of(end.sound.table(table)?, &end.sound.tenant)).await
+}
+
+/// One that is not, if there is one.
+async fn all_are_over(end: &End) -> Result<Option<Row>> {
+    let over = ["COMPLETED", "FAILED", "CANCELLED"];
+    let jobs = rows(end, "jobs").await?;
+    Ok(jobs.into_iter().find(|job| !job.text("state").is_some_and(|state| over.contains(&state))))
+}

@@ -1,0 +1,4 @@
+//! The proof of `sequence`.
+
+pub(crate) mod cases;
+pub(crate) mod workload;

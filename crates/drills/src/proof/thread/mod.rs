@@ -1,0 +1,3 @@
+//! The proof of `thread`.
+
+pub(crate) mod cases;

@@ -1,0 +1,3 @@
+//! The proof of `view`.
+
+pub(crate) mod workload;

@@ -1,0 +1,79 @@
+//! I05, I06 and A05 in simulation: a view that follows its source through the log, whoever dies while it is projected.
+
+use anyhow::{Result, bail};
+use serde_json::json;
+use statehouse::Code;
+
+use crate::conformance::Verdict;
+use crate::harness::simulation::{Acting, Client, Course, End};
+use crate::proof::projection::cases::{teams, truth};
+
+pub(crate) const COURSE: Course = Course {
+    archetype: "view",
+    blueprint: r#"
+[house]
+name = "simulation"
+
+[entity.profile]
+key    = { id = "int" }
+fields = { team = "text?", points = { type = "int", default = 0 } }
+
+[view.teams]
+of       = "profile"
+group_by = ["team"]
+count    = true
+sum      = ["points"]
+min      = ["points"]
+max      = ["points"]
+"#,
+    resource: "teams",
+    prepare: |_| Box::pin(async { Ok(()) }),
+    act: |client| -> Acting<'_> { Box::pin(act(client)) },
+    check: |end| -> Verdict<'_> { Box::pin(check(end)) },
+};
+
+const PROFILES: u64 = 8;
+const TEAMS: u64 = 3;
+
+async fn act(client: &mut Client) {
+    let id = client.below(PROFILES);
+    let fields = json!({"team": format!("team {}", client.below(TEAMS)), "points": client.below(10)});
+    let key = [id.into()];
+    match client.below(8) {
+        0 | 1 => {
+            let mut created = fields;
+            created["id"] = json!(id);
+            drop(client.call("profile.create", &[], created, None).await);
+        }
+        2 | 3 => drop(client.call("profile.mutate", &key, json!({"increment": {"points": 1}}), None).await),
+        choice => {
+            let known = client.read().call("profile.read", &key, json!({}), None).await;
+            let deleted = matches!(&known, Err(refusal) if refusal.code == Code::Deleted);
+            let version = known.ok().and_then(|answer| answer.version);
+            let action = match choice {
+                7 => "profile.delete",
+                6 if deleted => "profile.restore",
+                _ => "profile.patch",
+            };
+            let input = if action == "profile.patch" { fields } else { json!({}) };
+            drop(client.call(action, &key, input, version).await);
+        }
+    }
+}
+
+async fn check(end: &End) -> Result<()> {
+    // Conservation: when everything was read, the view is what its source adds up to.
+    let expected = truth(&end.sound).await?;
+    let mut found = teams(&end.sound).await;
+    for _ in 0..STEPS_MAX {
+        if matches!(&found, Ok(found) if *found == expected) {
+            return Ok(());
+        }
+        end.sound.work(50).await?;
+        found = teams(&end.sound).await;
+    }
+    bail!("the view shows {found:?}, and its source is {expected:?}")
+}
+
+/// Steps until a view has caught up.
+const STEPS_MAX: usize = 200;
