@@ -25,8 +25,9 @@ use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::{
-    Clock, Commit, Draft as EventDraft, Entry, Event, Fate, Ids, Migrate, Plan, PlanError, Random, Record,
-    Refused, Resolution, Schema, Store, StoreError, SystemClock, Tenant, Value,
+    Backoff, Clock, Commit, Draft as EventDraft, Entry, Event, Fate, Ids, Migrate, Plan, PlanError, Random,
+    Record, Refused, Resolution, RetryPolicy, Schema, Store, StoreError, SystemClock, Tenant, Value,
+    commit_reported,
 };
 use tokio::task::JoinHandle;
 
@@ -47,8 +48,8 @@ use crate::worker::{self, Bells, Crew, Premises, Worker};
 
 /// How often a draft that lost a race is drafted anew.
 const RACES_MAX: u32 = 6;
-/// How often an unknown outcome is asked for again.
-const UNKNOWN_MAX: u32 = 4;
+/// How often a plan is committed whose outcome stays unknown.
+const COMMIT_ATTEMPTS: u32 = 5;
 /// The first pause between tries; each one is twice as long as the one before.
 const PAUSE: Duration = Duration::from_millis(5);
 /// How often the pause between two looks at a lock is doubled.
@@ -661,22 +662,11 @@ impl House {
 
     /// Commits a plan until its outcome is known (H1).
     async fn settle(&self, plan: &Plan, in_doubt: &mut bool) -> Result<Commit, Refusal> {
-        let mut unknown = 0;
-        loop {
-            match self.store.commit(plan).await {
-                Ok(commit) => return Ok(commit),
-                Err(StoreError::OutcomeUnknown { .. }) if unknown < UNKNOWN_MAX => {
-                    *in_doubt = true;
-                    self.pause(unknown).await;
-                    unknown += 1;
-                }
-                // A later try that did not reach the store says nothing about the first.
-                Err(StoreError::Unavailable { why }) if unknown > 0 => {
-                    return Err(StoreError::unknown(plan.operation(), why).into());
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
+        let backoff = Some(Backoff { clock: &*self.clock, first: PAUSE });
+        let policy = RetryPolicy { attempts: COMMIT_ATTEMPTS, backoff };
+        let report = commit_reported(&*self.store, plan, policy).await;
+        *in_doubt |= report.answer_lost;
+        Ok(report.outcome?)
     }
 
     async fn pause(&self, tries: u32) {

@@ -37,6 +37,7 @@
 //! ```
 
 pub mod clock;
+pub mod commit;
 pub mod error;
 pub mod eval;
 pub mod faulty;
@@ -57,6 +58,7 @@ pub mod time;
 pub mod value;
 
 pub use clock::{Clock, ManualClock, SystemClock};
+pub use commit::{Backoff, CommitReport, RetryPolicy, commit_known, commit_reported};
 pub use error::{PlanError, SchemaError, StoreError};
 pub use faulty::FaultyStore;
 pub use guard::{Expr, Guard, Operand};

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 
+use crate::commit::{RetryPolicy, commit_known};
 use crate::error::{PlanError, StoreError};
 use crate::limits::row_weight;
 use crate::outcome::{Commit, Refused};
@@ -24,8 +25,8 @@ use crate::row::{Row, Tenant};
 use crate::store::{Asked, Explanation, Store};
 use crate::value::Value;
 
-/// How often one row is asked for again of which nothing is known.
-const UNKNOWN_MAX: u32 = 8;
+/// For one row of a range: a row that was taken and not reported waits until its lease ends, so many attempts are worth it.
+const RETRIES: RetryPolicy<'static> = RetryPolicy { attempts: 9, backoff: None };
 
 /// The first rows of a range, and what becomes of each. Cheap to clone.
 #[derive(Clone, Debug, PartialEq)]
@@ -184,18 +185,10 @@ async fn take_one<S: Store + ?Sized>(
 ) -> Result<Option<Row>, StoreError> {
     let table = take.query().read_table().name();
     let plan = take.plan(key).map_err(|error| StoreError::schema(table, error.to_string()))?;
-    let mut unknown = 0;
-    loop {
-        return match store.commit(&plan).await {
-            Ok(Commit::Applied(applied)) => Ok(applied.rows.into_iter().next().flatten()),
-            // An answer got lost, and the row is this one's own.
-            Ok(Commit::Refused(Refused { current: Some(row), .. })) if take.has_taken(&row) => Ok(Some(row)),
-            Ok(Commit::Refused(_) | Commit::Fenced) => Ok(None),
-            Err(StoreError::OutcomeUnknown { .. }) if unknown < UNKNOWN_MAX => {
-                unknown += 1;
-                continue;
-            }
-            Err(error) => Err(error),
-        };
-    }
+    Ok(match commit_known(store, &plan, RETRIES).await? {
+        Commit::Applied(applied) => applied.rows.into_iter().next().flatten(),
+        // An answer got lost, and the row is this one's own.
+        Commit::Refused(Refused { current: Some(row), .. }) if take.has_taken(&row) => Some(row),
+        Commit::Refused(_) | Commit::Fenced => None,
+    })
 }

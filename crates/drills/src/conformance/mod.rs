@@ -189,6 +189,7 @@ pub const CASES: &[Case] = cases! {
         nobody_takes_what_belongs_to_another_tenant(3),
         each_row_has_one_taker(9),
         what_is_no_take_is_refused(0),
+        a_lost_answer_stays_unknown_if_the_retry_is_unavailable(1),
     }
     across {
         rows_of_all_tenants_stand_in_one_order(1),

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use statehouse_store::guard::{column, is_in, now, now_plus};
-use statehouse_store::{Query, Row, Step, Table, Take, Type, Value};
+use statehouse_store::{Query, Row, Step, Store, StoreError, Table, Take, Type, Value};
 use tokio::task::JoinSet;
 
+use crate::harness::around::{Around, LostThenUnavailable};
 use crate::harness::client::{Client, same};
 use crate::harness::engines::Lab;
 
@@ -236,4 +237,19 @@ pub(super) async fn what_is_no_take_is_refused(lab: &dyn Lab) -> Result<()> {
     let after = client.store.take(&taking(&client, &table, "late", 1)?).await;
     ensure!(after.is_err(), "a store that was closed gave {after:?}");
     Ok(())
+}
+
+pub(super) async fn a_lost_answer_stays_unknown_if_the_retry_is_unavailable(lab: &dyn Lab) -> Result<()> {
+    let table = tickets("taken_in_an_outage")?;
+    let client = Client::open(lab, &[&table]).await?;
+    fill(&client, &table, 0..1).await?;
+    // This store takes row by row, so that every engine commits a plan.
+    let faults = Arc::new(LostThenUnavailable::default());
+    let store = Around::new(client.store.clone(), faults.clone());
+    faults.start();
+    let taken = store.take(&taking(&client, &table, "first", 1)?).await;
+    ensure!(matches!(taken, Err(StoreError::OutcomeUnknown { .. })), "reported as {taken:?}");
+    faults.check_injected()?;
+    let row = client.row(&table, ["a".into(), 0.into()]).await?;
+    same("its taker", &row.text("taken_by"), &Some("first"))
 }

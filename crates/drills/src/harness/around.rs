@@ -194,6 +194,50 @@ impl Hook for Arc<Delayed> {
     }
 }
 
+/// A store that fails in the middle of a caller's retries: one commit is applied and its answer is lost, and the next
+/// one does not reach the store.
+#[derive(Debug, Default)]
+pub(crate) struct LostThenUnavailable(Mutex<Vec<CommitFault>>);
+
+#[derive(Clone, Copy, Debug)]
+enum CommitFault {
+    AnswerLost,
+    NotReached,
+}
+
+impl LostThenUnavailable {
+    /// Injects both faults, from the next commit on.
+    pub(crate) fn start(&self) {
+        *self.lock() = vec![CommitFault::NotReached, CommitFault::AnswerLost];
+    }
+
+    /// Fails unless both faults were injected since the last start.
+    pub(crate) fn check_injected(&self) -> anyhow::Result<()> {
+        let left = self.lock();
+        anyhow::ensure!(left.is_empty(), "not injected: {left:?}");
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<CommitFault>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl Hook for Arc<LostThenUnavailable> {
+    async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
+        let fault = self.lock().pop();
+        match fault {
+            None => inner.commit(plan).await,
+            Some(CommitFault::NotReached) => Err(StoreError::unavailable("injected")),
+            Some(CommitFault::AnswerLost) => {
+                inner.commit(plan).await?;
+                Err(StoreError::unknown(plan.operation(), "injected"))
+            }
+        }
+    }
+}
+
 /// A store with a hook around it.
 #[derive(Debug)]
 pub(crate) struct Around<H> {

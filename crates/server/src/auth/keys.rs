@@ -19,7 +19,7 @@ use statehouse::{House, own};
 use statehouse_store::guard::is_null;
 use statehouse_store::random::secret_bytes;
 use statehouse_store::{
-    Address, Commit, Consistency, Plan, Row, Scan, Step, StoreError, Tenant, Time, Value,
+    Address, Commit, Consistency, Plan, RetryPolicy, Row, Scan, Step, Tenant, Time, Value, commit_known,
 };
 use subtle::ConstantTimeEq;
 
@@ -203,10 +203,7 @@ async fn change(house: &House, prefix: &str, column: &str, time: Time) -> Result
 /// Commits a step that is safe to repeat, again if its outcome is not known.
 async fn commit(house: &House, step: Step) -> Result<Commit, OwnError> {
     let plan = Plan::of(&own_tenant()?, house.ids().next()).step(step).build()?;
-    match house.store().commit(&plan).await {
-        Err(StoreError::OutcomeUnknown { .. }) => Ok(house.store().commit(&plan).await?),
-        other => Ok(other?),
-    }
+    Ok(commit_known(&**house.store(), &plan, RetryPolicy::WORKER).await?)
 }
 
 fn info_of(row: &Row) -> Option<KeyInfo> {

@@ -21,8 +21,8 @@ use serde_json::Value as Json;
 use statehouse_store::log::partition_of;
 use statehouse_store::table::Builder;
 use statehouse_store::{
-    Commit, Event, Expr, Plan, PlanError, Query, Reason, Refused, Row, Step, Store, StoreError, Table,
-    Tenant, Time, Type, Value,
+    Commit, Event, Expr, Plan, PlanError, Query, Reason, Refused, RetryPolicy, Row, Step, Store, StoreError,
+    Table, Tenant, Time, Type, Value, commit_known,
 };
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -99,8 +99,6 @@ const AT_ONCE: usize = 16;
 
 /// Pages of the index that one step reads past rows that could not be done.
 const PAGES_MAX: usize = 8;
-/// How often a plan without an answer is sent again.
-const UNKNOWN_MAX: u32 = 3;
 
 impl<D: Due> Scanner<D> {
     /// A scanner of so many shards.
@@ -120,7 +118,7 @@ impl<D: Due> Scanner<D> {
                 Ok((plan, otherwise)) => {
                     // It is never closed.
                     let place = self.room.clone().acquire_owned().await.ok();
-                    let done = settled_or(shift.store.clone(), plan, otherwise, row.version());
+                    let done = commit_or(shift.store.clone(), plan, otherwise, row.version());
                     commits.spawn(async move {
                         let outcome = done.await;
                         drop(place);
@@ -151,27 +149,17 @@ struct Released {
     unreachable: Option<StoreError>,
 }
 
-/// Commits a plan until it is known what became of it. If that cannot be found out, the row tells the next step.
-pub(crate) async fn settled(store: &dyn Store, plan: &Plan) -> Result<Commit, StoreError> {
-    let mut unknown = 0;
-    loop {
-        match store.commit(plan).await {
-            Err(StoreError::OutcomeUnknown { .. }) if unknown < UNKNOWN_MAX => unknown += 1,
-            outcome => return outcome,
-        }
-    }
-}
-
-/// The same; and if a plan is refused although the row is still what it was, by the engine's clock then, another one.
-async fn settled_or(
+/// Commits a plan until its outcome is known. If it is refused although the row is unchanged, the engine's clock is behind:
+/// commits the other plan then. If the outcome stays unknown, the next step sees it in the row.
+async fn commit_or(
     store: Arc<dyn Store>,
     plan: Plan,
     otherwise: Option<Plan>,
     version: i64,
 ) -> Result<Commit, StoreError> {
-    match (settled(&*store, &plan).await, otherwise) {
+    match (commit_known(&*store, &plan, RetryPolicy::WORKER).await, otherwise) {
         (Ok(Commit::Refused(refused)), Some(otherwise)) if is_only_early(&refused, version) => {
-            settled(&*store, &otherwise).await
+            commit_known(&*store, &otherwise, RetryPolicy::WORKER).await
         }
         (outcome, _) => outcome,
     }

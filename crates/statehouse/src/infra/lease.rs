@@ -46,7 +46,7 @@ use statehouse_store::limits::PLAN_OPERATIONS_MAX;
 use statehouse_store::table::{Builder, VERSION};
 use statehouse_store::{
     Address, Clock, Commit, Consistency, Draft as EventDraft, Event, Guard, Operand, Plan, Query, Reason,
-    Refused, Row, Step, Store, StoreError, Table, Tenant, Time, Type, Value,
+    Refused, RetryPolicy, Row, Step, Store, StoreError, Table, Tenant, Time, Type, Value, commit_known,
 };
 
 use crate::action::{
@@ -222,9 +222,6 @@ pub struct Leases {
     tenant: Tenant,
 }
 
-/// How often a plan without an answer is sent again.
-const UNKNOWN_MAX: u32 = 3;
-
 impl Leases {
     /// The leases in a table that has [`columns`].
     pub fn of(store: Arc<dyn Store>, clock: Arc<dyn Clock>, table: Arc<Table>, tenant: Tenant) -> Leases {
@@ -335,13 +332,7 @@ impl Leases {
     /// Commits steps that are safe to repeat: the guard of each fails, or holds for the same caller, the second time.
     async fn commit(&self, what: &str, steps: Vec<Step>) -> Result<Commit, StoreError> {
         let plan = Plan::of(&self.tenant, format!("lease.{what}")).steps(steps).build().map_err(misuse)?;
-        let mut unknown = 0;
-        loop {
-            match self.store.commit(&plan).await {
-                Err(StoreError::OutcomeUnknown { .. }) if unknown < UNKNOWN_MAX => unknown += 1,
-                outcome => return outcome,
-            }
-        }
+        commit_known(&*self.store, &plan, RetryPolicy::WORKER).await
     }
 }
 

@@ -8,12 +8,12 @@ use serde_json::{Value as Json, json};
 use statehouse::infra::lease::{Leases, acquire, release, renew};
 use statehouse::{Answer, Code, Expected, Operation, Refusal};
 use statehouse_store::faulty::{FaultyStore, Odds};
-use statehouse_store::{Clock, Commit, ManualClock, Plan, Step, SystemClock, Time, Value};
+use statehouse_store::{Clock, Commit, ManualClock, Plan, Step, StoreError, SystemClock, Time, Value};
 use tokio::task::JoinHandle;
 
 use super::cases as lease;
 use crate::conformance::{Case, cases};
-use crate::harness::around::{Around, Delayed};
+use crate::harness::around::{Around, Delayed, LostThenUnavailable};
 use crate::harness::client::same;
 use crate::harness::engines::Lab;
 use crate::harness::house::{Visitor, shows};
@@ -33,6 +33,7 @@ pub(crate) const CASES: &[Case] = cases! {
         tenants_hold_apart(3),
         programs_hold_leases(3),
         programs_find_their_lease_after_a_lost_answer(1),
+        a_lost_answer_stays_unknown_if_the_retry_is_unavailable(1),
         a_holders_own_deadline_is_early(1),
         a_stale_program_neither_renews_nor_releases(1),
         who_was_refused_does_not_get_it_later(3),
@@ -397,6 +398,26 @@ async fn programs_find_their_lease_after_a_lost_answer(lab: &dyn Lab) -> Result<
     }
     ensure!(faulty.achieved().unknown_after > 0, "{}", faulty.achieved());
     same("the epochs", &epochs, &(1..=10).collect::<Vec<i64>>())
+}
+
+async fn a_lost_answer_stays_unknown_if_the_retry_is_unavailable(lab: &dyn Lab) -> Result<()> {
+    let faults = Arc::new(LostThenUnavailable::default());
+    let store = Arc::new(Around::new(lab.open().await?, faults.clone()));
+    let visitor = Visitor::over(store, BLUEPRINT, Arc::new(SystemClock)).await?;
+    let leases = leases(&visitor, Arc::new(SystemClock))?;
+    let span = Duration::from_secs(600);
+    faults.start();
+    let acquired = leases.acquire(&door(), "me", span).await;
+    ensure!(matches!(acquired, Err(StoreError::OutcomeUnknown { .. })), "reported as {acquired:?}");
+    faults.check_injected()?;
+    // The lost attempt was applied: the same holder finds its lease.
+    let held = leases.acquire(&door(), "me", span).await?.map_err(|lease| anyhow::anyhow!("{lease:?}"))?;
+    same("the epoch", &held.epoch(), &1)?;
+    faults.start();
+    let released = leases.release(&held).await;
+    ensure!(matches!(released, Err(StoreError::OutcomeUnknown { .. })), "reported as {released:?}");
+    faults.check_injected()?;
+    same("the holder", &leases.read(&door()).await?.and_then(|lease| lease.holder), &None)
 }
 
 async fn a_holders_own_deadline_is_early(lab: &dyn Lab) -> Result<()> {

@@ -47,6 +47,7 @@ pub(crate) const CASES: &[Case] = cases! {
         a_refusal_that_does_not_go_away_is_parked(9),
         what_is_parked_is_replayed_in_order_or_given_up(9),
         parking_that_changes_meanwhile_is_looked_at_again(9),
+        a_lost_discard_stays_unknown_if_the_retry_is_unavailable(9),
         a_group_goes_back_and_does_everything_again(9),
         going_back_is_not_lost_to_a_step_under_way(9),
         processes_share_the_partitions_and_survive_each_other(20),

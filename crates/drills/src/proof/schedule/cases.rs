@@ -33,7 +33,7 @@ use self::late::*;
 use self::races::*;
 use super::cases as schedule;
 use crate::conformance::{Case, cases};
-use crate::harness::around::{Around, Hook, Paused};
+use crate::harness::around::{Around, Hook, LostThenUnavailable, Paused};
 use crate::harness::client::{pause, same, whole_log};
 use crate::harness::drill::{Drill, DrillClock};
 use crate::harness::engines::Lab;
@@ -48,6 +48,7 @@ pub(crate) const CASES: &[Case] = cases! {
         a_killed_workers_job_is_claimed_within_one_lease(8),
         a_worker_that_wakes_too_late_is_refused(8),
         heartbeats_hold_a_job(8),
+        a_lost_heartbeat_stays_unknown_if_the_retry_is_unavailable(8),
         attempts_end_also_for_workers_that_die(8),
         cancelled_jobs_are_over(8),
         a_paused_queue_gives_nothing(8),

@@ -19,8 +19,8 @@ use http::{HeaderMap, HeaderName, Method};
 use serde_json::Value as Json;
 use statehouse_store::guard::{column, is_null, now, now_plus};
 use statehouse_store::{
-    Commit, Draft as EventDraft, Entry, Expr, Guard, Plan, PlanError, Query, Row, Step, StoreError, Time,
-    Value,
+    Commit, Draft as EventDraft, Entry, Expr, Guard, Plan, PlanError, Query, RetryPolicy, Row, Step,
+    StoreError, Time, Value, commit_known,
 };
 
 use super::rules::{Before, Finding, Outcome, finding, health, spread, told};
@@ -31,7 +31,7 @@ use super::{
     EXPIRES_AT, Effect, HEADERS, HTTP_STATUS, JSON, KEY, PENDING, REASON, RETRYING, SENDING, SENT_KEY,
     STATUS, STUCK_AT, TARGET, TRIES, UNCERTAIN, UPDATED_AT, URL, check_url, encoded, signature,
 };
-use crate::infra::due::{DUE, DUE_AT, settled};
+use crate::infra::due::{DUE, DUE_AT};
 use crate::outside::{Courier, Parcel, Reply, Sent};
 use crate::resource::key_text;
 use crate::worker::{Gauge, Next, Progress, Shift, Worker};
@@ -211,7 +211,8 @@ impl Effect {
         if matches!(self.destination, Destination::Hosts(_)) {
             for (row, wait) in left {
                 // What comes of it does not matter: it is due as before if it was not put off.
-                let _ = settled(&**shift.store, &self.put_off(row, wait.unwrap_or_default(), &desk)?).await;
+                let plan = self.put_off(row, wait.unwrap_or_default(), &desk)?;
+                let _ = commit_known(&**shift.store, &plan, RetryPolicy::WORKER).await;
             }
         }
         Ok(round)
@@ -592,7 +593,7 @@ impl Desk<'_, '_> {
 
     /// Commits a plan until its outcome is known, and says whether it was applied.
     async fn commit(&self, plan: Plan) -> Result<bool, StoreError> {
-        let commit = settled(&**self.shift.store, &plan).await?;
+        let commit = commit_known(&**self.shift.store, &plan, RetryPolicy::WORKER).await?;
         Ok(matches!(commit, Commit::Applied(_)))
     }
 }

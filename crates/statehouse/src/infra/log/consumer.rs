@@ -14,13 +14,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use statehouse_store::{
-    Address, Commit, Consistency, Entry, Ids, Plan, Position, Query, Reason, Record, Row, Step, Store,
-    StoreError, Tenant, Time,
+    Address, Commit, Consistency, Entry, Ids, Plan, Position, Query, Reason, Record, RetryPolicy, Row, Step,
+    Store, StoreError, Tenant, Time, commit_known,
 };
 use tokio::task::JoinSet;
 
 use super::parking::{self, Lot, Parked, READY};
-use super::progress::{Books, Mark, misuse, settle};
+use super::progress::{Books, Mark, misuse};
 use super::{Effect, Handler, Reading, Unable, column_of, is_applied, offset_of};
 use crate::worker::{Next, Progress, Shift, Worker};
 
@@ -141,7 +141,7 @@ pub async fn feed(
             .build()
             .map_err(misuse)?;
         // If it is refused, the group was moved, or the partition is another's: the next step will see.
-        settle(&**shift.store, &plan).await?;
+        commit_known(&**shift.store, &plan, RetryPolicy::WORKER).await?;
     }
     match error {
         Some(error) if progress.rows == 0 => return Err(error),
@@ -420,7 +420,7 @@ impl Course {
             Ok(plan) => plan,
             Err(error) => return Ok(Judged::Never(error.to_string())),
         };
-        Ok(match settle(&*self.store, &plan).await {
+        Ok(match commit_known(&*self.store, &plan, RetryPolicy::WORKER).await {
             Ok(Commit::Applied(_)) => Judged::Done,
             Ok(Commit::Refused(refused)) if refused.step == 0 => Judged::Overtaken,
             // No race: what is added is too much for what is there.

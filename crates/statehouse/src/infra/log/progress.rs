@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use statehouse_store::guard::{column, now};
 use statehouse_store::{
-    Address, Clock, Commit, Consistency, Plan, PlanError, Position, Query, Row, SchemaError, Step, Store,
-    StoreError, Table, Tenant, Type, Value,
+    Address, Clock, Commit, Consistency, Plan, PlanError, Position, Query, RetryPolicy, Row, SchemaError,
+    Step, Store, StoreError, Table, Tenant, Type, Value, commit_known,
 };
 
 use super::parking::{self, Parked};
@@ -213,7 +213,7 @@ impl Group {
         let after = Mark { reached: offset, ..Mark::default() };
         let step = Mark::default().low_water_to(&after, &self.name, partition, books);
         let plan = Plan::of(&books.house, "log.begin").step(step).without_rows().build().map_err(misuse)?;
-        settle(&*self.store, &plan).await.map(drop)
+        commit_known(&*self.store, &plan, RetryPolicy::WORKER).await.map(drop)
     }
 
     /// How far it has got, partition by partition.
@@ -286,7 +286,7 @@ impl Group {
         let Some(head) = rows.first() else { return Ok(false) };
         let step = parking::ready(head, &self.name, books);
         let plan = Plan::of(tenant, "log.replay").step(step).without_rows().build().map_err(misuse)?;
-        Ok(matches!(settle(&*self.store, &plan).await?, Commit::Applied(_)))
+        Ok(matches!(commit_known(&*self.store, &plan, RetryPolicy::WORKER).await?, Commit::Applied(_)))
     }
 
     /// Gives up one parked record. Says whether it was there.
@@ -303,7 +303,7 @@ impl Group {
                 .without_rows()
                 .build()
                 .map_err(misuse)?;
-            match settle(&*self.store, &plan).await? {
+            match commit_known(&*self.store, &plan, RetryPolicy::WORKER).await? {
                 Commit::Applied(_) => return Ok(true),
                 Commit::Refused(refused) if refused.step == 1 => return Ok(false),
                 Commit::Refused(_) | Commit::Fenced => {}
@@ -337,18 +337,4 @@ pub(crate) async fn has_passed(
         _ => false,
     };
     Ok(places.iter().zip(marks.chunks(2)).all(passed))
-}
-
-/// How often a plan without an answer is sent again.
-const UNKNOWN_MAX: u32 = 3;
-
-/// Commits a plan until it is known what became of it, if that can be found out by asking again.
-pub(super) async fn settle(store: &dyn Store, plan: &Plan) -> Result<Commit, StoreError> {
-    let mut unknown = 0;
-    loop {
-        match store.commit(plan).await {
-            Err(StoreError::OutcomeUnknown { .. }) if unknown < UNKNOWN_MAX => unknown += 1,
-            outcome => return outcome,
-        }
-    }
 }

@@ -16,7 +16,7 @@ use statehouse_store::limits::row_weight;
 use statehouse_store::log::partition_of;
 use statehouse_store::{
     Address, Ask, Cell, Clock, Commit, Draft as EventDraft, Entry, Ids, Plan, PlanError, Query, Reason,
-    Refused, Row, Seen, Step, Store, StoreError, Take, Tenant, Time, Value,
+    Refused, RetryPolicy, Row, Seen, Step, Store, StoreError, Take, Tenant, Time, Value, commit_known,
 };
 
 use super::rules::misfit;
@@ -25,7 +25,6 @@ use super::{
     PAUSED, PRIORITY, QUEUE, RUN_AT, RUN_SHARD, RUNNABLE, STARTED_AT, STATE, Schedule, UPDATED_AT, WORKER,
 };
 use crate::action::{Answer, Call, Code, Desk, Refusal, Several};
-use crate::infra::due::settled;
 use crate::resource::key_text;
 
 /// Inputs.
@@ -356,7 +355,8 @@ impl Schedule {
         let event = EventDraft::named(format!("{}.failed", self.name)).with_row_of(0);
         let entry = Entry::about(&self.name, key_text(row.key())).event(event);
         let plan = Plan::of(row.tenant(), ids.next()).steps(steps).log(entry).without_rows().build();
-        let outcome = settled(store, &plan.map_err(|error| self.misuse(&error))?).await?;
+        let plan = plan.map_err(|error| self.misuse(&error))?;
+        let outcome = commit_known(store, &plan, RetryPolicy::WORKER).await?;
         self.tell();
         Ok(matches!(outcome, Commit::Applied(_)))
     }
@@ -375,7 +375,7 @@ impl Schedule {
             .guard(Schedule::held(attempt))
             .set(RUN_AT, now_plus(lease));
         let plan = Plan::of(tenant, ids.next()).step(step).without_rows().build()?;
-        match settled(store, &plan).await? {
+        match commit_known(store, &plan, RetryPolicy::WORKER).await? {
             Commit::Applied(_) => Ok(()),
             Commit::Refused(Refused { reason: Reason::Guard { .. }, current: Some(row), .. }) => {
                 Err(self.lost(&row, attempt))

@@ -32,7 +32,8 @@ use statehouse_store::guard::{Operand, column, is_in, now, now_plus, value};
 use statehouse_store::table::{Builder, VERSION};
 use statehouse_store::{
     Address, Commit, Consistency, Draft as EventDraft, Entry, Event, Expr, Guard, Plan, PlanError, Query,
-    Reason, Refused, Row, Step, Store, StoreError, Table, Tenant, Time, Type, Value,
+    Reason, Refused, RetryPolicy, Row, Step, Store, StoreError, Table, Tenant, Time, Type, Value,
+    commit_known,
 };
 
 use super::rules::{Wanted, check_size, misfit, time};
@@ -47,7 +48,7 @@ use crate::action::{
     Refusal, Route, Verdict, Write, common_verdict, row_of,
 };
 use crate::form::{Form, Property};
-use crate::infra::due::{self, DUE, DUE_AT, DUE_SHARD, settled};
+use crate::infra::due::{self, DUE, DUE_AT, DUE_SHARD};
 use crate::infra::timer::Missed;
 use crate::paging;
 use crate::resource::{key_text, state_name};
@@ -348,13 +349,13 @@ impl Maker {
     async fn make(&self, shift: &Shift<'_>, row: &Row) -> Result<bool, String> {
         let store = &**shift.store;
         let mut plan = self.schedule.make(shift, row, shift.clock.now()).await?;
-        let mut outcome = settled(store, &plan).await;
+        let mut outcome = commit_known(store, &plan, RetryPolicy::WORKER).await;
         if let (Ok(Commit::Refused(refused)), Some(due)) = (&outcome, row.time(NEXT_TIME))
             && due::is_only_early(refused, row.version())
         {
             // By the engine's clock not all is over that would be passed over. The time that is due has its job all the same.
             plan = self.schedule.make(shift, row, due).await?;
-            outcome = settled(store, &plan).await;
+            outcome = commit_known(store, &plan, RetryPolicy::WORKER).await;
         }
         match outcome {
             Ok(Commit::Applied(_)) => Ok(true),

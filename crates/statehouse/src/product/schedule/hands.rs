@@ -20,7 +20,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use serde_json::{Map, Value as Json, json};
-use statehouse_store::{Commit, Entry, Plan, Query, Row, StoreError, Tenant, Time, Value};
+use statehouse_store::{
+    Commit, Entry, Plan, Query, RetryPolicy, Row, StoreError, Tenant, Time, Value, commit_known,
+};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -29,7 +31,6 @@ use super::write::FINAL;
 use super::{ATTEMPT, BATCH_MAX, ERROR, JOB_ID, PAYLOAD, QUEUE, RESULT, RUNNABLE, Schedule};
 use crate::action::{Code, Does, Refusal};
 use crate::house::{House, Operation, Request, with_subject};
-use crate::infra::due::settled;
 use crate::resource::key_text;
 
 /// A job to do.
@@ -458,7 +459,10 @@ impl Labour {
         let plan = Plan::of(tenant, self.house.ids().next()).steps(steps).log(entry);
         let Ok(plan) = plan.without_rows().build() else { return false };
         // Nobody need be told: what concerns nobody else lets nobody claim.
-        matches!(settled(&**self.house.store(), &plan).await, Ok(Commit::Applied(_)))
+        matches!(
+            commit_known(&**self.house.store(), &plan, RetryPolicy::WORKER).await,
+            Ok(Commit::Applied(_))
+        )
     }
 
     /// Holds a job for one lease after the other. Returns when it is lost (W2).

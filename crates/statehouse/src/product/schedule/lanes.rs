@@ -17,8 +17,8 @@
 
 use statehouse_store::guard::column;
 use statehouse_store::{
-    Address, Commit, Consistency, Expr, Ids, Plan, Query, Reason, Refused, Row, Step, Store, StoreError,
-    Table, Tenant,
+    Address, Commit, Consistency, Expr, Ids, Plan, Query, Reason, Refused, RetryPolicy, Row, Step, Store,
+    StoreError, Table, Tenant, commit_known,
 };
 
 use super::{
@@ -28,8 +28,6 @@ use crate::action::{Code, Refusal};
 
 /// How often a lane is looked at that changes while one looks.
 const LOOKS_MAX: usize = 8;
-/// How often a number is asked for whose answer got lost.
-const UNKNOWN_MAX: usize = 4;
 
 /// A place in a lane that a job may take.
 #[derive(Clone, Debug)]
@@ -53,30 +51,30 @@ impl Schedule {
     ) -> Result<Place, Refusal> {
         let step = Step::update(&self.lanes, [order_key.into()]).set(TAIL, column(TAIL).add(1));
         let order_key = order_key.to_owned();
-        for _ in 0..UNKNOWN_MAX {
-            let plan = Plan::of(tenant, ids.next()).step(step.clone()).build()?;
-            match store.commit(&plan).await {
-                Ok(Commit::Applied(applied)) => {
-                    let row = applied.rows.into_iter().next().flatten();
-                    let int = |name: &str| row.as_ref().and_then(|row| row.int(name));
-                    let seq =
-                        int(TAIL).ok_or_else(|| Refusal::new(Code::Internal, "a lane gave out no number"))?;
-                    let room = int(RUNNING).is_none_or(|running| running < self.per_key);
-                    let admitted = room && int(WAITING).unwrap_or(0) == 0;
-                    return Ok(Place { order_key, seq, admitted, first: false });
-                }
-                // The number may be taken; the next one will do.
-                Err(StoreError::OutcomeUnknown { .. }) => {}
-                Ok(Commit::Refused(Refused { reason: Reason::Absent, .. })) => {
-                    return Ok(Place { order_key, seq: 1, admitted: true, first: true });
-                }
-                Ok(Commit::Refused(_) | Commit::Fenced) => {
-                    return Err(Refusal::new(Code::Internal, "a lane refused a number"));
-                }
-                Err(error) => return Err(error.into()),
+        let plan = Plan::of(tenant, ids.next()).step(step).build()?;
+        match commit_known(store, &plan, RetryPolicy::WORKER).await {
+            Ok(Commit::Applied(applied)) => {
+                let row = applied.rows.into_iter().next().flatten();
+                let int = |name: &str| row.as_ref().and_then(|row| row.int(name));
+                let seq =
+                    int(TAIL).ok_or_else(|| Refusal::new(Code::Internal, "a lane gave out no number"))?;
+                let room = int(RUNNING).is_none_or(|running| running < self.per_key);
+                let admitted = room && int(WAITING).unwrap_or(0) == 0;
+                Ok(Place { order_key, seq, admitted, first: false })
             }
+            Ok(Commit::Refused(Refused { reason: Reason::Absent, .. })) => {
+                Ok(Place { order_key, seq: 1, admitted: true, first: true })
+            }
+            Ok(Commit::Refused(_) | Commit::Fenced) => {
+                Err(Refusal::new(Code::Internal, "a lane refused a number"))
+            }
+            // A number may be taken, which leaves a harmless gap. The caller's own plan was not committed yet.
+            Err(StoreError::OutcomeUnknown { .. }) => {
+                let message = "the order key's lane did not answer; nothing was done";
+                Err(Refusal::new(Code::Unavailable, message))
+            }
+            Err(error) => Err(error.into()),
         }
-        Err(Refusal::new(Code::Unavailable, "the order key's lane did not answer; nothing was done"))
     }
 
     /// Whether a table is one of those in which places are taken.

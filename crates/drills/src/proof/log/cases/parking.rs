@@ -1,6 +1,7 @@
 //! What cannot be done is parked, and holds up its key alone.
 
 use super::*;
+use crate::harness::around::{Around, LostThenUnavailable};
 
 pub(super) async fn what_cannot_be_done_holds_up_its_key_alone(lab: &dyn Lab) -> Result<()> {
     let scene = Scene::open(lab, 6).await?;
@@ -167,4 +168,21 @@ pub(super) async fn parking_that_changes_meanwhile_is_looked_at_again(lab: &dyn 
     let trails = scene.trails().await?;
     same("the key that was free", &trails.get("acme/note/1").map(String::as_str), &Some("6"))?;
     same("the other", &trails.get(&format!("acme/note/{id}")).map(String::as_str), &Some("5"))
+}
+
+pub(super) async fn a_lost_discard_stays_unknown_if_the_retry_is_unavailable(lab: &dyn Lab) -> Result<()> {
+    let faults = Arc::new(LostThenUnavailable::default());
+    let store = Arc::new(Around::new(lab.open().await?, faults.clone()));
+    let scene = Scene::over(store, Arc::new(SystemClock), BLUEPRINT, 4).await?;
+    set(&scene.scribe.poison, &[13]);
+    scene.write("acme", 1, 13).await?;
+    scene.drain().await?;
+    let parked = scene.parked("acme").await?;
+    let first = parked.first().context("nothing is parked")?;
+    faults.start();
+    let discarded = scene.group().discard(&scene.visitor.tenant, first).await;
+    ensure!(matches!(discarded, Err(StoreError::OutcomeUnknown { .. })), "reported as {discarded:?}");
+    faults.check_injected()?;
+    // The lost attempt was applied: nothing is parked any more.
+    same("what is parked", &scene.parked("acme").await?, &vec![])
 }

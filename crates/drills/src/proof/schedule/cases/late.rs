@@ -417,3 +417,21 @@ pub(super) async fn what_is_late_is_found_before_a_long_queue(lab: &dyn Lab) -> 
     ensure!(names.contains(&"late"), "what should have been done years ago waits behind {names:?}");
     Ok(())
 }
+
+pub(super) async fn a_lost_heartbeat_stays_unknown_if_the_retry_is_unavailable(lab: &dyn Lab) -> Result<()> {
+    let clock = standing();
+    let faults = Arc::new(LostThenUnavailable::default());
+    let store = Arc::new(Around::new(lab.open_at(Arc::new(clock.clone())).await?, faults.clone()));
+    let visitor = Visitor::over(store, BLUEPRINT, Arc::new(clock.clone())).await?;
+    enqueue(&visitor, "a", json!({})).await?;
+    same("the job", &claim(&visitor, 1, 1).await?, &vec![("a".to_owned(), 1)])?;
+    clock.advance(SECOND * 20);
+    faults.start();
+    let beat = json!({"jobs": [{"job_id": "a", "attempt": 1}]});
+    let beat = visitor.done("job_queue.heartbeat", &id("default"), beat, None).await?;
+    same("the heartbeat", &beat.body[0]["code"], &json!("outcome_unknown"))?;
+    faults.check_injected()?;
+    // The lost attempt was applied: the lease is longer than the claim's own.
+    clock.advance(SECOND * 20);
+    claims_nothing(&visitor).await
+}
