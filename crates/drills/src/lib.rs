@@ -32,6 +32,7 @@ pub mod harness;
 pub mod proof;
 
 pub use harness::{
-    coverage, drill, engines, faults, linearize, mutation, outside, scenario, simulation, specimen, witness,
+    chosen, coverage, drill, engines, faults, linearize, mutation, outside, scenario, simulation, specimen,
+    witness,
 };
 pub use proof::projection::endurance;

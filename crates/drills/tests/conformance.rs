@@ -3,9 +3,13 @@
 //!
 //! An engine that cannot be reached fails each of its trials. The last lines say how many cases each engine passed,
 //! so that a run which tested less than one thinks does not go unnoticed. For a longer run, set
-//! `STATEHOUSE_DRILL_SEEDS` to the number of differential and fault courses each engine is to go through.
+//! `STATEHOUSE_DRILL_SEEDS` to the number of differential and fault courses each engine is to go through. For a shorter
+//! one, [`statehouse_drills::chosen`] has variables for engines and areas.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "this is the main function of a test harness")]
+
+#[path = "support/timed.rs"]
+mod timed;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -16,6 +20,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use libtest_mimic::{Arguments, Failed, Trial};
+use statehouse_drills::chosen::{self, Chosen, STORE, area};
 use statehouse_drills::conformance::{self, Case};
 use statehouse_drills::drill::Drill;
 use statehouse_drills::engines::{self, Engine, Lab};
@@ -38,12 +43,10 @@ const PLANS: usize = 400;
 /// Trials at a time, if the command line does not say: more than there are cores, because many wait for servers.
 const THREADS: usize = 4;
 
-/// The lists of cases, each with a line of its own at the end.
-const SUITES: [(&str, &[&[Case]]); 2] = [("conformance", &[conformance::CASES]), (ARCHETYPES, proof::CASES)];
-
+/// The suite of what a store has to do.
+const CONFORMANCE: &str = "conformance";
 /// The suite of what stands on a store.
 const ARCHETYPES: &str = "archetypes";
-
 /// The suite of drills.
 const DRILLS: &str = "drills";
 /// What the drills' chance begins with.
@@ -54,62 +57,139 @@ struct Score {
     suite: &'static str,
     engine: Arc<dyn Engine>,
     cases: AtomicUsize,
+    /// Because their plans are too large for the server.
     left_out: usize,
+    /// Because this run is reduced on this engine.
+    reduced: usize,
+}
+
+/// The trials of a run, and the counts that are printed behind it.
+#[derive(Default)]
+struct Suite {
+    trials: Vec<Trial>,
+    scores: Vec<Arc<Score>>,
 }
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(THREADS);
-    let mut trials = Vec::new();
-    let mut scores = Vec::new();
-    let seeds = match std::env::var(SEEDS_VARIABLE).map(|count| count.parse()) {
-        Ok(Ok(count)) => count,
-        Ok(Err(error)) => {
-            eprintln!("{SEEDS_VARIABLE} has to be a number: {error}");
+    let (chosen, seeds) = match (Chosen::from_environment(), chosen::number(SEEDS_VARIABLE, SEEDS)) {
+        (Ok(chosen), Ok(seeds)) => (chosen, seeds),
+        (Err(error), _) | (_, Err(error)) => {
+            eprintln!("{error}");
             return ExitCode::FAILURE;
         }
-        Err(_) => SEEDS,
     };
-    for engine in engines::all() {
-        for (suite, lists) in SUITES {
-            if suite == ARCHETYPES && !engine.carries_archetypes() {
-                continue;
-            }
-            let (cases, left_out): (Vec<&Case>, Vec<&Case>) =
-                lists.iter().copied().flatten().partition(|case| case.largest_plan <= engine.largest_plan());
-            let (cases_passed, left_out) = (AtomicUsize::new(0), left_out.len());
-            let score = Arc::new(Score { suite, engine: engine.clone(), cases: cases_passed, left_out });
-            for case in cases {
-                let (name, engine, score) =
-                    (format!("{}::{}", engine.name(), case.name), engine.clone(), score.clone());
-                trials.push(Trial::test(name.clone(), move || {
-                    judge(engine.as_ref(), &name, async |lab| case.run(lab).await)?;
-                    score.cases.fetch_add(1, Ordering::Relaxed);
-                    Ok(())
-                }));
-            }
-            scores.push(score);
-        }
+    let mut suite = Suite::default();
+    for engine in engines::all().into_iter().filter(|engine| chosen.has_engine(engine.name())) {
+        suite.store_cases(&engine, &chosen);
         if engine.carries_archetypes() {
-            scores.push(drills(&engine, &mut trials));
+            suite.archetype_cases(&engine, &chosen);
+            suite.drills(&engine, &chosen);
         }
-        for seed in 1..=seeds {
-            trials.push(differential(&engine, seed));
-            trials.push(faults(&engine, seed, World::Rough));
-            trials.push(faults(&engine, seed, World::Deadly));
-        }
-        for seed in 1..=seeds.div_ceil(SEEDS) {
-            trials.extend(simulation::COURSES.iter().map(|course| differential_of(&engine, course, seed)));
+        if !chosen.is_reduced(engine.name()) {
+            suite.random_runs(&engine, &chosen, seeds);
         }
     }
-    let conclusion = libtest_mimic::run(&arguments, in_turns(trials));
+    let conclusion = libtest_mimic::run(&arguments, in_turns(suite.trials));
     if !arguments.list {
-        for suite in SUITES.map(|(suite, _)| suite).into_iter().chain([DRILLS]) {
-            let line = scores.iter().filter(|score| score.suite == suite).map(ToString::to_string);
-            println!("{suite}: {}", line.collect::<Vec<_>>().join(", "));
+        for name in [CONFORMANCE, ARCHETYPES, DRILLS] {
+            let line = suite.scores.iter().filter(|score| score.suite == name).map(ToString::to_string);
+            println!("{name}: {}", line.collect::<Vec<_>>().join(", "));
         }
     }
     conclusion.exit_code()
+}
+
+impl Suite {
+    /// What the store has to do.
+    fn store_cases(&mut self, engine: &Arc<dyn Engine>, chosen: &Chosen) {
+        if chosen.has_area(STORE) {
+            self.cases(CONFORMANCE, engine, conformance::CASES.iter(), false);
+        }
+    }
+
+    /// What stands on the store.
+    fn archetype_cases(&mut self, engine: &Arc<dyn Engine>, chosen: &Chosen) {
+        let all = proof::CASES.iter().copied().flatten();
+        let cases = all.filter(|case| chosen.has_area(area(case.name)));
+        self.cases(ARCHETYPES, engine, cases, chosen.is_reduced(engine.name()));
+    }
+
+    fn cases(
+        &mut self,
+        suite: &'static str,
+        engine: &Arc<dyn Engine>,
+        cases: impl Iterator<Item = &'static Case>,
+        is_reduced: bool,
+    ) {
+        let (mut cases, left_out): (Vec<&Case>, Vec<&Case>) =
+            cases.partition(|case| case.largest_plan <= engine.largest_plan());
+        let reduced = if is_reduced { std::mem::take(&mut cases).len() } else { 0 };
+        let score = self.score(suite, engine, left_out.len(), reduced);
+        for case in cases {
+            let (name, engine, score) =
+                (format!("{}::{}", engine.name(), case.name), engine.clone(), score.clone());
+            self.trials.push(timed::trial(name.clone(), move || {
+                judge(engine.as_ref(), &name, async |lab| case.run(lab).await)?;
+                score.cases.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }));
+        }
+    }
+
+    /// Every drill that takes any resource, on the blueprint that it brings along. The others are cases of the archetypes
+    /// and have their trials there, unless the run is reduced: then every drill has its trial here.
+    fn drills(&mut self, engine: &Arc<dyn Engine>, chosen: &Chosen) {
+        let is_reduced = chosen.is_reduced(engine.name());
+        let all = proof::DRILLS.iter().copied().flatten();
+        let (drills, left_out): (Vec<&Drill>, Vec<&Drill>) = all
+            .filter(|drill| chosen.has_area(drill.archetype))
+            .filter(|drill| is_reduced || drill.takes_any_resource())
+            .partition(|drill| drill.largest_plan <= engine.largest_plan());
+        let score = self.score(DRILLS, engine, left_out.len(), 0);
+        for drill in drills {
+            let (name, engine, score) =
+                (format!("{}::drill::{}", engine.name(), drill.name()), engine.clone(), score.clone());
+            self.trials.push(timed::trial(name, move || {
+                let runtime =
+                    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+                match runtime.block_on(drill.report(engine.as_ref(), None, DRILL_SEED)).red {
+                    None => score.cases.fetch_add(1, Ordering::Relaxed),
+                    Some(red) => return Err(Failed::from(red.to_string())),
+                };
+                Ok(())
+            }));
+        }
+    }
+
+    /// Random plans, clients in a bad world, and plans of the archetypes' histories.
+    fn random_runs(&mut self, engine: &Arc<dyn Engine>, chosen: &Chosen, seeds: u64) {
+        if chosen.has_area(STORE) {
+            for seed in 1..=seeds {
+                self.trials.push(differential(engine, seed));
+                self.trials.push(faults(engine, seed, World::Rough));
+                self.trials.push(faults(engine, seed, World::Deadly));
+            }
+        }
+        for seed in 1..=seeds.div_ceil(SEEDS) {
+            let courses = simulation::COURSES.iter().filter(|course| chosen.has_area(course.archetype));
+            self.trials.extend(courses.map(|course| differential_of(engine, course, seed)));
+        }
+    }
+
+    fn score(
+        &mut self,
+        suite: &'static str,
+        engine: &Arc<dyn Engine>,
+        left_out: usize,
+        reduced: usize,
+    ) -> Arc<Score> {
+        let (engine, cases) = (engine.clone(), AtomicUsize::new(0));
+        let score = Arc::new(Score { suite, engine, cases, left_out, reduced });
+        self.scores.push(score.clone());
+        score
+    }
 }
 
 /// The trials of all engines in turns. An emulator that does one thing at a time is then asked from the beginning to the
@@ -138,38 +218,17 @@ impl std::fmt::Display for Score {
                 self.engine.largest_plan()
             )?;
         }
+        if self.reduced > 0 {
+            write!(f, " ({} left to the nightly run)", self.reduced)?;
+        }
         Ok(())
     }
-}
-
-/// Every drill that takes any resource, on the blueprint that it brings along. The others are cases of the archetypes, and
-/// have their trials there.
-fn drills(engine: &Arc<dyn Engine>, trials: &mut Vec<Trial>) -> Arc<Score> {
-    let all = proof::DRILLS.iter().copied().flatten().filter(|drill| drill.takes_any_resource());
-    let (drills, left_out): (Vec<&Drill>, Vec<&Drill>) =
-        all.partition(|drill| drill.largest_plan <= engine.largest_plan());
-    let (cases, left_out) = (AtomicUsize::new(0), left_out.len());
-    let score = Arc::new(Score { suite: DRILLS, engine: engine.clone(), cases, left_out });
-    for drill in drills {
-        let (name, engine, score) =
-            (format!("{}::drill::{}", engine.name(), drill.name()), engine.clone(), score.clone());
-        trials.push(Trial::test(name, move || {
-            let runtime =
-                tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-            match runtime.block_on(drill.report(engine.as_ref(), None, DRILL_SEED)).red {
-                None => score.cases.fetch_add(1, Ordering::Relaxed),
-                Some(red) => return Err(Failed::from(red.to_string())),
-            };
-            Ok(())
-        }));
-    }
-    score
 }
 
 /// Random plans on the model and on this engine. What a course did is part of what it has shown, so it is printed.
 fn differential(engine: &Arc<dyn Engine>, seed: u64) -> Trial {
     let (name, engine) = (format!("{}::differential::seed_{seed}", engine.name()), engine.clone());
-    Trial::test(name.clone(), move || {
+    timed::trial(name.clone(), move || {
         judge(engine.as_ref(), &name, async |lab| {
             let tally =
                 statehouse_drills::differential::run(lab, seed, PLANS, engine.largest_plan().min(12)).await?;
@@ -183,7 +242,7 @@ fn differential(engine: &Arc<dyn Engine>, seed: u64) -> Trial {
 fn differential_of(engine: &Arc<dyn Engine>, course: &'static Course, seed: u64) -> Trial {
     let name = format!("{}::differential::{}_{seed}", engine.name(), course.archetype);
     let engine = engine.clone();
-    Trial::test(name.clone(), move || {
+    timed::trial(name.clone(), move || {
         judge(engine.as_ref(), &name, async |lab| {
             let plan = engine.largest_plan();
             println!(
@@ -199,7 +258,7 @@ fn differential_of(engine: &Arc<dyn Engine>, course: &'static Course, seed: u64)
 fn faults(engine: &Arc<dyn Engine>, seed: u64, world: World) -> Trial {
     let world_name = format!("{world:?}").to_lowercase();
     let (name, engine) = (format!("{}::faults::{world_name}_{seed}", engine.name()), engine.clone());
-    Trial::test(name.clone(), move || {
+    timed::trial(name.clone(), move || {
         judge(engine.as_ref(), &name, async |lab| {
             println!("{name}: {}", statehouse_drills::faults::run(lab, seed, world).await?);
             Ok(())

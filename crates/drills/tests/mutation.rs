@@ -1,47 +1,77 @@
-//! Every guard of every archetype that has drills is taken out, and somebody notices.
-//!
-//! With a name as argument only that archetype's: `cargo test -p statehouse-drills --test mutation -- booking`.
+//! Every guard of every archetype that has drills is taken out, and a drill or a case has to notice. One trial for each
+//! archetype: `cargo test --workspace --test mutation -- mutation::booking`.
 
-#![expect(clippy::print_stdout, reason = "this is the main function of a test")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "this is the main function of a test harness")]
+
+#[path = "support/timed.rs"]
+mod timed;
 
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use statehouse_drills::mutation;
+use libtest_mimic::{Arguments, Failed, Trial};
+use statehouse_drills::chosen::Chosen;
+use statehouse_drills::mutation::{self, Report};
 
-/// Trials at a time: more than there are cores, because most of a trial's time is waiting.
-const THREADS: usize = 8;
+/// Archetypes at a time, and mutants of each: more than there are cores, because most of a trial's time is waiting.
+const ARCHETYPES: usize = 2;
+const THREADS: usize = 4;
 
 fn main() -> ExitCode {
-    let wanted: Vec<String> =
-        std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    let mut summary = Vec::new();
-    let mut fine = true;
-    let all = mutation::archetypes_with_drills();
-    for archetype in all.into_iter().filter(|name| wanted.is_empty() || wanted.iter().any(|one| one == name))
-    {
-        let report = match mutation::run(archetype, THREADS) {
-            Ok(report) => report,
-            Err(error) => {
-                println!("{archetype}: {error:#}");
-                fine = false;
-                continue;
-            }
-        };
-        for (name, why) in &report.red_before {
-            println!("{archetype}: {name} is red as it is: {why}");
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(ARCHETYPES);
+    let chosen = match Chosen::from_environment() {
+        Ok(chosen) => chosen,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
         }
-        for mutant in &report.mutants {
-            match (&mutant.killed_by, mutant.redundant) {
-                (Some(by), None) => println!("killed    {}  by {by}", mutant.site),
-                (None, Some(reason)) => println!("redundant {}  {reason}", mutant.site),
-                (None, None) => println!("SURVIVED  {}", mutant.site),
-                (Some(by), Some(_)) => println!("LISTED    {}  and killed by {by}", mutant.site),
-            }
-        }
-        fine &= report.is_fine();
-        let (killed, all, redundant) = (report.killed(), report.mutants.len(), report.redundant());
-        summary.push(format!("{archetype} {killed}/{all} ({redundant} redundant)"));
+    };
+    let summary: Arc<Mutex<Vec<String>>> = Arc::default();
+    let archetypes = mutation::archetypes_with_drills().into_iter().filter(|name| chosen.has_area(name));
+    let trials: Vec<Trial> = archetypes
+        .map(|archetype| {
+            let summary = summary.clone();
+            timed::trial(format!("mutation::{archetype}"), move || {
+                let report =
+                    mutation::run(archetype, THREADS).map_err(|error| Failed::from(format!("{error:#}")))?;
+                let (killed, all, redundant) = (report.killed(), report.mutants.len(), report.redundant());
+                let line = format!("{archetype} {killed}/{all} ({redundant} redundant)");
+                summary.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+                judge(&report)
+            })
+        })
+        .collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if !arguments.list {
+        let mut summary = summary.lock().unwrap_or_else(PoisonError::into_inner);
+        summary.sort();
+        println!("mutation: killed {}", summary.join(", "));
     }
-    println!("mutation: killed {}", summary.join(", "));
-    if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    conclusion.exit_code()
+}
+
+/// Prints what became of each mutant; what is wrong is the error.
+fn judge(report: &Report) -> Result<(), Failed> {
+    let red = report.red_before.iter().map(|(name, why)| format!("{name} is red as it is: {why}"));
+    let mut wrong: Vec<String> = red.collect();
+    let mut lines = String::new();
+    for mutant in &report.mutants {
+        let line = match (&mutant.killed_by, mutant.redundant) {
+            (Some(by), None) => format!("killed    {}  by {by}", mutant.site),
+            (None, Some(reason)) => format!("redundant {}  {reason}", mutant.site),
+            (None, None) => format!("SURVIVED  {}", mutant.site),
+            (Some(by), Some(_)) => format!("LISTED    {}  and killed by {by}", mutant.site),
+        };
+        if !mutant.is_fine() {
+            wrong.push(line.clone());
+        }
+        lines += &line;
+        lines.push('\n');
+    }
+    print!("{lines}");
+    if report.mutants.is_empty() {
+        wrong.push("no plan has a guard that is tried".to_owned());
+    }
+    if report.is_fine() { Ok(()) } else { Err(wrong.join("\n").into()) }
 }

@@ -1,91 +1,110 @@
-//! A slice of the simulation: the same seed gives the same trace, and no history is violated.
+//! A slice of the simulation: the same seed gives the same trace, and no history is violated. One trial for each workload:
+//! `simulation::booking`.
 //!
-//! Set `STATEHOUSE_SIMULATED_OPERATIONS` for a longer or a shorter run. Seeds count from 1.
+//! Each workload has a budget of its own: `STATEHOUSE_SIMULATED_OPERATIONS` operations. The seeds are those that
+//! `statehouse simulate --first SEED --seeds 1` gives to the same workload.
 
-#![expect(
-    clippy::print_stdout,
-    clippy::unwrap_used,
-    reason = "this is the main function of a test: it prints, and fails by panicking"
-)]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "this is the main function of a test harness")]
+
+#[path = "support/timed.rs"]
+mod timed;
 
 use std::process::ExitCode;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use statehouse_drills::simulation::{self, OPERATIONS, Run, Size, Tally};
+use libtest_mimic::{Arguments, Failed, Trial};
+use statehouse_drills::chosen::{self, Chosen};
+use statehouse_drills::simulation::{self, COURSES, OPERATIONS, Size, Tally};
 
-/// As many as the machine that this is run on has cores, at least.
-const THREADS: u64 = 2;
-/// Operations in all.
-const SIMULATED: u64 = 1_000_000;
+/// Workloads at a time: this is bound by the processor.
+const THREADS: usize = 2;
+/// Operations of each workload, if the environment does not say.
+const SIMULATED: u64 = 20_000;
 const SIMULATED_VARIABLE: &str = "STATEHOUSE_SIMULATED_OPERATIONS";
-/// Seeds that are run twice, and operations of each.
-const TWICE: u64 = 2_000;
+/// One seed is run twice for so many operations of the budget, with so many operations.
+const BUDGET_OF_TWICE: u64 = 80;
 const TWICE_OPERATIONS: u64 = 12;
 
+/// What came of all workloads.
+#[derive(Default)]
+struct Sum {
+    workloads: u64,
+    histories: u64,
+    twice: u64,
+    violations: u64,
+    tally: Tally,
+}
+
 fn main() -> ExitCode {
-    let wanted =
-        std::env::var(SIMULATED_VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(SIMULATED);
-    let differing = Mutex::new(Vec::new());
-    let short = Size { operations: TWICE_OPERATIONS, tells: false };
-    on_threads(TWICE, |seed| {
-        let traces = [run(seed, short), run(seed, short)].map(|run| run.map(|run| (run.trace, run.tally)));
-        if traces[0].is_err() || traces[0] != traces[1] {
-            differing.lock().unwrap().push(seed);
-        }
-    });
-    let differing = differing.into_inner().unwrap();
-    println!("simulation: {TWICE} seeds run twice, {} of them with different traces", differing.len());
-    if let Some(seed) = differing.first() {
-        println!("simulation: seed {seed} gives another trace each time");
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(THREADS);
+    let (chosen, operations) =
+        match (Chosen::from_environment(), chosen::number(SIMULATED_VARIABLE, SIMULATED)) {
+            (Ok(chosen), Ok(operations)) => (chosen, operations),
+            (Err(error), _) | (_, Err(error)) => {
+                eprintln!("{error}");
+                return ExitCode::FAILURE;
+            }
+        };
+    let sum = Arc::new(Mutex::new(Sum::default()));
+    let workloads = COURSES.iter().enumerate().filter(|(_, course)| chosen.has_area(course.archetype));
+    let trials: Vec<Trial> = workloads
+        .map(|(place, course)| {
+            let sum = sum.clone();
+            timed::trial(format!("simulation::{}", course.archetype), move || {
+                simulate(place, operations, &sum)
+            })
+        })
+        .collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if arguments.list {
+        return conclusion.exit_code();
+    }
+    let sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
+    println!(
+        "simulation: {} workloads, {} seeds run twice, {} histories, {}; {} violations",
+        sum.workloads, sum.twice, sum.histories, sum.tally, sum.violations
+    );
+    // A world in which something never went wrong has shown nothing about it.
+    let faults = sum.tally.faults();
+    let missing: Vec<&str> = faults.iter().filter(|(_, count)| *count == 0).map(|(name, _)| *name).collect();
+    if sum.workloads == COURSES.len() as u64 && !missing.is_empty() {
+        println!("simulation: not achieved: {}", missing.join(", "));
         return ExitCode::FAILURE;
     }
-    let (total, violated) = (Mutex::new(Tally::default()), Mutex::new(Vec::new()));
-    let histories = wanted.div_ceil(OPERATIONS);
-    on_threads(histories, |seed| match run(seed, Size::default()) {
-        Ok(run) => {
-            let mut total = total.lock().unwrap();
-            *total = total.plus(run.tally);
-            if let Some(violation) = run.violation {
-                violated.lock().unwrap().push((seed, run.archetype, violation));
-            }
-        }
-        Err(error) => violated.lock().unwrap().push((seed, "", error)),
-    });
-    let total = total.into_inner().unwrap();
-    let mut violated = violated.into_inner().unwrap();
-    violated.sort();
-    println!("simulation: {histories} histories, {total}; {} violations", violated.len());
-    for (seed, archetype, violation) in violated.iter().take(10) {
-        println!("simulation: seed {seed} ({archetype}): {violation}");
-    }
-    let missing: Vec<&str> =
-        total.faults().iter().filter(|(_, count)| *count == 0).map(|(name, _)| *name).collect();
-    // A world in which something never went wrong has shown nothing about it.
-    if !missing.is_empty() {
-        println!("simulation: not achieved: {}", missing.join(", "));
-    }
-    if violated.is_empty() && missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    conclusion.exit_code()
 }
 
-fn run(seed: u64, size: Size) -> Result<Run, String> {
-    simulation::run(seed, size).map_err(|error| format!("{error:#}"))
+/// The seeds of the workload at this place of the list, from the smallest.
+fn seeds(place: usize) -> impl Iterator<Item = u64> {
+    let (place, count) = (place as u64, COURSES.len() as u64);
+    (0..).map(move |turn| place + turn * count).filter(|seed| *seed > 0)
 }
 
-/// Does something with each seed from 1.
-fn on_threads(seeds: u64, work: impl Fn(u64) + Sync) {
-    let next = AtomicU64::new(1);
-    std::thread::scope(|scope| {
-        for _ in 0..THREADS {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed > seeds {
-                        break;
-                    }
-                    work(seed);
-                }
-            });
+fn simulate(place: usize, operations: u64, sum: &Mutex<Sum>) -> Result<(), Failed> {
+    let run = |seed: u64, size: Size| {
+        simulation::run(seed, size).map_err(|error| Failed::from(format!("seed {seed}: {error:#}")))
+    };
+    let short = Size { operations: TWICE_OPERATIONS, tells: false };
+    let twice = operations.div_ceil(BUDGET_OF_TWICE);
+    for seed in seeds(place).take(usize::try_from(twice)?) {
+        let [one, other] = [run(seed, short)?, run(seed, short)?];
+        if (one.trace, one.tally) != (other.trace, other.tally) {
+            return Err(format!("seed {seed} gives another trace each time").into());
         }
-    });
+    }
+    let histories = operations.div_ceil(OPERATIONS);
+    let (mut tally, mut violated) = (Tally::default(), Vec::new());
+    for seed in seeds(place).take(usize::try_from(histories)?) {
+        let run = run(seed, Size::default())?;
+        tally = tally.plus(run.tally);
+        violated.extend(run.violation.map(|violation| format!("seed {seed}: {violation}")));
+    }
+    let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
+    sum.workloads += 1;
+    sum.histories += histories;
+    sum.twice += twice;
+    sum.violations += violated.len() as u64;
+    sum.tally = sum.tally.plus(tally);
+    if violated.is_empty() { Ok(()) } else { Err(violated.join("\n").into()) }
 }

@@ -3,6 +3,7 @@
 //! Nothing in here names an archetype; the proofs of one archetype are in [`crate::proof`].
 
 pub(crate) mod around;
+pub mod chosen;
 pub(crate) mod client;
 pub mod coverage;
 pub mod drill;

@@ -24,9 +24,11 @@ mod protocols;
 mod repeated;
 mod streams;
 mod support;
+#[path = "../../../drills/tests/support/timed.rs"]
+mod timed;
 mod trap;
 
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::Arguments;
 use support::{Case, ENGINES, Site};
 
 fn main() {
@@ -50,7 +52,7 @@ fn main() {
         for (group, cases) in groups {
             for (name, case) in cases {
                 let case = *case;
-                trials.push(Trial::test(format!("{engine}::{group}::{name}"), move || {
+                trials.push(timed::trial(format!("{engine}::{group}::{name}"), move || {
                     let mut runtime = tokio::runtime::Builder::new_multi_thread();
                     let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
                     runtime.block_on(async { case(Site::on(engine)).await });
