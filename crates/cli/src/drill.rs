@@ -1,5 +1,7 @@
 //! `drill`: the failures that the atlas names, provoked; and with `--mutate` the guards that keep them away, taken out.
 
+use std::sync::Arc;
+
 use anyhow::Context as _;
 use serde_json::{Value as Json, json};
 use statehouse::engine::{Engine, limits};
@@ -39,7 +41,7 @@ pub(crate) async fn run(arguments: &arguments::Drill, output: &Output) -> Result
                 None => continue,
             },
         };
-        let report = drill.report(engine.as_ref(), plot, arguments.seed).await;
+        let report = report(&engine, drill, plot, arguments.seed).await?;
         progress(&report);
         reports.push(report);
     }
@@ -49,6 +51,24 @@ pub(crate) async fn run(arguments: &arguments::Drill, output: &Output) -> Result
     let json: Vec<Json> = reports.iter().map(|report| to_json(report, engine.name())).collect();
     output.show(&json!(json), || describe(&reports, engine.name()));
     if reports.iter().any(|report| report.red.is_some()) { Err(Failure::Shown) } else { Ok(()) }
+}
+
+/// Runs a drill; in memory on one thread of its own, so that the same seed gives the same history.
+async fn report(
+    engine: &Arc<dyn engines::Engine>,
+    drill: &'static Drill,
+    plot: Option<&Plot>,
+    seed: u64,
+) -> Result<Report, Failure> {
+    if engine.name() != Engine::Model.name() {
+        return Ok(drill.report(engine.as_ref(), plot, seed).await);
+    }
+    let (engine, plot) = (engine.clone(), plot.cloned());
+    let run = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        Ok::<_, std::io::Error>(runtime.block_on(drill.report(engine.as_ref(), plot.as_ref(), seed)))
+    };
+    Ok(tokio::task::spawn_blocking(run).await.context("the drill did not end")?.context("a runtime")?)
 }
 
 fn chosen(arguments: &arguments::Drill) -> Result<Vec<&'static Drill>, Failure> {
@@ -72,12 +92,16 @@ fn progress(report: &Report) {
     let mut terminal = std::io::stderr();
     if terminal.is_terminal() {
         // Whoever does not listen does not have to.
-        let _ = writeln!(
-            terminal,
-            "{} {}",
-            if report.red.is_some() { "red  " } else { "green" },
-            report.drill.name()
-        );
+        let _ = writeln!(terminal, "{} {}", verdict(report).to_lowercase(), report.drill.name());
+    }
+}
+
+/// What came of a drill, in a word.
+fn verdict(report: &Report) -> &'static str {
+    match (&report.red, &report.skipped) {
+        (Some(_), _) => "RED    ",
+        (None, Some(_)) => "skipped",
+        (None, None) => "green  ",
     }
 }
 
@@ -85,17 +109,19 @@ fn to_json(report: &Report, engine: &str) -> Json {
     let red = report.red.as_ref();
     json!({
         "drill": report.drill.name(), "archetype": report.drill.archetype, "failure": report.drill.failure,
-        "provokes": report.drill.provokes, "engine": engine, "resource": report.on, "green": red.is_none(),
+        "provokes": report.drill.provokes, "engine": engine, "resource": report.on,
+        "outcome": verdict(report).trim_end().to_lowercase(), "green": red.is_none() && report.skipped.is_none(),
+        "skipped": report.skipped,
         "seconds": report.took.as_secs_f64(), "plans": report.plans, "faults": report.achieved.to_string(),
         "seed": red.map_or(report.seed, |red| red.seed), "error": red.map(|red| &red.why),
-        "history": red.map(|red| &red.history),
+        "history": red.map(|red| &red.history), "left_out": red.map(|red| red.left_out),
     })
 }
 
 fn describe(reports: &[Report], engine: &str) -> String {
     let mut lines = Vec::new();
     for report in reports {
-        let verdict = if report.red.is_some() { "RED  " } else { "green" };
+        let verdict = verdict(report);
         let on = report.on.as_ref().map(|name| format!(" on {name}")).unwrap_or_default();
         lines.push(format!(
             "{verdict}  {:<52} {:>6} plans  {:>8.2} s{on}",
@@ -107,13 +133,18 @@ fn describe(reports: &[Report], engine: &str) -> String {
         if report.achieved != Default::default() {
             lines.push(format!("       {achieved}"));
         }
+        if let Some(reason) = &report.skipped {
+            lines.push(format!("         {reason}"));
+        }
         if let Some(red) = &report.red {
             lines.push(format!("       {}\n", report.drill.provokes));
             lines.extend(red.to_string().lines().map(|line| format!("       {line}")));
         }
     }
     let red = reports.iter().filter(|report| report.red.is_some()).count();
-    lines.push(format!("\n{} drills on {engine}, {red} red", reports.len()));
+    let skipped = reports.iter().filter(|report| report.skipped.is_some()).count();
+    let skipped = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
+    lines.push(format!("\n{} drills on {engine}, {red} red{skipped}", reports.len()));
     lines.join("\n")
 }
 

@@ -126,6 +126,21 @@ fn a_drill_that_finds_no_store_is_an_error_and_not_red() {
 }
 
 #[test]
+fn a_drill_that_can_show_nothing_is_skipped_with_the_reason() {
+    let shell = Shell::new();
+    shell.write("statehouse.toml", "[entity.mark]\nkey = { name = \"text\" }\n");
+    let drill = ["drill", "concurrent overwrite", "--on", "memory:", "--blueprint", "statehouse.toml"];
+    let said = shell.expect(0, &drill);
+    assert!(said.contains("skipped  entity::concurrent_overwrite_race"), "{said}");
+    assert!(said.contains("mark has no field that `update` and `patch` can change"), "{said}");
+    assert!(said.contains("1 drills on model, 0 red, 1 skipped"), "{said}");
+    let report = &shell.json(0, &drill)[0];
+    assert_eq!(report["outcome"], "skipped");
+    assert_eq!(report["green"], false);
+    assert!(report["skipped"].as_str().unwrap().contains("mark has no field"), "{report}");
+}
+
+#[test]
 fn a_removal_asks_first() {
     let shell = Shell::new();
     shell.write("statehouse.toml", "[entity.a]\nkey = { id = \"int\" }\nfields = { n = \"int?\" }\n");

@@ -154,9 +154,11 @@ impl Suite {
             self.trials.push(timed::trial(name, move || {
                 let runtime =
                     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-                match runtime.block_on(drill.report(engine.as_ref(), None, DRILL_SEED)).red {
-                    None => score.cases.fetch_add(1, Ordering::Relaxed),
-                    Some(red) => return Err(Failed::from(red.to_string())),
+                let report = runtime.block_on(drill.report(engine.as_ref(), None, DRILL_SEED));
+                match (report.red, report.skipped) {
+                    (None, None) => score.cases.fetch_add(1, Ordering::Relaxed),
+                    (Some(red), _) => return Err(Failed::from(red.to_string())),
+                    (None, Some(reason)) => return Err(Failed::from(format!("skipped: {reason}"))),
                 };
                 Ok(())
             }));

@@ -14,6 +14,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -112,7 +113,8 @@ impl Drill {
             (Kind::Case(run), _) => run(&*lab).await.map(|()| Achieved::default()),
             (Kind::Ground { run, .. }, Some(plot)) => {
                 let Course { seed, rounds, .. } = *course;
-                let ground = Ground { lab, plot: plot.clone(), seed, rounds, faulty: Mutex::default() };
+                let (faulty, houses) = Default::default();
+                let ground = Ground { lab, plot: plot.clone(), seed, rounds, faulty, houses };
                 run(&ground).await?;
                 Ok(ground.achieved())
             }
@@ -125,31 +127,37 @@ impl Drill {
         let watch = Stopwatch::start();
         let plot = plot.filter(|_| self.takes_any_resource());
         let course = Course { plot, seed, rounds: ROUNDS };
-        let (first, plans) = self.attempt(engine, &course).await;
-        let took = watch.elapsed();
-        let (achieved, red) = match first {
-            Ok(achieved) => (achieved, None),
-            Err(red) => {
+        let Attempt { outcome, witness } = self.attempt(engine, &course).await;
+        let (took, plans) = (watch.elapsed(), witness.plans());
+        let (mut achieved, mut red, mut skipped) = (Achieved::default(), None, None);
+        match outcome {
+            Ok(faults) => achieved = faults,
+            Err(Ended::Skipped(reason)) => skipped = Some(reason),
+            Err(Ended::Red(first)) => {
                 let shorter = self.shortened(engine, &course).await;
-                let shortest = shorter.into_iter().chain([red]).min_by_key(|red| red.history.len());
-                (Achieved::default(), shortest)
+                red = shorter.into_iter().chain([first]).min_by_key(|red| red.history.len());
             }
-        };
+        }
         let on = plot.map(|plot| plot.resource.clone());
-        Report { drill: *self, seed, on, took, plans, achieved, red }
+        Report { drill: *self, seed, on, took, plans, achieved, skipped, red }
     }
 
-    async fn attempt(&self, engine: &dyn Engine, course: &Course<'_>) -> (Result<Achieved, Red>, usize) {
-        let witness = Witness::default();
+    async fn attempt(&self, engine: &dyn Engine, course: &Course<'_>) -> Attempt {
+        let witness = Witness::about(self.archetype);
         let run = async {
             let lab = engine.lab(&self.name()).with_context(|| format!("{} gave no lab", engine.name()))?;
             bounded(self.run(witness.over(lab), course), PATIENCE).await
         };
-        let outcome = run.await;
-        let history = witness.history();
-        let plans = history.len();
-        let red = |error: anyhow::Error| Red { why: format!("{error:#}"), seed: course.seed, history };
-        (outcome.map_err(red), plans)
+        let outcome = run.await.map_err(|error| match error.downcast_ref::<Skipped>() {
+            Some(Skipped(reason)) => Ended::Skipped(reason.clone()),
+            None => Ended::Red(Red {
+                why: format!("{error:#}"),
+                seed: course.seed,
+                history: witness.history(),
+                left_out: witness.plans() - witness.history().len(),
+            }),
+        });
+        Attempt { outcome, witness }
     }
 
     /// Reds of shorter courses.
@@ -157,7 +165,8 @@ impl Drill {
         let mut reds = Vec::new();
         for rounds in [1, 2, 4] {
             for seed in course.seed..course.seed.saturating_add(SEEDS_TRIED) {
-                if let (Err(red), _) = self.attempt(engine, &Course { seed, rounds, ..*course }).await {
+                let attempt = self.attempt(engine, &Course { seed, rounds, ..*course }).await;
+                if let Err(Ended::Red(red)) = attempt.outcome {
                     reds.push(red);
                 }
             }
@@ -168,6 +177,30 @@ impl Drill {
         reds
     }
 }
+
+/// One run of a drill.
+struct Attempt {
+    outcome: Result<Achieved, Ended>,
+    witness: Witness,
+}
+
+/// Why a run of a drill is not green.
+enum Ended {
+    Skipped(String),
+    Red(Red),
+}
+
+/// The error of a drill that cannot show anything on this resource, with the reason. It is neither green nor red.
+#[derive(Debug)]
+pub(crate) struct Skipped(pub String);
+
+impl fmt::Display for Skipped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "skipped: {}", self.0)
+    }
+}
+
+impl std::error::Error for Skipped {}
 
 /// Whether two texts are the same.
 #[expect(clippy::indexing_slicing, reason = "it runs when this is compiled, or not at all")]
@@ -233,6 +266,8 @@ pub struct Report {
     pub plans: usize,
     /// Faults on the way, besides races and moved clocks.
     pub achieved: Achieved,
+    /// Why it was skipped, if it was: it can show nothing on this resource.
+    pub skipped: Option<String>,
     /// Why it is red, if it is.
     pub red: Option<Red>,
 }
@@ -241,7 +276,11 @@ impl fmt::Display for Red {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.why)?;
         writeln!(f, "the shortest history that shows it, with --seed {}:", self.seed)?;
-        self.history.iter().try_for_each(|plan| writeln!(f, "  {plan}"))
+        self.history.iter().try_for_each(|plan| writeln!(f, "  {plan}"))?;
+        if self.left_out > 0 {
+            writeln!(f, "  ({} plans of the system's own workers and leases are left out)", self.left_out)?;
+        }
+        Ok(())
     }
 }
 
@@ -252,8 +291,10 @@ pub struct Red {
     pub why: String,
     /// The seed that shows it.
     pub seed: u64,
-    /// The plans and their outcomes.
+    /// The plans and their outcomes, without those of the system itself.
     pub history: Vec<String>,
+    /// How many plans of the system itself are left out of the history.
+    pub left_out: usize,
 }
 
 /// What is drilled: a resource among others.
@@ -299,6 +340,8 @@ pub struct Ground {
     pub(crate) seed: u64,
     pub(crate) rounds: u64,
     pub(crate) faulty: Mutex<Vec<Arc<FaultyStore>>>,
+    /// How many houses were opened: the ids of each follow from the seed and are its own.
+    houses: AtomicU64,
 }
 
 impl Ground {
@@ -325,7 +368,9 @@ impl Ground {
 
     /// A house over a store that was opened already: another process.
     pub(crate) async fn house_over(&self, store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Result<Visitor> {
-        let ids = Ids::new(clock.clone(), Random::from_entropy());
+        let number = self.houses.fetch_add(1, Ordering::Relaxed);
+        let random = Random::seeded(self.seed.wrapping_mul(1_000_003).wrapping_add(number));
+        let ids = Ids::new(clock.clone(), random);
         Visitor::enter(self.plot.furnish(store, clock, ids)).await
     }
 
@@ -448,4 +493,96 @@ pub(crate) fn is_passing(code: Code) -> bool {
 pub(crate) fn cases_of(archetype: &str) -> Vec<&'static Case> {
     let theme = format!("{archetype}::");
     crate::proof::CASES.iter().copied().flatten().filter(|case| case.name.starts_with(&theme)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engines::{Model, Sqlite};
+    use crate::proof::{DRILLS, booking};
+
+    /// Threads that keep every core busy until they are dropped.
+    struct Load(Arc<std::sync::atomic::AtomicBool>);
+
+    impl Load {
+        fn start() -> Load {
+            let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+            for _ in 0..4 {
+                let stop = stop.clone();
+                std::thread::spawn(move || while !stop.load(Ordering::Relaxed) {});
+            }
+            Load(stop)
+        }
+    }
+
+    impl Drop for Load {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn the_drill_of_relation_lists_has_one_history_on_a_busy_machine() {
+        let drill =
+            DRILLS.iter().copied().flatten().find(|drill| drill.failure == "stale relation list cache");
+        let (drill, _load) = (drill.unwrap(), Load::start());
+        let course = Course { plot: None, seed: 1, rounds: ROUNDS };
+        for engine in [&Model as &dyn Engine, &Sqlite] {
+            let mut histories = Vec::new();
+            for _ in 0..5 {
+                let Attempt { outcome, witness } = drill.attempt(engine, &course).await;
+                assert!(outcome.is_ok(), "{}", engine.name());
+                histories.push(witness.history());
+            }
+            assert!(histories[0].len() > 100, "{}", histories[0].len());
+            assert!(histories.windows(2).all(|pair| pair[0] == pair[1]), "{}", engine.name());
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn histories_hide_the_plans_of_the_system_itself() {
+        let text = "[booking.seat]\nkey = { event_id = \"text\", seat_no = \"int\" }\n\
+                    [view.states]\nof = \"seat\"\ngroup_by = [\"state\"]\n";
+        let plot = Plot::of(&Blueprint::read("statehouse.toml", text).unwrap(), "seat").unwrap();
+        let drill = booking::drills::DRILLS
+            .iter()
+            .find(|drill| drill.failure == "expired hold not released")
+            .unwrap();
+        let course = Course { plot: Some(&plot), seed: 1, rounds: 1 };
+        let Attempt { outcome, witness } = drill.attempt(&Model, &course).await;
+        assert!(outcome.is_ok());
+        let history = witness.history();
+        assert!(history.iter().any(|plan| plan.contains("seat_booking.expired")), "{history:#?}");
+        let hidden = |plan: &&String| plan.contains("house_") || plan.contains(" states");
+        assert_eq!(history.iter().find(hidden), None);
+        assert!(witness.plans() > history.len());
+    }
+
+    /// Plans without what comes from the machine's clock: ids and times.
+    fn without_times(history: &[String]) -> Vec<String> {
+        let is_time =
+            |word: &str| word.contains("-") && word.chars().filter(char::is_ascii_digit).count() > 7;
+        let strip =
+            |plan: &String| plan.split([' ', '/', '\'']).filter(|word| !is_time(word)).collect::<String>();
+        history.iter().map(strip).collect()
+    }
+
+    #[test]
+    fn on_one_thread_of_the_model_a_seed_has_one_history() {
+        let drills = DRILLS.iter().copied().flatten().filter(|drill| drill.takes_any_resource());
+        let mut differ = Vec::new();
+        for drill in drills {
+            let run = || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                let course = Course { plot: None, seed: 5, rounds: ROUNDS };
+                let Attempt { outcome, witness } = runtime.block_on(drill.attempt(&Model, &course));
+                assert!(outcome.is_ok(), "{}", drill.name());
+                without_times(&witness.history())
+            };
+            if run() != run() {
+                differ.push(drill.name());
+            }
+        }
+        assert_eq!(differ, Vec::<String>::new());
+    }
 }

@@ -44,6 +44,18 @@ impl Visitor {
         Visitor::before(store, blueprint, clock, Outside::default()).await
     }
 
+    /// The same with ids that follow from a seed.
+    pub async fn seeded(
+        store: Arc<dyn Store>,
+        blueprint: &str,
+        clock: Arc<dyn Clock>,
+        seed: u64,
+    ) -> Result<Visitor> {
+        let blueprint = Blueprint::read("statehouse.toml", blueprint)?;
+        let ids = Ids::new(clock.clone(), Random::seeded(seed));
+        Visitor::enter(House::with(store, &blueprint, clock, ids)?).await
+    }
+
     /// The same with an outside of its own.
     pub async fn before(
         store: Arc<dyn Store>,
@@ -184,6 +196,11 @@ impl Visitor {
 
     /// One step of every shard of every worker of the house.
     pub async fn work(&self, limit: usize) -> Result<Vec<Progress>, StoreError> {
+        Ok(self.work_by_name(limit).await?.into_iter().map(|(_, progress)| progress).collect())
+    }
+
+    /// The same, each step with the name of its worker.
+    async fn work_by_name(&self, limit: usize) -> Result<Vec<(String, Progress)>, StoreError> {
         let house = &self.house;
         let missing = || StoreError::schema("the house", "it has no place for leases");
         let (Some(tenant), Ok(table)) = (own::tenant(), own::leases()) else { return Err(missing()) };
@@ -206,7 +223,7 @@ impl Visitor {
                 let (clock, ids) = (&**house.clock(), house.ids());
                 let outside = house.outside();
                 let shift = Shift { store: &store, clock, ids, outside, shard, held: &held };
-                progress.push(worker.step(&shift, limit).await?);
+                progress.push((worker.name().to_owned(), worker.step(&shift, limit).await?));
             }
         }
         Ok(progress)
@@ -215,11 +232,23 @@ impl Visitor {
     /// Steps until nothing is left to do, and returns how many rows were done. Indexes may lag, so nothing has to be seen
     /// several times.
     pub async fn drain_workers(&self) -> Result<usize> {
+        self.drain_workers_where(|_| true).await
+    }
+
+    /// The same, counting only the rows of the workers of this resource. Workers of other resources, for example those of a
+    /// view over it, process rows of their own.
+    pub async fn drain_workers_of(&self, resource: &str) -> Result<usize> {
+        self.drain_workers_where(|worker| worker.split('.').next() == Some(resource)).await
+    }
+
+    async fn drain_workers_where(&self, is_counted: impl Fn(&str) -> bool) -> Result<usize> {
         let (mut rows, mut quiet) = (0, 0);
         while quiet < 3 {
-            let done: usize = self.work(7).await?.iter().map(|progress| progress.rows).sum();
-            rows += done;
-            quiet = if done == 0 { quiet + 1 } else { 0 };
+            let steps = self.work_by_name(7).await?;
+            rows +=
+                steps.iter().filter(|(name, _)| is_counted(name)).map(|(_, step)| step.rows).sum::<usize>();
+            let idle = steps.iter().all(|(_, step)| step.rows == 0);
+            quiet = if idle { quiet + 1 } else { 0 };
         }
         Ok(rows)
     }

@@ -74,7 +74,11 @@ pub fn value(name: &str, kind: Type, variant: i64) -> Value {
         Type::Int => variant.into(),
         Type::Float => Value::Float(variant as f64 + 0.5),
         Type::Bool => (variant % 2 == 0).into(),
-        Type::Bytes => vec![u8::try_from(variant).unwrap_or(0)].into(),
+        Type::Bytes => {
+            let bytes = variant.to_be_bytes();
+            let first = bytes.iter().position(|byte| *byte != 0).unwrap_or(bytes.len() - 1);
+            bytes.into_iter().skip(first).collect::<Vec<u8>>().into()
+        }
         Type::Time => Time::from_millis(1_700_000_000_000 + variant).into(),
         Type::Json => json!([variant]).into(),
     }

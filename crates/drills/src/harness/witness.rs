@@ -143,6 +143,8 @@ impl fmt::Display for Site {
 /// What a witness remembers.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
+    plans: usize,
+    /// Without those of the system itself.
     history: Vec<String>,
     sites: BTreeSet<Site>,
 }
@@ -156,9 +158,16 @@ pub(crate) struct Witness {
     memory: Arc<Mutex<Memory>>,
     removed: Vec<Site>,
     finds_sites: bool,
+    /// The archetype that is drilled; empty for every one.
+    about: &'static str,
 }
 
 impl Witness {
+    /// One of a drill of that archetype: plans that workers make for others are left out of its history.
+    pub(crate) fn about(archetype: &'static str) -> Witness {
+        Witness { about: archetype, ..Witness::default() }
+    }
+
     /// One that also looks for sites.
     pub(crate) fn of_sites() -> Witness {
         Witness { finds_sites: true, ..Witness::default() }
@@ -169,7 +178,12 @@ impl Witness {
         Witness { removed, ..Witness::default() }
     }
 
-    /// The plans and their outcomes, in the order in which they were decided.
+    /// How many plans there were, those of the system itself included.
+    pub(crate) fn plans(&self) -> usize {
+        self.lock().plans
+    }
+
+    /// The plans and their outcomes, in the order in which they were decided, without those of the system itself.
     pub(crate) fn history(&self) -> Vec<String> {
         self.lock().history.clone()
     }
@@ -189,7 +203,8 @@ impl Witness {
 
     fn remember(&self, plan: &Plan, outcome: &Result<Commit, StoreError>) {
         let memory = &mut *self.lock();
-        if memory.history.len() >= HISTORY_MAX {
+        memory.plans += 1;
+        if memory.history.len() >= HISTORY_MAX || is_internal(plan, self.about) {
             return;
         }
         let outcome = match outcome {
@@ -302,6 +317,22 @@ fn actor(plan: &Plan, step: &Step) -> Option<Actor> {
         _ => speaker,
     }
 }
+
+/// Whether a plan is of the system itself and not of what is drilled: on its own tables only, or of a worker of another
+/// archetype.
+fn is_internal(plan: &Plan, about: &str) -> bool {
+    let is_own = |step: &Step| {
+        let name = step.table.name();
+        let is_about = READERS.contains(&about) && [PROGRESS, PARKED, PROJECTIONS].contains(&name);
+        name.starts_with(OWN) && !is_about
+    };
+    let of_other = |actor: Actor| actor.name.starts_with(WORKER) && actor.archetype != about;
+    let only_own = !plan.steps().is_empty() && plan.steps().iter().all(is_own);
+    only_own || (!about.is_empty() && speaker(plan).is_some_and(of_other))
+}
+
+/// The archetypes whose progress stands in the system's own tables.
+const READERS: [&str; 4] = ["log", "projection", "feed", "view"];
 
 fn events(plan: &Plan) -> impl Iterator<Item = &str> {
     plan.entry().into_iter().flat_map(|entry| &entry.events).map(|event| event.name.as_str())

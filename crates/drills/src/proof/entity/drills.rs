@@ -12,7 +12,7 @@ use statehouse_store::{Clock, Commit, SystemClock, Type};
 
 use crate::conformance::Verdict;
 use crate::harness::client::{same, whole_log};
-use crate::harness::drill::{Drill, Ground, Kind, action, input, insist};
+use crate::harness::drill::{Drill, Ground, Kind, Skipped, action, input, insist};
 use crate::harness::house::Visitor;
 use crate::harness::specimen;
 use crate::proof::entity::cases::BLUEPRINT;
@@ -58,14 +58,22 @@ fn field(ground: &Ground) -> Result<&Property> {
         Form::Value(Type::Bytes | Type::Json) | Form::Any => 2,
         _ => 3,
     };
-    fields.iter().min_by_key(rank).with_context(|| "an entity without a field cannot be changed".to_owned())
+    let name = &ground.plot.resource;
+    let reason = || Skipped(format!("{name} has no field that `update` and `patch` can change"));
+    fields.iter().min_by_key(rank).ok_or_else(|| reason().into())
 }
 
-/// The field with its value of that number.
-fn change(ground: &Ground, number: i64) -> Result<Json> {
+/// The field with a value for a write that makes this version. Values of successive versions differ, also where the type
+/// has only two; a write that changes nothing writes nothing and would show nothing.
+fn change(ground: &Ground, version: i64, number: i64) -> Result<Map<String, Json>> {
     let field = field(ground)?;
-    let value = specimen::of_property(field, number).context("a field without values")?;
-    Ok(json!({field.name.as_str(): value}))
+    let value = specimen::of_property(field, 2 * number + version % 2).context("a field without values")?;
+    Ok(Map::from_iter([(field.name.clone(), value)]))
+}
+
+/// The same, as the input of a patch.
+fn patched(ground: &Ground, version: i64, number: i64) -> Result<Json> {
+    change(ground, version, number).map(Json::Object)
 }
 
 /// What creates the row of that number.
@@ -75,7 +83,8 @@ fn creation(ground: &Ground, number: i64) -> Result<Json> {
         .key
         .iter()
         .map(|(name, kind)| (name.clone(), specimen::value(name, *kind, number).to_json()));
-    Ok(input(action(resource, "create")?, number, key.collect::<Map<String, Json>>()))
+    let given = key.chain(change(ground, 1, number)?).collect::<Map<String, Json>>();
+    Ok(input(action(resource, "create")?, number, given))
 }
 
 async fn create(ground: &Ground, visitor: &Visitor, number: i64) -> Result<()> {
@@ -96,7 +105,7 @@ async fn retry_ambiguity(ground: &Ground) -> Result<()> {
         let key = ground.key(row)?;
         let changes = 1 + i64::try_from(random.below(3))?;
         for number in 1..=changes {
-            let (id, changed) = (format!("patch-{row}-{number}"), change(ground, row + number)?);
+            let (id, changed) = (format!("patch-{row}-{number}"), patched(ground, number + 1, row)?);
             let first = insist(&visitor, &id, &patch, &key, &changed, Some(number)).await?;
             let again = sound.call_as(&id, &patch, &key, changed.clone(), Some(number)).await?;
             same("the answer to a repetition", &again.body, &first.body)?;
@@ -119,7 +128,8 @@ async fn overwrite_race(ground: &Ground) -> Result<()> {
     for round in ground.rounds() {
         let callers: Vec<_> = (0..4_i64)
             .map(|caller| {
-                Ok(visitor.start(&patch, &key, change(ground, 1 + 5 * round + caller)?, Some(version)))
+                let changed = patched(ground, version + 1, 5 * round + caller)?;
+                Ok(visitor.start(&patch, &key, changed, Some(version)))
             })
             .collect::<Result<_>>()?;
         let mut winners = 0;
@@ -135,14 +145,18 @@ async fn overwrite_race(ground: &Ground) -> Result<()> {
         same("winners under one version", &winners, &1)?;
         version += 1;
         // Between the reading and the writing of one caller comes another.
-        let whole = input(action(ground.resource()?, "update")?, 1 + 5 * round + 4, Map::new());
-        for (name, late, expected) in [
-            (&patch, change(ground, 1 + 5 * round + 4)?, Some(Expected::Any)),
-            (&update, whole, Some(Expected::Version(version))),
-        ] {
-            let request = Visitor::request(name, &key, &late, expected);
+        for name in [&patch, &update] {
+            let changed = change(ground, version + 1, 5 * round + 4)?;
+            let (late, expected) = if name == &patch {
+                (Json::Object(changed), Expected::Any)
+            } else {
+                let whole = input(action(ground.resource()?, "update")?, 5 * round + 4, changed);
+                (whole, Expected::Version(version))
+            };
+            let request = Visitor::request(name, &key, &late, Some(expected));
             let Some(plan) = visitor.house.plan(&visitor.tenant, request).await? else { continue };
-            visitor.done(&patch, &key, change(ground, 200 + round)?, Some(version)).await.ok();
+            let rival = patched(ground, version + 1, 200 + round)?;
+            visitor.done(&patch, &key, rival, Some(version)).await?;
             let before = visitor.shown(&ground.resource()?.name, &key, &["version"]).await?;
             let rival_wrote = before != vec![json!(version)];
             version = before[0].as_i64().context("a row without a version")?;
@@ -167,8 +181,8 @@ async fn stale_read(ground: &Ground) -> Result<()> {
     create(ground, &writer, 1).await?;
     let (key, read) = (ground.key(1)?, ground.action("read"));
     for version in ground.rounds() {
-        let written =
-            writer.done(&ground.action("patch"), &key, change(ground, 1 + version)?, Some(version)).await?;
+        let changed = patched(ground, version + 1, version)?;
+        let written = writer.done(&ground.action("patch"), &key, changed, Some(version)).await?;
         let strong = reader.done(&read, &key, json!({}), None).await?;
         same("a strong read in another process", &strong.version, &Some(version + 1))?;
         let token = written.token.context("a write has no token")?;
@@ -191,8 +205,8 @@ async fn cache_lag(ground: &Ground) -> Result<()> {
     let (key, read) = (ground.key(1)?, ground.action("read"));
     let mut newest = 0;
     for version in ground.rounds() {
-        let written =
-            writer.done(&ground.action("patch"), &key, change(ground, 1 + version)?, Some(version)).await?;
+        let changed = patched(ground, version + 1, version)?;
+        let written = writer.done(&ground.action("patch"), &key, changed, Some(version)).await?;
         let token = written.token.context("a write has no token")?;
         for input in [json!({"consistency": "cached", "after": token}), json!({"consistency": "cached"})] {
             let needs = if input.get("after").is_some() { version + 1 } else { 1 };

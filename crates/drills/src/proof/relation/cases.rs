@@ -12,6 +12,7 @@ use statehouse_store::{ManualClock, Random, Scan, Step, SystemClock, Time, Value
 
 use super::cases as relation;
 use crate::conformance::{Case, cases};
+use crate::harness::around::{Around, Meanwhile};
 use crate::harness::client::{same, scan};
 use crate::harness::drill::Drill;
 use crate::harness::engines::Lab;
@@ -97,25 +98,39 @@ async fn count(visitor: &Visitor, end: &str, who: i64) -> Result<Option<i64>> {
 
 /// Who is at the other end, page by page, in the order of the list.
 async fn list(visitor: &Visitor, end: &str, who: i64, limit: i64) -> Result<Vec<i64>> {
-    let (owner, other) = if end == "out" { ("follower", "followee") } else { ("followee", "follower") };
     let (mut found, mut cursor) = (Vec::new(), None);
     loop {
-        let mut input = json!({owner: who, "limit": limit});
-        if let Some(cursor) = cursor.take() {
-            input["cursor"] = Json::String(cursor);
+        let (listed, next) = page(visitor, end, who, limit, cursor).await?;
+        found.extend(listed);
+        if next.is_none() {
+            return Ok(found);
         }
-        let page = visitor.done(&format!("follow_{end}.list"), &[], input, None).await?;
-        let rows = page.body.as_array().context("no list")?;
-        ensure!(rows.len() <= usize::try_from(limit)?, "{} rows in a page of {limit}", rows.len());
-        for row in rows {
-            ensure!(row["has"] == json!(true) && row[owner] == json!(who), "{row} in the list of {who}");
-            found.push(row[other].as_i64().context("nobody at the other end")?);
-        }
-        match page.next {
-            Some(next) => cursor = Some(next),
-            None => return Ok(found),
-        }
+        cursor = next;
     }
+}
+
+/// One page of a list, and the cursor of the next.
+async fn page(
+    visitor: &Visitor,
+    end: &str,
+    who: i64,
+    limit: i64,
+    cursor: Option<String>,
+) -> Result<(Vec<i64>, Option<String>)> {
+    let (owner, other) = if end == "out" { ("follower", "followee") } else { ("followee", "follower") };
+    let mut input = json!({owner: who, "limit": limit});
+    if let Some(cursor) = cursor {
+        input["cursor"] = Json::String(cursor);
+    }
+    let page = visitor.done(&format!("follow_{end}.list"), &[], input, None).await?;
+    let rows = page.body.as_array().context("no list")?;
+    ensure!(rows.len() <= usize::try_from(limit)?, "{} rows in a page of {limit}", rows.len());
+    let mut found = Vec::new();
+    for row in rows {
+        ensure!(row["has"] == json!(true) && row[owner] == json!(who), "{row} in the list of {who}");
+        found.push(row[other].as_i64().context("nobody at the other end")?);
+    }
+    Ok((found, page.next))
 }
 
 /// Checks I1 and I2 on what is stored, and returns the edges that are there: both lists have each once, in the bucket that
@@ -447,36 +462,79 @@ async fn a_list_of_one_bucket_goes_on(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
+/// Adds and removes edges to one end, as its seed says.
+struct Mover {
+    visitor: Visitor,
+    clock: Arc<ManualClock>,
+    random: Random,
+    there: BTreeSet<i64>,
+    moves: usize,
+}
+
+impl Mover {
+    /// Changes one of nine edges, or removes one and adds it again.
+    async fn go(&mut self) -> Result<()> {
+        let follower = 1_000 + i64::try_from(self.random.below(9))?;
+        let times = if self.there.contains(&follower) && self.random.chance(0.5) { 2 } else { 1 };
+        for _ in 0..times {
+            self.clock.advance(Duration::from_millis(1));
+            if self.there.remove(&follower) {
+                remove(&self.visitor, follower, 7).await?;
+            } else {
+                add(&self.visitor, follower, 7).await?;
+                self.there.insert(follower);
+            }
+            self.moves += 1;
+        }
+        Ok(())
+    }
+}
+
+/// What happens between pages, and within one between the reading of the list and that of its edges, follows from a seed: the
+/// same seed gives the same history, however busy the machine is.
 async fn pages_hold_while_others_come_and_go(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+    let clock = Arc::new(ManualClock::at(Time::from_millis(1_800_000_000_000)));
+    let store = lab.open_at(clock.clone()).await?;
+    let mover = Visitor::seeded(store.clone(), BLUEPRINT, clock.clone(), 1).await?;
+    let meanwhile = Arc::new(Meanwhile::default());
+    let around = Arc::new(Around::new(store, meanwhile.clone()));
+    let reader = Visitor::seeded(around, BLUEPRINT, clock.clone(), 2).await?;
     let still: BTreeSet<i64> = (0..30).collect();
     for follower in &still {
-        add(&visitor, *follower, 7).await?;
+        add(&mover, *follower, 7).await?;
+        clock.advance(Duration::from_millis(1));
     }
-    let mover = visitor.clone();
-    let (stop, mut stopped) = tokio::sync::watch::channel(false);
-    let moving = tokio::spawn(async move {
-        let mut moves = 0;
-        while !*stopped.borrow_and_update() {
-            let follower = 1_000 + moves % 9;
-            match moves % 3 {
-                2 => remove(&mover, follower, 7).await?,
-                _ => add(&mover, follower, 7).await?,
-            }
-            moves += 1;
-        }
-        Ok::<_, anyhow::Error>(moves)
-    });
+    let (random, there) = (Random::seeded(3), BTreeSet::new());
+    let mover = Mover { visitor: mover, clock, random, there, moves: 0 };
+    let mover = Arc::new(tokio::sync::Mutex::new(mover));
     for limit in [1, 4, 9, 4, 11] {
-        let listed = list(&visitor, "in", 7, limit).await?;
+        let (mut listed, mut cursor) = (Vec::new(), None);
+        loop {
+            mover.lock().await.go().await?;
+            let (in_page, failed) = (mover.clone(), Arc::new(tokio::sync::Mutex::new(None)));
+            let failure = failed.clone();
+            meanwhile.next(async move {
+                *failure.lock().await = in_page.lock().await.go().await.err();
+            });
+            let (found, next) = page(&reader, "in", 7, limit, cursor).await?;
+            if let Some(error) = failed.lock().await.take() {
+                return Err(error);
+            }
+            listed.extend(found);
+            if next.is_none() {
+                break;
+            }
+            cursor = next;
+        }
         let distinct: BTreeSet<i64> = listed.iter().copied().collect();
         ensure!(distinct.len() == listed.len(), "a page showed one twice: {listed:?}");
         let kept: Vec<i64> = listed.into_iter().filter(|follower| *follower < 1_000).collect();
         same("those who stood still", &kept, &still.iter().rev().copied().collect())?;
     }
-    stop.send_replace(true);
-    ensure!(moving.await?? > 0, "nothing moved");
-    check_rows(&visitor).await.map(drop)
+    let mover = mover.lock().await;
+    ensure!(mover.moves > 100, "only {} moves", mover.moves);
+    let expected: BTreeSet<(i64, i64)> = still.iter().chain(&mover.there).map(|one| (*one, 7)).collect();
+    same("the edges", &check_rows(&mover.visitor).await?, &expected)
 }
 
 async fn counts_are_the_edges_after_a_storm(lab: &dyn Lab) -> Result<()> {

@@ -139,7 +139,8 @@ async fn materialized_twice(ground: &Ground) -> Result<()> {
         }
         scan(ground, &visitor, keys.len()).await?;
         clock.advance(Duration::from_secs(3_600));
-        same("released once more", &visitor.drain_workers().await?, &0)?;
+        let again = visitor.drain_workers_of(&ground.plot.resource).await?;
+        same("released once more", &again, &0)?;
     }
     check(ground, &visitor, &keys).await
 }
