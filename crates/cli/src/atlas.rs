@@ -2,57 +2,17 @@
 
 use serde_json::{Value as Json, json};
 use statehouse::action::Action;
-use statehouse::atlas::{self, Archetype};
-use statehouse::{Blueprint, resource};
+use statehouse::atlas::{self, AtlasEntry};
+use statehouse::{Blueprint, archetypes, resource};
 use statehouse_drills::coverage;
 use statehouse_drills::drill::Drill;
 
 use crate::arguments::Atlas;
 use crate::output::{Failure, Output};
 
-/// A blueprint with one thing of each built archetype: what it can do is read off it.
-const SPECIMENS: &str = r#"
-[booking.unit]
-key = { group_id = "text", id = "int" }
-[effect.call]
-url = "https://target.example/"
-reconcile = { url = "https://target.example/{key}" }
-[entity.thing]
-key = { id = "int" }
-fields = { n = "int?", list = "json?", by = "int?", at = "time?" }
-[feed.home]
-posts = "thing"
-author = "by"
-created = "at"
-follows = "edge"
-[lease.claim]
-key = { id = "int" }
-[log.readers]
-[relation.edge]
-from = { source = "int" }
-to = { target = "int" }
-[schedule.job]
-[sequence.number]
-kind = "counter"
-key = { id = "int" }
-[sequence.invoice_number]
-kind = "gapless"
-key = { id = "int" }
-[sequence.time_id]
-kind = "time"
-[thread.note]
-parent = { about = "int" }
-fields = { body = "text" }
-[timer.alarm]
-key = { id = "int" }
-[view.totals]
-of = "thing"
-group_by = ["n"]
-"#;
-
 pub(crate) fn run(arguments: &Atlas, output: &Output) -> Result<(), Failure> {
-    let specimens = resource::declare(&Blueprint::read("specimens", SPECIMENS)?)?;
-    let actions = |archetype: &Archetype| -> Option<Vec<Action>> {
+    let specimens = resource::declare(&Blueprint::read("specimens", &archetypes::specimens())?)?;
+    let actions = |archetype: &AtlasEntry| -> Option<Vec<Action>> {
         let ours = specimens.iter().filter(|resource| resource.archetype.code == archetype.code);
         let actions: Vec<Action> = ours.flat_map(|resource| resource.actions.clone()).collect();
         (!actions.is_empty()).then_some(actions)
@@ -60,7 +20,7 @@ pub(crate) fn run(arguments: &Atlas, output: &Output) -> Result<(), Failure> {
     let Some(wanted) = &arguments.archetype else {
         let all: Vec<Json> = atlas::archetypes().iter().map(|a| entry(a, actions(a).as_deref())).collect();
         output.show(&json!(all), || {
-            let line = |archetype: &Archetype| {
+            let line = |archetype: &AtlasEntry| {
                 let mark = if resource::is_built(archetype) { "built" } else { "not built yet" };
                 format!("{}  {:<14} {:<48} {mark}", archetype.code, archetype.keyword(), archetype.name)
             };
@@ -81,7 +41,7 @@ pub(crate) fn run(arguments: &Atlas, output: &Output) -> Result<(), Failure> {
     Ok(())
 }
 
-fn entry(archetype: &Archetype, actions: Option<&[Action]>) -> Json {
+fn entry(archetype: &AtlasEntry, actions: Option<&[Action]>) -> Json {
     let actions: Option<Vec<Json>> = actions.map(|actions| {
         let action = |a: &Action| json!({"name": a.name, "shape": a.shape, "mechanism": a.mechanism});
         actions.iter().map(action).collect()
@@ -106,7 +66,7 @@ fn entry(archetype: &Archetype, actions: Option<&[Action]>) -> Json {
     })
 }
 
-fn describe(archetype: &Archetype, actions: Option<&[Action]>) -> String {
+fn describe(archetype: &AtlasEntry, actions: Option<&[Action]>) -> String {
     let list = |name: &str, items: &[String]| format!("{name:<10} {}", items.join(", "));
     let mut lines = vec![
         format!("{} {} ({})", archetype.code, archetype.name, archetype.keyword()),

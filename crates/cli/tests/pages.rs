@@ -1,107 +1,27 @@
 //! What the pages of the archetypes tell a reader to paste, pasted: each page's example runs in an empty folder, and
-//! prints what the page says it does.
+//! prints what the page says it does, in a comment behind it.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking, as tests do")]
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Each page, and what its example prints, in this order, whatever stands between.
-const PAGES: [(&str, &[&str]); 12] = [
-    (
-        "booking",
-        &["\"AVAILABLE\"", "\"IN_PROGRESS\"", "refused (held)", "\"CONFIRMED\"", "\"state\": \"SOLD\""],
-    ),
-    ("effect", &["\"paid\":true", "\"key\":\"order-7\"", "\"DELIVERED\""]),
-    (
-        "entity",
-        &[
-            "dynamodb can carry it",
-            "\"version\": 1",
-            "\"version\": 1",
-            "\"version\": 2",
-            "exit 4",
-            "\"stock\": 12",
-            "\"views\": 1",
-        ],
-    ),
-    (
-        "feed",
-        &[
-            "\"has\":true",
-            "\"post_preview\":\"hello\"",
-            "\"DELETED\"",
-            "\"post_preview\":\"unheard\"",
-            "\"last_seen_post_id\":2",
-            "generation 2",
-        ],
-    ),
-    ("lease", &["\"epoch\": 1", "exit 4", "\"FREE\"", "\"epoch\": 2", "abstract: state transition"]),
-    (
-        "log",
-        &[
-            "\"total\":42",
-            "\"epoch\":1",
-            "\"order.created\"",
-            "\"Thank you\"",
-            "\"mailer.commit\"",
-            "\"lag_records\":0",
-        ],
-    ),
-    (
-        "relation",
-        &[
-            "\"follower\":3,\"has\":true",
-            "\"follower\":3,\"has\":true",
-            "\"has\":false",
-            "[{\"followee\":100,\"follower\":3",
-            "{\"count\":2",
-        ],
-    ),
-    (
-        "schedule",
-        &[
-            "\"PENDING\"",
-            "\"attempt\": 1",
-            "[]",
-            "\"attempt\": 2",
-            "refused (not_holder)",
-            "\"COMPLETED\"",
-            "\"result\": \"sent\"",
-        ],
-    ),
-    (
-        "sequence",
-        &[
-            "\"first\":1,\"last\":3",
-            "\"next\":1",
-            "\"subject\":\"invoice/a\"",
-            "{\"ids\":[",
-            "\"holder\":\"me\"",
-        ],
-    ),
-    ("thread", &["First!", "First!", "Something rude", "\"version\":2", "\"HIDDEN\"", "[{", "{\"count\":1"]),
-    ("timer", &["\"SET\"", "\"subject\":\"reminder/tea\"", "\"CANCELLED\"", "\"FIRED\""]),
-    (
-        "view",
-        &[
-            "\"max_points\":9,\"sum_points\":14",
-            "\"DELETED\"",
-            "\"max_points\":5,\"sum_points\":5",
-            "\"queue\":\"mail\",\"state\":\"CANCELLED\"",
-            "\"queue\":\"mail\",\"state\":\"LIVE\"",
-            "generation 2",
-        ],
-    ),
-];
+use statehouse::archetypes::ARCHETYPES;
 
 fn pages() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/archetypes")
 }
 
-/// The first indented block behind the heading, as it would be copied.
-fn example(page: &str) -> Option<String> {
+/// What a page tells the reader to paste, and what that prints, in this order, whatever stands between.
+struct Example {
+    page: &'static str,
+    pasted: String,
+    printed: Vec<String>,
+}
+
+/// The first indented block behind the heading, as it would be copied, and the comment behind it.
+fn example(page: &'static str) -> Option<Example> {
     let text = std::fs::read_to_string(pages().join(format!("{page}.md"))).unwrap();
     let (_, behind) = text.split_once("\n## Try it\n")?;
     let block: Vec<&str> = behind
@@ -110,7 +30,14 @@ fn example(page: &str) -> Option<String> {
         .take_while(|line| line.is_empty() || line.starts_with("    "))
         .map(|line| line.strip_prefix("    ").unwrap_or(line))
         .collect();
-    Some(block.join("\n"))
+    let comment =
+        behind.split_once("\n<!-- prints, in this order:\n").and_then(|(_, rest)| rest.split_once("\n-->"));
+    let printed = comment.map(|(lines, _)| lines.lines().map(str::to_owned).collect());
+    Some(Example {
+        page,
+        pasted: block.join("\n"),
+        printed: printed.unwrap_or_else(|| panic!("{page}.md does not say what its example prints")),
+    })
 }
 
 fn free_port() -> String {
@@ -155,9 +82,9 @@ fn run(example: &str) -> String {
 }
 
 /// What was expected and did not follow, if anything.
-fn missing<'a>(printed: &str, said: &[&'a str]) -> Option<&'a str> {
+fn missing<'a>(printed: &str, expected: &'a [String]) -> Option<&'a String> {
     let mut rest = printed;
-    said.iter().copied().find(|part| match rest.split_once(part) {
+    expected.iter().find(|part| match rest.split_once(part.as_str()) {
         Some((_, behind)) => {
             rest = behind;
             false
@@ -168,20 +95,20 @@ fn missing<'a>(printed: &str, said: &[&'a str]) -> Option<&'a str> {
 
 #[test]
 fn what_pages_say_works_when_pasted() {
-    let mut there: Vec<String> = std::fs::read_dir(pages())
-        .unwrap()
-        .filter_map(|page| page.unwrap().path().file_stem().map(|name| name.to_string_lossy().into_owned()))
-        .filter(|page| example(page).is_some())
-        .collect();
-    there.sort();
-    assert_eq!(there, PAGES.map(|(page, _)| page), "each page with an example is run");
-    let runs = PAGES.map(|(page, said)| {
-        let text = example(page).unwrap();
-        (page, said, std::thread::spawn(move || run(&text)))
+    let examples = ARCHETYPES.iter().filter_map(|archetype| {
+        let example = example(archetype.keyword);
+        assert_eq!(example.is_some(), archetype.is_declarable(), "{}.md has an example", archetype.keyword);
+        example
     });
-    for (page, said, run) in runs {
+    let runs: Vec<_> = examples
+        .map(|example| {
+            let pasted = example.pasted.clone();
+            (example, std::thread::spawn(move || run(&pasted)))
+        })
+        .collect();
+    for (Example { page, printed: expected, .. }, run) in runs {
         let printed = run.join().unwrap();
-        if let Some(part) = missing(&printed, said) {
+        if let Some(part) = missing(&printed, &expected) {
             panic!("the example of {page} does not print {part:?} where it should:\n{printed}");
         }
     }

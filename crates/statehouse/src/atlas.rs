@@ -6,6 +6,8 @@ use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
+use crate::archetypes::ARCHETYPES;
+
 /// What kind of thing an archetype is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -16,9 +18,9 @@ pub enum Kind {
     Infra,
 }
 
-/// One archetype.
+/// What the atlas says of one archetype.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Archetype {
+pub struct AtlasEntry {
     /// `A01` to `A19`, `I01` to `I15`.
     pub code: String,
     /// Its name in full.
@@ -37,7 +39,7 @@ pub struct Archetype {
     pub starter_box: String,
 }
 
-impl Archetype {
+impl AtlasEntry {
     /// Whether it is a product or an infrastructure archetype.
     pub fn kind(&self) -> Kind {
         if self.code.starts_with('A') { Kind::Product } else { Kind::Infra }
@@ -87,28 +89,31 @@ const KEYWORDS: [(&str, &str); 34] = [
     ("I15", "fleet"),
 ];
 
-/// Further words for one archetype, which come in several shapes.
-const ALSO: [(&str, &str); 1] = [("A05", "view")];
+/// Every keyword with its code: those above, and those of archetypes that are built in several shapes.
+fn all_keywords() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let built = ARCHETYPES.iter().map(|archetype| (archetype.code, archetype.keyword));
+    KEYWORDS.into_iter().chain(built.filter(|named| !KEYWORDS.contains(named)))
+}
 
-static ATLAS: LazyLock<Vec<Archetype>> = LazyLock::new(|| {
+static ATLAS: LazyLock<Vec<AtlasEntry>> = LazyLock::new(|| {
     // The file is part of the program; the test below reads it too.
     serde_json::from_str(include_str!("atlas.json")).unwrap_or_default()
 });
 
 /// All archetypes, in the order of their codes.
-pub fn archetypes() -> &'static [Archetype] {
+pub fn archetypes() -> &'static [AtlasEntry] {
     &ATLAS
 }
 
 /// The archetype that a blueprint's word declares.
-pub fn by_keyword(keyword: &str) -> Option<&'static Archetype> {
-    let code = KEYWORDS.iter().chain(&ALSO).find(|(_, known)| *known == keyword).map(|(code, _)| *code)?;
+pub fn by_keyword(keyword: &str) -> Option<&'static AtlasEntry> {
+    let code = all_keywords().find(|(_, known)| *known == keyword).map(|(code, _)| code)?;
     archetypes().iter().find(|archetype| archetype.code == code)
 }
 
 /// All words that declare something in a blueprint.
 pub fn keywords() -> impl Iterator<Item = &'static str> {
-    KEYWORDS.iter().chain(&ALSO).map(|(_, keyword)| *keyword)
+    all_keywords().map(|(_, keyword)| keyword)
 }
 
 #[cfg(test)]

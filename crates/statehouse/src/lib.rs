@@ -4,6 +4,7 @@
 //! states, what is the truth among them, who acts on them, what fails and what gets hot.
 
 pub mod action;
+pub mod archetypes;
 pub mod atlas;
 pub mod blueprint;
 pub mod cache;

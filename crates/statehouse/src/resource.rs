@@ -1,4 +1,4 @@
-//! Resources: the declared things, ready for use, and the one list of archetypes that are built.
+//! Resources: the declared things, ready for use.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -6,15 +6,14 @@ use std::sync::Arc;
 use statehouse_store::{Table, Type, Value};
 
 use crate::action::{Action, Code, Refusal};
-use crate::atlas::Archetype;
+use crate::archetypes::{ARCHETYPES, Archetype, DeclareFn};
+use crate::atlas::AtlasEntry;
 use crate::blueprint::problem::{Problem, Problems};
 use crate::blueprint::{self, Blueprint, Thing};
 use crate::form::Misfit;
-use crate::infra;
 use crate::infra::log::Handler;
 use crate::infra::projection::Projector;
 use crate::own;
-use crate::product;
 use crate::told::Telling;
 use crate::worker::Worker;
 
@@ -24,7 +23,7 @@ pub struct Resource {
     /// Its name: `profile`.
     pub name: String,
     /// Its archetype.
-    pub archetype: &'static Archetype,
+    pub archetype: &'static AtlasEntry,
     /// The columns of the key that its actions take, by name and type.
     pub key: Vec<(String, Type)>,
     /// The tables it needs.
@@ -127,71 +126,48 @@ pub(crate) fn state_name(name: &str) -> String {
     format!("{}State", words.collect::<String>())
 }
 
-/// How a declaration becomes a resource, or several.
-type Declare = fn(&Thing, &mut Problems) -> Vec<Resource>;
-
-/// The archetypes that are built, by keyword. The one list.
-const BUILT: &[(&str, Declare)] = &[
-    ("booking", product::booking::declare),
-    ("effect", |thing, problems| infra::effect::declare(thing, problems).into_iter().collect()),
-    ("entity", |thing, problems| product::entity::declare(thing, problems).into_iter().collect()),
-    ("lease", |thing, problems| infra::lease::declare(thing, problems).into_iter().collect()),
-    ("log", infra::log::declare),
-    ("relation", product::relation::declare),
-    ("schedule", product::schedule::declare),
-    ("sequence", |thing, problems| infra::sequence::declare(thing, problems).into_iter().collect()),
-    ("thread", product::thread::declare),
-    ("timer", |thing, problems| infra::timer::declare(thing, problems).into_iter().collect()),
-];
-
-/// How a declaration becomes resources that stand on others of the blueprint.
-type DeclareOver = fn(&Thing, &Blueprint, &[Resource], &mut Problems) -> Vec<Resource>;
-
-/// What stands on other resources, by keyword; declared after [`BUILT`], in any order of the file.
-const STANDING_ON: [(&str, DeclareOver); 2] =
-    [("feed", product::feed::declare), ("view", product::view::declare)];
-
-/// Whether a thing is declared over others.
+/// Whether a thing is derived from others.
 pub(crate) fn stands_on_others(thing: &Thing) -> bool {
-    STANDING_ON.iter().any(|(keyword, _)| *keyword == thing.keyword)
+    Archetype::of(thing.keyword).is_some_and(|archetype| matches!(archetype.declare, DeclareFn::Over(_)))
 }
 
-/// What is built and has nothing to declare: others stand on it.
-const BENEATH: [&str; 1] = ["projection"];
-
-/// Whether an archetype is built.
-pub fn is_built(archetype: &Archetype) -> bool {
-    is_declared(archetype) || BENEATH.contains(&archetype.keyword())
+/// Whether an archetype of the atlas is built.
+pub fn is_built(entry: &AtlasEntry) -> bool {
+    Archetype::of_code(&entry.code).next().is_some()
 }
 
-/// Whether a blueprint can declare an archetype.
-pub fn is_declared(archetype: &Archetype) -> bool {
-    let over = STANDING_ON.iter().map(|(keyword, _)| *keyword);
-    BUILT.iter().map(|(keyword, _)| *keyword).chain(over).any(|keyword| keyword == archetype.keyword())
+/// Whether a blueprint can declare an archetype of the atlas.
+pub fn is_declared(entry: &AtlasEntry) -> bool {
+    Archetype::of_code(&entry.code).any(Archetype::is_declarable)
+}
+
+/// The problem of a thing whose archetype cannot be declared.
+fn undeclarable(thing: &Thing) -> Problem {
+    let (keyword, name) = (thing.keyword, &thing.archetype.name);
+    let title = match is_built(thing.archetype) {
+        true => format!("`{keyword}` ({name}) is not declared by itself"),
+        false => format!("`{keyword}` ({name}) is not built yet"),
+    };
+    let built = ARCHETYPES.iter().filter(|archetype| archetype.is_declarable());
+    let built: Vec<&str> = built.map(|archetype| archetype.keyword).collect();
+    Problem::at(thing.settings.span(), title).advice(format!("this version has {}", built.join(", ")))
 }
 
 /// The resources of a blueprint, or everything that is wrong with their settings.
 pub fn declare(blueprint: &Blueprint) -> Result<Vec<Resource>, Problems> {
     let mut problems = blueprint.problems();
     let mut resources: Vec<Resource> = Vec::new();
-    let (over, plain): (Vec<&Thing>, Vec<&Thing>) =
-        blueprint.things.iter().partition(|thing| stands_on_others(thing));
-    for thing in plain.into_iter().chain(over) {
-        let keyword = thing.keyword;
-        let declare = BUILT.iter().find(|(built, _)| *built == keyword).map(|(_, declare)| declare);
-        let over = STANDING_ON.iter().find(|(built, _)| *built == keyword).map(|(_, declare)| declare);
-        let declared = match (declare, over) {
-            (Some(declare), _) => declare(thing, &mut problems),
-            (None, Some(declare)) => declare(thing, blueprint, &resources, &mut problems),
-            (None, None) => {
-                let title = match is_built(thing.archetype) {
-                    true => format!("`{keyword}` ({}) is not declared by itself", thing.archetype.name),
-                    false => format!("`{keyword}` ({}) is not built yet", thing.archetype.name),
-                };
-                let built = BUILT.iter().map(|(keyword, _)| *keyword);
-                let built: Vec<&str> = built.chain(STANDING_ON.iter().map(|(keyword, _)| *keyword)).collect();
-                let advice = format!("this version has {}", built.join(", "));
-                problems.add(Problem::at(thing.settings.span(), title).advice(advice));
+    let rank = |thing: &&Thing| Archetype::of(thing.keyword).map_or(0, Archetype::rank);
+    let mut things: Vec<&Thing> = blueprint.things.iter().collect();
+    things.sort_by_key(rank);
+    for thing in things {
+        let declare = Archetype::of(thing.keyword).map_or(DeclareFn::None, |archetype| archetype.declare);
+        let declared = match declare {
+            DeclareFn::One(declare) => declare(thing, &mut problems).into_iter().collect(),
+            DeclareFn::Several(declare) => declare(thing, &mut problems),
+            DeclareFn::Over(declare) => declare(thing, blueprint, &resources, &mut problems),
+            DeclareFn::None => {
+                problems.add(undeclarable(thing));
                 continue;
             }
         };

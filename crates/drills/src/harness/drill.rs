@@ -489,12 +489,6 @@ pub(crate) fn is_passing(code: Code) -> bool {
     matches!(code, Code::Unavailable | Code::OutcomeUnknown | Code::Contended)
 }
 
-/// Every case of an archetype, by its theme.
-pub(crate) fn cases_of(archetype: &str) -> Vec<&'static Case> {
-    let theme = format!("{archetype}::");
-    crate::proof::CASES.iter().copied().flatten().filter(|case| case.name.starts_with(&theme)).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,8 +6,9 @@
 //! drills and cases that met it run again on plans that lack it, the quickest first, until one turns red. Resources of one
 //! archetype have their sites in common, because the same code makes their plans. A site that none misses is a
 //! *survivor*: a guard that is not tested, or not needed. Actions of an archetype share steps, which one function makes, and
-//! a step of an action has variants: a site that nobody misses counts as noticed if it was in another of these. [`REDUNDANT`] lists the few that are not needed to keep an
-//! invariant, each with the reason; they must survive, or the list is wrong.
+//! a step of an action has variants: a site that nobody misses counts as noticed if it was in another of these.
+//! [`Proof::redundant`] lists the few that are not needed to keep an invariant, each with the reason; they must survive,
+//! or the list is wrong.
 //!
 //! Everything runs on the model, each trial in a runtime of one thread whose tasks take turns at every call of the store,
 //! so that races happen in the same way each time.
@@ -20,100 +21,12 @@ use anyhow::{Context, Result};
 use statehouse_store::clock::Stopwatch;
 
 use crate::conformance::Case;
-use crate::harness::drill::{Course, Drill, Plot, ROUNDS, bounded, cases_of};
+use crate::harness::drill::{Course, Drill, Plot, ROUNDS, bounded};
 use crate::harness::engines::{Engine, Model};
 use crate::harness::witness::{Site, Witness};
-use crate::proof;
+use crate::proof::{PROOFS, Proof};
 
-/// Guards that follow from others: whose they are, the condition, and why nothing goes wrong without it.
-pub const REDUNDANT: &[Redundant] = &[
-    Redundant {
-        actors: &["order_id.lease", "lone_id.lease"],
-        step: "",
-        condition: "epoch = ?",
-        reason: "Whoever leases anew under its own name gets what it has, and a span of its own behind the mark.",
-    },
-    Redundant {
-        actors: &["a reader of the house"],
-        step: "era = ?",
-        condition: "the row is present",
-        reason: "It was read, and nobody deletes the progress of a group that is read.",
-    },
-    Redundant {
-        actors: &["a reader of the house"],
-        step: "reached = ? and parked = ? and epoch <= ?",
-        condition: "the row is present",
-        reason: "It was read, and nobody deletes the progress of a group that is read.",
-    },
-    Redundant {
-        actors: &["a builder"],
-        step: "version = ?",
-        condition: "the row is present",
-        reason: "It was read, and nobody deletes the state of a projection.",
-    },
-    Redundant {
-        actors: &["audit.park"],
-        step: "reached < ?",
-        condition: "the row is present",
-        reason: "One is added to the count of what is parked: there is no such count without a row.",
-    },
-    Redundant {
-        actors: &["worker job.forget"],
-        step: "",
-        condition: "the row is present",
-        reason: "What somebody else has forgotten is forgotten. Told twice, it names a row that is gone all the same.",
-    },
-    Redundant {
-        actors: &["job.complete", "job_queue.complete"],
-        step: "delete job_uniques where job_id = ?",
-        condition: "the row is present",
-        reason: "The job is in progress, which its own step demands, and nobody takes the key of one that is not over.",
-    },
-    Redundant {
-        actors: &["a reader of the house"],
-        step: "insert house_parked",
-        condition: "the row is absent",
-        reason: "The mark passes a record in the plan that parks it, so that nobody else has parked it.",
-    },
-    Redundant {
-        actors: &["worker home.project"],
-        step: "assert follows where since = ?",
-        condition: "the row is present",
-        reason: "It was listed, and the row of an edge stays when the edge is removed.",
-    },
-    Redundant {
-        actors: &["worker home.project"],
-        step: "assert follows where version = ?",
-        condition: "the row is present",
-        reason: "It was read, and the row of an edge stays when the edge is removed.",
-    },
-    Redundant {
-        actors: &["worker home.project"],
-        step: "assert follows_in_count where version = ?",
-        condition: "the row is present",
-        reason: "It was read, and nobody deletes a part of a count.",
-    },
-    Redundant {
-        actors: &["worker home.project"],
-        step: "insert user_feed",
-        condition: "the row is absent",
-        reason: "A post that has no entry, which its plan demands, has no rows: they are made with the entry, or after it.",
-    },
-    Redundant {
-        actors: &["worker home.project"],
-        step: "insert user_feed_posts",
-        condition: "the row is absent",
-        reason: "A post that has no entry, which its plan demands, is in no list: it comes there with the entry, or after it.",
-    },
-    Redundant {
-        actors: &["worker home.project", "worker teams.project"],
-        step: "_entries where version = ?",
-        condition: "the row is present",
-        reason: "It was read, and entries only go with their whole generation, which nobody reads any more.",
-    },
-];
-
-/// See [`REDUNDANT`].
+/// A guard that follows from others, listed in the proof of its archetype ([`Proof::redundant`]).
 #[derive(Clone, Copy, Debug)]
 pub struct Redundant {
     /// The actions and workers.
@@ -223,30 +136,26 @@ const SLOWER_BY: Duration = Duration::from_secs(5);
 
 /// The archetypes that have drills, by keyword.
 pub fn archetypes_with_drills() -> Vec<&'static str> {
-    let mut keywords: Vec<&str> =
-        proof::DRILLS.iter().copied().flatten().map(|drill| drill.archetype).collect();
-    keywords.dedup();
-    keywords
+    PROOFS.iter().filter(|proof| !proof.drills.is_empty()).map(|proof| proof.archetype).collect()
 }
 
 /// Whether the drills and cases of an archetype judge what another one commits in them.
 fn judges(archetype: &str, other: &str) -> bool {
-    // Views are what the pipeline is tried on, and fill no tables but by it. They are A05's, as feeds are.
-    archetype == other || (archetype == "projection" && other == "feed")
+    archetype == other || Proof::of(archetype).is_some_and(|proof| proof.also_judges.contains(&other))
 }
 
 /// Takes every guard of an archetype out in turn, on so many threads.
 pub fn run(archetype: &'static str, threads: usize) -> Result<Report> {
-    let drills = proof::DRILLS.iter().copied().flatten().filter(|drill| drill.archetype == archetype);
-    let drills = drills.map(|drill| Trial::Drill(*drill, None));
-    let cases = cases_of(archetype).into_iter().map(Trial::Case);
+    let proof = Proof::of(archetype).with_context(|| format!("{archetype} has no proof"))?;
+    let drills = proof.drills.iter().map(|drill| Trial::Drill(*drill, None));
+    let cases = proof.cases.iter().map(Trial::Case);
     judge(archetype, drills.chain(cases).collect(), threads)
 }
 
 /// The same for a resource that is no blueprint's: by the drills of its archetype alone.
 pub fn run_on(archetype: &'static str, plot: &Plot, threads: usize) -> Result<Report> {
-    let drills = proof::DRILLS.iter().copied().flatten().filter(|drill| drill.archetype == archetype);
-    let trials = drills.filter(|drill| drill.takes_any_resource());
+    let proof = Proof::of(archetype).with_context(|| format!("{archetype} has no proof"))?;
+    let trials = proof.drills.iter().filter(|drill| drill.takes_any_resource());
     judge(archetype, trials.map(|drill| Trial::Drill(*drill, Some(plot.clone()))).collect(), threads)
 }
 
@@ -266,7 +175,8 @@ struct Suspect {
 impl Suspect {
     fn reason(&self) -> Option<&'static str> {
         let is = |entry: &&Redundant| self.sites.iter().any(|site| entry.is(site));
-        REDUNDANT.iter().find(is).map(|entry| entry.reason)
+        let redundant = PROOFS.iter().flat_map(|proof| proof.redundant);
+        redundant.into_iter().find(is).map(|entry| entry.reason)
     }
 
     /// Who notices that it is missing: the quickest first.

@@ -1,10 +1,15 @@
-//! What archetypes promise, one small case at a time, on every engine.
+//! The proof of each archetype: one folder, with its cases, its drills, its simulated workload and what must always hold.
 //!
-//! A case gets an empty lab, puts a house over it and calls actions, as a surface would. As for the store's own cases,
-//! none knows the name of an engine, and each archetype has a file of the same name as in the library, with its list.
+//! A case gets an empty lab, puts a house over it and calls actions, as a surface would. As for the store's own cases, none
+//! knows the name of an engine. A drill provokes one failure that the atlas lists. A workload is what simulated clients do.
+//!
+//! [`PROOFS`] is made from the library's list of archetypes: an archetype that is in the list and has no folder here does not
+//! compile.
 
 use crate::conformance::Case;
 use crate::harness::drill::Drill;
+use crate::harness::mutation::Redundant;
+use crate::harness::simulation::Course;
 
 mod blueprint;
 pub(crate) mod booking;
@@ -21,36 +26,45 @@ pub(crate) mod thread;
 pub(crate) mod timer;
 pub(crate) mod view;
 
-/// Every list of cases.
-pub const CASES: &[&[Case]] = &[
-    blueprint::CASES,
-    booking::cases::CASES,
-    effect::cases::CASES,
-    entity::cases::CASES,
-    feed::cases::CASES,
-    lease::cases::CASES,
-    log::cases::CASES,
-    projection::cases::CASES,
-    relation::cases::CASES,
-    schedule::cases::CASES,
-    sequence::cases::CASES,
-    thread::cases::CASES,
-    timer::cases::CASES,
-];
+/// What is proven of one archetype.
+pub struct Proof {
+    /// The archetype, by keyword.
+    pub archetype: &'static str,
+    /// What it promises, one small case at a time, on every engine. Their names begin with the keyword.
+    pub cases: &'static [Case],
+    /// Each failure that the atlas lists, provoked. A case that provokes one is a drill too ([`Drill::by_case`]).
+    pub drills: &'static [Drill],
+    /// What simulated clients do, if it is simulated.
+    pub workload: Option<&'static Course>,
+    /// Other archetypes, by keyword, whose guards its drills and cases judge as well.
+    pub also_judges: &'static [&'static str],
+    /// Guards that follow from others: whose they are, the condition, and why nothing goes wrong without it.
+    pub redundant: &'static [Redundant],
+}
 
-/// Every list of drills: one for each failure that the atlas names of an archetype. A case that provokes one is a drill
-/// too ([`Drill::by_case`]).
-pub const DRILLS: &[&[Drill]] = &[
-    booking::drills::DRILLS,
-    effect::cases::DRILLS,
-    entity::drills::DRILLS,
-    feed::cases::DRILLS,
-    lease::drills::DRILLS,
-    log::cases::DRILLS,
-    projection::cases::DRILLS,
-    relation::cases::DRILLS,
-    schedule::cases::DRILLS,
-    sequence::cases::DRILLS,
-    thread::cases::DRILLS,
-    timer::drills::DRILLS,
-];
+impl Proof {
+    /// The proof of an archetype, by keyword.
+    pub fn of(archetype: &str) -> Option<&'static Proof> {
+        PROOFS.iter().find(|proof| proof.archetype == archetype)
+    }
+}
+
+macro_rules! list_proofs {
+    ($($kind:ident::$name:ident,)*) => {
+        /// The proof of every archetype that is built.
+        pub const PROOFS: &[Proof] = &[$($name::PROOF),*];
+
+        /// Every list of cases.
+        pub const CASES: &[&[Case]] = &[blueprint::CASES, $($name::PROOF.cases),*];
+
+        /// Every list of drills.
+        pub const DRILLS: &[&[Drill]] = &[$($name::PROOF.drills),*];
+    };
+}
+
+statehouse::for_archetypes!(list_proofs);
+
+/// Every drill.
+pub fn drills() -> impl Iterator<Item = &'static Drill> {
+    DRILLS.iter().copied().flatten()
+}

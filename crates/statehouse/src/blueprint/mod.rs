@@ -50,7 +50,7 @@ pub struct Blueprint {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Thing {
     /// Its archetype.
-    pub archetype: &'static atlas::Archetype,
+    pub archetype: &'static atlas::AtlasEntry,
     /// The word that declares it: mostly its archetype's.
     pub keyword: &'static str,
     /// Its own name.
@@ -120,7 +120,7 @@ fn read_house(value: Node, problems: &mut Problems) -> (Option<String>, Option<K
 }
 
 fn read_things(
-    archetype: &'static atlas::Archetype,
+    archetype: &'static atlas::AtlasEntry,
     keyword: &'static str,
     value: Node,
     things: &mut Vec<Thing>,

@@ -36,6 +36,10 @@
 //! can be renewed as one plan ([`Leases::renew`] does so, and `/v1/batch`). *Lease-manager contention*: there is no
 //! manager; each key is a row of its own.
 
+mod archetype;
+
+pub use archetype::ARCHETYPE;
+
 use std::sync::Arc;
 use std::time::Duration;
 

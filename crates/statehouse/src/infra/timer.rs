@@ -33,6 +33,10 @@
 //! **Hotspots.** *Due-time bucket hotspot*, *cron boundary burst*: `shards = 16` spreads the rows of one moment by their
 //! keys. *Queue backlog*, *worker burst*: a step releases a bounded number of rows, as plans in flight together.
 
+mod archetype;
+
+pub use archetype::ARCHETYPE;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -10,14 +10,14 @@
 //! - **order**: the log of each subject is a way through its archetype's states, in time;
 //! - **conservation**: what is stored is what the log adds up to; nothing is missing or there twice.
 //!
-//! An archetype joins with a [`Course`] in [`COURSES`]: a blueprint, what a client does, what is checked in the end.
+//! An archetype joins with a [`Course`] as the workload of its [`crate::proof::Proof`]: a blueprint, what a client does, what is checked in the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -33,7 +33,7 @@ use crate::harness::client::whole_log;
 use crate::harness::drill::{Plot, is_passing};
 use crate::harness::house::Visitor;
 use crate::harness::linearize::Call;
-use crate::proof::{booking, entity, lease, relation, schedule, sequence, timer, view};
+use crate::proof::PROOFS;
 use time::VirtualClock;
 use world::{Gatekeeper, Wire, World};
 
@@ -58,17 +58,9 @@ pub struct Course {
 
 pub(crate) type Acting<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// Every course.
-pub const COURSES: &[Course] = &[
-    booking::workload::COURSE,
-    entity::workload::COURSE,
-    lease::workload::COURSE,
-    relation::workload::COURSE,
-    schedule::workload::COURSE,
-    sequence::workload::COURSE,
-    timer::workload::COURSE,
-    view::workload::COURSE,
-];
+/// Every course, in the order of the archetypes.
+pub static COURSES: LazyLock<Vec<&'static Course>> =
+    LazyLock::new(|| PROOFS.iter().filter_map(|proof| proof.workload).collect());
 
 /// Operations in one history.
 pub const OPERATIONS: u64 = 250;
@@ -138,7 +130,7 @@ pub fn run(seed: u64, size: Size) -> Result<Run> {
 impl Course {
     /// The course of an archetype.
     pub fn of(archetype: &str) -> Option<&'static Course> {
-        COURSES.iter().find(|course| course.archetype == archetype)
+        COURSES.iter().copied().find(|course| course.archetype == archetype)
     }
 
     /// What it is about if nobody says otherwise.

@@ -3,3 +3,15 @@
 pub(crate) mod cases;
 pub(crate) mod drills;
 pub(crate) mod workload;
+
+use crate::proof::Proof;
+
+/// What is proven of `entity`.
+pub const PROOF: Proof = Proof {
+    archetype: "entity",
+    cases: cases::CASES,
+    drills: drills::DRILLS,
+    workload: Some(&workload::COURSE),
+    also_judges: &[],
+    redundant: &[],
+};

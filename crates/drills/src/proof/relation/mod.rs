@@ -2,3 +2,15 @@
 
 pub(crate) mod cases;
 pub(crate) mod workload;
+
+use crate::proof::Proof;
+
+/// What is proven of `relation`.
+pub const PROOF: Proof = Proof {
+    archetype: "relation",
+    cases: cases::CASES,
+    drills: cases::DRILLS,
+    workload: Some(&workload::COURSE),
+    also_judges: &[],
+    redundant: &[],
+};

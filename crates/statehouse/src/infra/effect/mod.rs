@@ -49,6 +49,7 @@
 //! target asks for. *Outbox relay backlog*: `shards`, for effects with several targets; the lag is in the metrics.
 
 mod actions;
+mod archetype;
 mod read;
 mod rules;
 mod secret;
@@ -56,6 +57,8 @@ pub mod signature;
 mod target;
 mod worker;
 mod write;
+
+pub use archetype::ARCHETYPE;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -49,11 +49,14 @@
 //! plan of many records. *Rebalance churn*: a partition changes hands at a step's end, and the next holder begins at the
 //! low-water mark.
 
+mod archetype;
 mod consumer;
 pub mod group;
 mod parking;
 mod progress;
 mod retention;
+
+pub use archetype::ARCHETYPE;
 
 use std::fmt;
 

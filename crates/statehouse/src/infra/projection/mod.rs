@@ -53,10 +53,13 @@
 //! with a place to go on from, beside the live generation, memory bounded. *Hot search/index shards*: totals are added to
 //! without being read. *Broad query fanout*: a read names its rows.
 
+mod archetype;
 mod build;
 mod consult;
 mod pipeline;
 mod state;
+
+pub use archetype::ARCHETYPE;
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -46,11 +46,14 @@
 //! thousands of numbers; adding needs no version and loses no race. *Worker-id pool contention*: processes begin to look at
 //! different places, by their names. *Lease refresh pressure*: a reservation is the renewal, one write in `ahead`.
 
+mod archetype;
 mod counter;
 pub mod draw;
 pub mod gapless;
 pub mod mint;
 mod time;
+
+pub use archetype::ARCHETYPE;
 
 use crate::blueprint::Thing;
 use crate::blueprint::problem::{Problem, Problems};

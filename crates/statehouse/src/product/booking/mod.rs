@@ -48,9 +48,12 @@
 //! *Hold-store contention*: units of different groups share nothing.
 
 mod actions;
+mod archetype;
 mod read;
 mod rules;
 mod write;
+
+pub use archetype::ARCHETYPE;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -49,10 +49,13 @@
 //! row that nobody reads costs it nothing.
 
 mod actions;
+mod archetype;
 pub mod handle;
 mod read;
 mod rules;
 mod write;
+
+pub use archetype::ARCHETYPE;
 
 use std::sync::Arc;
 

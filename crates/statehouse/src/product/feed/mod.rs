@@ -57,11 +57,14 @@
 //! *Query fanout across shards*: a page is one range read, those for who is pulled, and one for each of these, some at a time.
 
 mod actions;
+mod archetype;
 mod bundle;
 mod fan_out;
 mod read;
 mod seen;
 mod sweep;
+
+pub use archetype::ARCHETYPE;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;

@@ -33,8 +33,11 @@
 //! rows, however long the list is.
 
 mod actions;
+mod archetype;
 mod read;
 mod write;
+
+pub use archetype::ARCHETYPE;
 
 use std::sync::Arc;
 

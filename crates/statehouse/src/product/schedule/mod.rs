@@ -44,6 +44,7 @@
 //! burst pressure*: claimers of one process take turns at a shard, and those of several begin at different ones.
 
 mod actions;
+mod archetype;
 mod claim;
 mod definition;
 pub mod hands;
@@ -53,6 +54,8 @@ mod rules;
 mod unique;
 mod when;
 mod write;
+
+pub use archetype::ARCHETYPE;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;

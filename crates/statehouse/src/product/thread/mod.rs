@@ -35,8 +35,11 @@
 //! thread is and however much of it was removed.
 
 mod actions;
+mod archetype;
 mod read;
 mod write;
+
+pub use archetype::ARCHETYPE;
 
 use std::sync::Arc;
 

@@ -31,7 +31,10 @@
 //! **Hotspots.** *Fanout on write*, *expensive ranking/recompute*: a source row changes a bounded number of rows. *Projection
 //! lag*, *rebuild cost*: the pipeline's. *Query fanout across shards*: a group is one row, and one more read for each extreme.
 
+mod archetype;
 mod read;
+
+pub use archetype::ARCHETYPE;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,0 +1,240 @@
+//! The archetypes that are built: the one list, and what each archetype declares about itself.
+//!
+//! An archetype is one folder here with a constant `ARCHETYPE`, one proof folder, one page in `docs/archetypes`, and one line
+//! in [`for_archetypes!`](crate::for_archetypes). What blueprints may declare, the atlas, `explain`, the tables of the README
+//! and of `docs/guarantees.md`, and the list of proofs are derived from these.
+//!
+//! **Invariants**, checked by the tests below and in `crates/cli/tests/tidy.rs`.
+//! - The code is in the atlas, and the failures and hotspots are those that the atlas lists for it, in its order.
+//! - `depends_on` names archetypes of the list and has no cycle.
+//! - The specimen of an archetype, together with those of the archetypes it depends on, is a blueprint without problems.
+
+use crate::atlas::AtlasEntry;
+use crate::blueprint::problem::Problems;
+use crate::blueprint::{Blueprint, Thing};
+use crate::resource::Resource;
+use crate::{infra, product};
+
+/// Calls a macro with every archetype that is built, by module: `product::booking`, in the order of the keywords. The one
+/// list: this crate makes [`ARCHETYPES`] from it, and the proof crate its list of proofs.
+#[macro_export]
+macro_rules! for_archetypes {
+    ($callback:ident) => {
+        $callback! {
+            product::booking,
+            infra::effect,
+            product::entity,
+            product::feed,
+            infra::lease,
+            infra::log,
+            infra::projection,
+            product::relation,
+            product::schedule,
+            infra::sequence,
+            product::thread,
+            infra::timer,
+            product::view,
+        }
+    };
+}
+
+macro_rules! list_archetypes {
+    ($($kind:ident::$name:ident,)*) => {
+        /// Every archetype that is built, in the order of their keywords.
+        pub const ARCHETYPES: &[&Archetype] = &[$(&$kind::$name::ARCHETYPE),*];
+    };
+}
+
+for_archetypes!(list_archetypes);
+
+/// One archetype that is built.
+#[derive(Clone, Copy, Debug)]
+pub struct Archetype {
+    /// Its code in the atlas: `A08`. Two keywords may share one.
+    pub code: &'static str,
+    /// The word that declares it in a blueprint, and the name of its folders and its page.
+    pub keyword: &'static str,
+    /// What it is for, in one line of the README.
+    pub about: &'static str,
+    /// How a declaration becomes resources.
+    pub declare: DeclareFn,
+    /// Keywords of the archetypes whose things are declared before its own, because its own refer to them.
+    pub depends_on: &'static [&'static str],
+    /// The declaration of one thing, or of one of each kind. It may refer to the specimens of what it depends on.
+    pub specimen: &'static str,
+    /// What it does about each failure that the atlas lists.
+    pub failures: &'static [FailureAnswer],
+    /// What reduces the load on each hotspot that the atlas lists.
+    pub reliefs: &'static [Relief],
+}
+
+/// How a declaration becomes resources.
+#[derive(Clone, Copy, Debug)]
+pub enum DeclareFn {
+    /// One resource.
+    One(fn(&Thing, &mut Problems) -> Option<Resource>),
+    /// Several resources.
+    Several(fn(&Thing, &mut Problems) -> Vec<Resource>),
+    /// Resources that are derived from others, which were declared before.
+    Over(fn(&Thing, &Blueprint, &[Resource], &mut Problems) -> Vec<Resource>),
+    /// Not declared in a blueprint: other archetypes are built on it.
+    None,
+}
+
+/// What an archetype does about one failure.
+#[derive(Clone, Copy, Debug)]
+pub struct FailureAnswer {
+    /// The failure, as the atlas calls it.
+    pub failure: &'static str,
+    /// What happens when it is provoked.
+    pub answer: &'static str,
+    /// The guard, row or rule that ensures it.
+    pub held_by: &'static str,
+}
+
+impl FailureAnswer {
+    /// The answer to a failure.
+    pub const fn of(failure: &'static str, answer: &'static str, held_by: &'static str) -> FailureAnswer {
+        FailureAnswer { failure, answer, held_by }
+    }
+}
+
+/// What reduces the load on one hotspot.
+#[derive(Clone, Copy, Debug)]
+pub struct Relief {
+    /// The hotspot, as the atlas calls it.
+    pub hotspot: &'static str,
+    /// The switch in a blueprint, a call or a store's URL.
+    pub switch: &'static str,
+    /// The benchmark of `cargo bench` that measures it, if there is one.
+    pub bench: Option<&'static str>,
+}
+
+impl Relief {
+    /// The relief of a hotspot.
+    pub const fn of(hotspot: &'static str, switch: &'static str, bench: Option<&'static str>) -> Relief {
+        Relief { hotspot, switch, bench }
+    }
+}
+
+impl Archetype {
+    /// The archetype of a keyword, if it is built.
+    pub fn of(keyword: &str) -> Option<&'static Archetype> {
+        ARCHETYPES.iter().copied().find(|archetype| archetype.keyword == keyword)
+    }
+
+    /// The archetypes of a code: none if it is not built.
+    pub fn of_code(code: &str) -> impl Iterator<Item = &'static Archetype> {
+        ARCHETYPES.iter().copied().filter(move |archetype| archetype.code == code)
+    }
+
+    /// Its entry in the atlas.
+    pub fn entry(&self) -> Option<&'static AtlasEntry> {
+        crate::atlas::archetypes().iter().find(|entry| entry.code == self.code)
+    }
+
+    /// Whether a blueprint can declare it.
+    pub fn is_declarable(&self) -> bool {
+        !matches!(self.declare, DeclareFn::None)
+    }
+
+    /// Its place in the order of declaration: greater than that of every archetype it depends on.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank_below(ARCHETYPES.len())
+    }
+
+    /// The bound ends the recursion if the dependencies had a cycle, which a test refuses.
+    fn rank_below(&self, bound: usize) -> usize {
+        let below = self.depends_on.iter().filter_map(|keyword| Archetype::of(keyword));
+        let ranks = below.map(|archetype| 1 + bound.checked_sub(1).map_or(0, |b| archetype.rank_below(b)));
+        ranks.max().unwrap_or(0)
+    }
+
+    /// A blueprint with its specimen and all that the specimen may refer to.
+    pub fn specimen_blueprint(&self) -> String {
+        let needed =
+            |other: &&&Archetype| other.keyword == self.keyword || self.depends_on_also(other.keyword);
+        ARCHETYPES.iter().filter(needed).map(|archetype| archetype.specimen).collect()
+    }
+
+    /// Whether it depends on a keyword, directly or not.
+    fn depends_on_also(&self, keyword: &str) -> bool {
+        let below = || self.depends_on.iter().filter_map(|below| Archetype::of(below));
+        self.depends_on.contains(&keyword) || below().any(|archetype| archetype.depends_on_also(keyword))
+    }
+}
+
+/// A blueprint with the specimens of all archetypes.
+pub fn specimens() -> String {
+    ARCHETYPES.iter().map(|archetype| archetype.specimen).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resource;
+    use crate::told::Telling;
+
+    #[test]
+    fn the_list_is_in_the_order_of_the_keywords() {
+        assert!(ARCHETYPES.windows(2).all(|pair| pair[0].keyword < pair[1].keyword));
+    }
+
+    #[test]
+    fn each_archetype_answers_what_the_atlas_lists() {
+        for archetype in ARCHETYPES {
+            let entry = archetype.entry().expect("the atlas has the code");
+            let answered: Vec<&str> = archetype.failures.iter().map(|answer| answer.failure).collect();
+            assert_eq!(answered, entry.failures, "failures of {}", archetype.keyword);
+            assert!(
+                archetype
+                    .failures
+                    .iter()
+                    .all(|answer| !answer.answer.is_empty() && !answer.held_by.is_empty()),
+                "{} has a failure without an answer",
+                archetype.keyword
+            );
+            let mut relieved: Vec<&str> = archetype.reliefs.iter().map(|relief| relief.hotspot).collect();
+            let mut hotspots: Vec<&str> = entry.hotspots.iter().map(String::as_str).collect();
+            relieved.sort_unstable();
+            hotspots.sort_unstable();
+            assert_eq!(relieved, hotspots, "hotspots of {}", archetype.keyword);
+        }
+    }
+
+    #[test]
+    fn dependencies_are_in_the_list_and_have_no_cycle() {
+        for archetype in ARCHETYPES {
+            for keyword in archetype.depends_on {
+                let below = Archetype::of(keyword);
+                let below = below.unwrap_or_else(|| panic!("{} needs {keyword}", archetype.keyword));
+                assert!(below.rank() < archetype.rank(), "{} and {keyword} form a cycle", archetype.keyword);
+            }
+            assert!(archetype.rank() < ARCHETYPES.len(), "{} is in a cycle", archetype.keyword);
+        }
+    }
+
+    #[test]
+    fn each_specimen_is_a_blueprint_by_itself() {
+        for archetype in ARCHETYPES.iter().filter(|archetype| archetype.is_declarable()) {
+            let blueprint = Blueprint::read("specimen", &archetype.specimen_blueprint())
+                .unwrap_or_else(|problems| panic!("{}: {problems}", archetype.keyword));
+            let things = blueprint.things.iter().filter(|thing| thing.keyword == archetype.keyword);
+            assert!(things.count() > 0, "the specimen of {} declares none", archetype.keyword);
+            let resources = resource::declare(&blueprint);
+            resources.unwrap_or_else(|problems| panic!("{}: {problems}", archetype.keyword));
+        }
+    }
+
+    /// A view can be of any resource whose rows the log tells of, so all of them are declared before it.
+    #[test]
+    fn a_view_depends_on_all_that_it_can_count() {
+        let view = Archetype::of("view").expect("it is built");
+        let blueprint = Blueprint::read("specimens", &specimens()).expect("the specimens fit together");
+        for resource in resource::declare(&blueprint).expect("they can be declared") {
+            let keyword = resource.archetype.keyword();
+            let countable = matches!(resource.telling, Telling::Rows(_));
+            assert!(!countable || view.depends_on.contains(&keyword), "a view can be of a {keyword}");
+        }
+    }
+}

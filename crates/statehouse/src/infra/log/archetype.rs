@@ -1,0 +1,43 @@
+//! What `log` says of itself: the one registration of the archetype.
+
+use crate::archetypes::{Archetype, DeclareFn, FailureAnswer, Relief};
+
+/// I05, Append Log + Consumer Progress.
+pub const ARCHETYPE: Archetype = Archetype {
+    code: "I05",
+    keyword: "log",
+    about: "groups of readers that each act on every record of the log, once",
+    declare: DeclareFn::Several(super::declare),
+    depends_on: &[],
+    specimen: r#"
+[log.readers]
+"#,
+    failures: &[
+        FailureAnswer::of(
+            "duplicate consumption",
+            "Two readers of one partition, or one that slept through its lease: the second commit is refused, effect and all.",
+            "guards `reached = from` and `epoch = mine`, in the plan of the effect",
+        ),
+        FailureAnswer::of(
+            "offset advanced before effect committed",
+            "Cannot be: they are one plan. A group's low-water mark, from which a new holder begins, is moved after the plans of all tenants.",
+            "one plan; the lease in the plan of the mark",
+        ),
+        FailureAnswer::of(
+            "consumer lag",
+            "`read`, `list` and `Group::standing` say it in records and in time; the log waits for the slowest.",
+            "`keeps_from`",
+        ),
+        FailureAnswer::of(
+            "out-of-order processing across partitions",
+            "All records of a subject are in one partition, which one reader goes through in order; behind a parked record its key waits. Between partitions there is no order.",
+            "the partition; guard `parked = the number that was read`",
+        ),
+    ],
+    reliefs: &[
+        Relief::of("hot partitions", "partitions=N in the store's URL, when it is created", None),
+        Relief::of("log I/O", "one read serves all tenants of a page, without a switch", None),
+        Relief::of("lag buildup", "a handler that makes one plan of many records: Effect::taken", None),
+        Relief::of("rebalance churn", "a partition changes hands at a step's end, without a switch", None),
+    ],
+};

@@ -1,0 +1,44 @@
+//! What `timer` says of itself: the one registration of the archetype.
+
+use crate::archetypes::{Archetype, DeclareFn, FailureAnswer, Relief};
+
+/// I03, Due-Time Release + Claimable Run.
+pub const ARCHETYPE: Archetype = Archetype {
+    code: "I03",
+    keyword: "timer",
+    about: "what has to happen at a time, once",
+    declare: DeclareFn::One(super::declare),
+    depends_on: &[],
+    specimen: r#"
+[timer.alarm]
+key = { id = "int" }
+"#,
+    failures: &[
+        FailureAnswer::of(
+            "due item materialized twice",
+            "Two scanners find the same timer. The first release moves the row on; the second is refused.",
+            "guard of fire: `version = the one that was scanned`",
+        ),
+        FailureAnswer::of(
+            "due item never materialized",
+            "The process died, or nobody ran. The timer stands in the index of what is due until it is released, whenever that is.",
+            "`due_at` and `due_shard` change with the release only",
+        ),
+        FailureAnswer::of(
+            "job claimed twice",
+            "A shard is one process's at a time; if two believed to have it, the guard above lets one release each due time. A timer that is cancelled does not fire: both are about one row.",
+            "the shard's lease; guard of cancel: `status = 'SET'`",
+        ),
+        FailureAnswer::of(
+            "run executed but result not recorded",
+            "The release is its own record: row and event are one plan. A lost answer changes nothing; the next scan sees what the row says.",
+            "one plan",
+        ),
+    ],
+    reliefs: &[
+        Relief::of("due-time bucket hotspot", "shards = N", Some("scans")),
+        Relief::of("cron boundary burst", "shards = N", Some("scans")),
+        Relief::of("queue backlog", "missed = \"once\"", None),
+        Relief::of("worker burst", "steps are bounded, without a switch", Some("scans")),
+    ],
+};
