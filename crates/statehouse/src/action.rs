@@ -12,6 +12,7 @@
 //!    same answer. If the plan was refused, `refusal` says what that means: try again, or tell the caller.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -76,7 +77,7 @@ pub enum Place {
 #[derive(Clone)]
 pub struct Action {
     /// Its name within the resource: `update`.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// One sentence.
     pub summary: String,
     /// The state it works on: `ProfileState`.
@@ -84,7 +85,7 @@ pub struct Action {
     /// The abstract shape of the write or read: `overwrite`.
     pub shape: &'static str,
     /// How it is kept right: `guarded conditional update`.
-    pub mechanism: &'static str,
+    pub mechanism: Cow<'static, str>,
     /// Where it is found over HTTP.
     pub route: Route,
     /// What it takes, apart from the key: the body of a write, the query of a read.
@@ -92,7 +93,7 @@ pub struct Action {
     /// What it gives.
     pub output: Form,
     /// How it can be refused, apart from what every action can be refused for.
-    pub refusals: &'static [Code],
+    pub refusals: Vec<Code>,
     /// Whether a caller has to say which version it has seen.
     pub needs_version: bool,
     /// The failures of the atlas that it answers.
@@ -466,6 +467,13 @@ impl Refusal {
             format!("{place}: {}", misfit.detail)
         });
         Refusal { misfits, ..Refusal::new(Code::InvalidInput, first) }
+    }
+}
+
+impl Refusal {
+    /// Bad input in one field.
+    pub fn field(name: &str, detail: impl Into<String>) -> Refusal {
+        Refusal::misfits(vec![Misfit { pointer: format!("/{name}"), detail: detail.into() }])
     }
 }
 

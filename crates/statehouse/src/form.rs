@@ -1,6 +1,7 @@
 //! Forms: what an action takes and gives, said once. Checking, the OpenAPI document and the command line's flags come
 //! from the same form.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde_json::{Map, Value as Json, json};
@@ -12,7 +13,7 @@ pub enum Form {
     /// A column's value, in the JSON form of its type.
     Value(Type),
     /// One of these words.
-    OneOf(&'static [&'static str]),
+    OneOf(Vec<Cow<'static, str>>),
     /// An integer in a range.
     Range(i64, i64),
     /// An object with these properties and no others.
@@ -83,6 +84,11 @@ pub struct Misfit {
 }
 
 impl Form {
+    /// One of these words.
+    pub fn one_of(words: &[&'static str]) -> Form {
+        Form::OneOf(words.iter().map(|word| Cow::Borrowed(*word)).collect())
+    }
+
     /// Everything in a value that does not fit.
     pub fn misfits(&self, value: &Json) -> Vec<Misfit> {
         let mut misfits = Vec::new();
@@ -102,7 +108,7 @@ impl Form {
                 }
             }
             Form::OneOf(words) => {
-                if !value.as_str().is_some_and(|given| words.contains(&given)) {
+                if !value.as_str().is_some_and(|given| words.iter().any(|word| word == given)) {
                     misfit(format!("expected one of {}", words.join(", ")));
                 }
             }

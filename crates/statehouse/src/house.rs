@@ -379,7 +379,7 @@ impl House {
             Refusal::new(Code::NotFound, message)
         })?;
         let resource = self.resource(resource)?;
-        let names = || resource.actions.iter().map(|action| action.name);
+        let names = || resource.actions.iter().map(|action| &*action.name);
         let found = resource.action(action).map(|action| (resource, action));
         found.ok_or_else(|| no_such(&format!("action of {}", resource.name), action, names()))
     }

@@ -8,6 +8,7 @@ pub mod archetypes;
 pub mod atlas;
 pub mod blueprint;
 pub mod cache;
+pub mod declare;
 mod doubt;
 pub mod engine;
 pub mod follow;

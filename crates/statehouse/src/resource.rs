@@ -26,6 +26,8 @@ pub struct Resource {
     pub archetype: &'static AtlasEntry,
     /// The columns of the key that its actions take, by name and type.
     pub key: Vec<(String, Type)>,
+    /// Columns of its rows that callers do not see.
+    pub hidden: Vec<String>,
     /// The tables it needs.
     pub tables: Vec<Arc<Table>>,
     /// What can be done with it.

@@ -40,6 +40,11 @@ pub struct Field {
 }
 
 impl Field {
+    /// A field that is not in the file and must always be given.
+    pub fn required(name: impl Into<String>, kind: Type) -> Field {
+        Field { name: name.into(), span: 0..0, kind, optional: false, default: None }
+    }
+
     /// Whether whoever makes a row has to give it.
     pub fn is_required(&self) -> bool {
         !self.optional && self.default.is_none()

@@ -38,11 +38,12 @@ pub const DUE: &str = "due";
 
 /// Adds the columns and the index to a table.
 pub fn columns(builder: Builder) -> Builder {
-    builder.optional(DUE_SHARD, Type::Int).optional(DUE_AT, Type::Time).index_across(
-        DUE,
-        &[DUE_SHARD],
-        &[DUE_AT],
-    )
+    index(builder.optional(DUE_SHARD, Type::Int).optional(DUE_AT, Type::Time))
+}
+
+/// Adds the index to a table that has the columns.
+pub fn index(builder: Builder) -> Builder {
+    builder.index_across(DUE, &[DUE_SHARD], &[DUE_AT])
 }
 
 /// Which of so many shards a row belongs to. It spreads the rows of one tenant, and of one due time, evenly.

@@ -153,6 +153,7 @@ pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
     let scanner: Arc<dyn Worker> = Arc::new(Scanner::new(timer.worker(), timer.shards, Timer::clone(&timer)));
     let told = Told::with_row(&thing.name, &table);
     Some(Resource {
+        hidden: Vec::new(),
         name: thing.name.clone(),
         archetype: thing.archetype,
         key: key.iter().map(|field| (field.name.clone(), field.kind)).collect(),
@@ -173,11 +174,11 @@ fn actions(timer: &Arc<Timer>, key: &[Field]) -> Vec<Action> {
     let read = |list: bool| Does::Read(Arc::new(Reader { timer: timer.clone(), list }));
     vec![
         Action {
-            name: "set",
+            name: "set".into(),
             summary: format!("Set a {name}, or set it anew."),
             target: target.clone(),
             shape: "overwrite",
-            mechanism: "upsert into the sharded due index",
+            mechanism: "upsert into the sharded due index".into(),
             route: at(Method::Put, Place::Item),
             input: vec![
                 Property::optional(DUE_AT, Form::Value(Type::Time), "when it is due first"),
@@ -194,55 +195,55 @@ fn actions(timer: &Arc<Timer>, key: &[Field]) -> Vec<Action> {
                 Property::optional(PAYLOAD, Form::Any, "what its events bring along"),
             ],
             output: row.clone(),
-            refusals: &[Code::NotFound, Code::VersionConflict],
+            refusals: vec![Code::NotFound, Code::VersionConflict],
             needs_version: false,
             answers: &["due item never materialized"],
             after: vec![],
             does: write(Verb::Set),
         },
         Action {
-            name: "cancel",
+            name: "cancel".into(),
             summary: format!("Cancel a {name} that is set."),
             target: target.clone(),
             shape: "state transition",
-            mechanism: "guarded conditional update",
+            mechanism: "guarded conditional update".into(),
             route: at(Method::Delete, Place::Item),
             input: vec![],
             output: row.clone(),
-            refusals: &[Code::NotFound, Code::WrongState, Code::VersionConflict],
+            refusals: vec![Code::NotFound, Code::WrongState, Code::VersionConflict],
             needs_version: false,
             answers: &["job claimed twice"],
             after: vec![format!("{name}.set")],
             does: write(Verb::Cancel),
         },
         Action {
-            name: "read",
+            name: "read".into(),
             summary: format!("Read a {name}."),
             target: target.clone(),
             shape: "read source",
-            mechanism: "strong read by key",
+            mechanism: "strong read by key".into(),
             route: at(Method::Get, Place::Item),
             input: vec![],
             output: row.clone(),
-            refusals: &[Code::NotFound],
+            refusals: vec![Code::NotFound],
             needs_version: false,
             answers: &[],
             after: vec![format!("{name}.set")],
             does: read(false),
         },
         Action {
-            name: "list",
+            name: "list".into(),
             summary: format!("List {name} rows by status, newest first."),
             target,
             shape: "read source",
-            mechanism: "range read on the status and time index",
+            mechanism: "range read on the status and time index".into(),
             route: at(Method::Get, Place::Collection),
-            input: [Property::optional(STATUS, Form::OneOf(&STATUSES), "which rows; SET if not given")]
+            input: [Property::optional(STATUS, Form::one_of(&STATUSES), "which rows; SET if not given")]
                 .into_iter()
                 .chain(paging::properties())
                 .collect(),
             output: Form::List(Box::new(row)),
-            refusals: &[],
+            refusals: vec![],
             needs_version: false,
             answers: &[],
             after: vec![format!("{name}.set")],
@@ -256,7 +257,7 @@ fn row_form(key: &[Field]) -> Form {
         key.iter().map(|field| Property::required(&field.name, Form::Value(field.kind), "")).collect();
     let time = |name: &str, about: &str| Property::required(name, Form::Value(Type::Time), about);
     properties.extend([
-        Property::required(STATUS, Form::OneOf(&STATUSES), ""),
+        Property::required(STATUS, Form::one_of(&STATUSES), ""),
         time(DUE_AT, "when it is due next; null unless it is set").or_null(),
         Property::required(DUE_SHARD, Form::Value(Type::Int), "").or_null(),
         Property::required(EVERY_MS, Form::Value(Type::Int), "null for one that fires once").or_null(),

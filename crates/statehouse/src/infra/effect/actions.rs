@@ -64,28 +64,28 @@ pub(super) fn actions(effect: &Arc<Effect>) -> Vec<Action> {
     let at = |method, place| Route { method, place };
     let sent = vec![format!("{name}.send")];
     let base = Action {
-        name: "send",
+        name: "send".into(),
         summary: format!("Write down a {name} that is to be sent, in the same plan as whatever decided it."),
         target,
         shape: "append",
-        mechanism: "insert under the idempotency key, into the due index",
+        mechanism: "insert under the idempotency key, into the due index".into(),
         route: at(Method::Post, Place::Collection),
         input: letter(effect),
         output: row.clone(),
-        refusals: &[Code::AlreadyExists, Code::TooLarge],
+        refusals: vec![Code::AlreadyExists, Code::TooLarge],
         needs_version: false,
         answers: &["duplicate side effect", "invalid workflow transition around effect"],
         after: vec![],
         does: Does::Write(Arc::new(Writer(effect.clone()))),
     };
     let transition = |name: &'static str, summary: String, verb: Verb| Action {
-        name,
+        name: name.into(),
         summary,
         shape: "state transition",
-        mechanism: "guarded conditional update",
+        mechanism: "guarded conditional update".into(),
         route: at(Method::Post, Place::ItemAction),
         input: vec![],
-        refusals: &[Code::NotFound, Code::WrongState],
+        refusals: vec![Code::NotFound, Code::WrongState],
         answers: &["invalid workflow transition around effect"],
         after: sent.clone(),
         does: change(verb),
@@ -94,30 +94,30 @@ pub(super) fn actions(effect: &Arc<Effect>) -> Vec<Action> {
     let mut actions = vec![
         base.clone(),
         Action {
-            name: "read",
+            name: "read".into(),
             summary: format!("Read a {name} and what became of it."),
             shape: "read source",
-            mechanism: "strong read by key",
+            mechanism: "strong read by key".into(),
             route: at(Method::Get, Place::Item),
             input: vec![],
-            refusals: &[Code::NotFound],
+            refusals: vec![Code::NotFound],
             answers: &[],
             after: sent.clone(),
             does: read(false),
             ..base.clone()
         },
         Action {
-            name: "list",
+            name: "list".into(),
             summary: format!("List {name} rows by status, newest first."),
             shape: "read source",
-            mechanism: "range read on the status and time index",
+            mechanism: "range read on the status and time index".into(),
             route: at(Method::Get, Place::Collection),
-            input: [Property::optional(STATUS, Form::OneOf(&STATUSES), "which rows; PARKED if not given")]
+            input: [Property::optional(STATUS, Form::one_of(&STATUSES), "which rows; PARKED if not given")]
                 .into_iter()
                 .chain(paging::properties())
                 .collect(),
             output: Form::List(Box::new(row)),
-            refusals: &[],
+            refusals: vec![],
             answers: &["stuck reconciliation"],
             after: sent.clone(),
             does: read(true),
@@ -169,7 +169,7 @@ fn row_form() -> Form {
     let of = |name: &str, kind: Type, about: &str| Property::required(name, Form::Value(kind), about);
     Form::Object(vec![
         of(KEY, Type::Text, ""),
-        Property::required(STATUS, Form::OneOf(&STATUSES), ""),
+        Property::required(STATUS, Form::one_of(&STATUSES), ""),
         of(SENT_KEY, Type::Text, "what the target knows it by"),
         of(URL, Type::Text, ""),
         of(TARGET, Type::Text, "host and port"),

@@ -266,6 +266,7 @@ pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
     let told = Told::by_name(&effect.table, [(thing.name.as_str(), KEY)])
         .untold(&[due::DUE_AT], "an effect that has to wait for its target is put off without an event");
     Some(Resource {
+        hidden: Vec::new(),
         name: thing.name.clone(),
         archetype: thing.archetype,
         key: vec![(KEY.to_owned(), Type::Text)],

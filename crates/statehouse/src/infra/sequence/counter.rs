@@ -75,6 +75,7 @@ pub(super) fn declare(
     }
     let counter = Arc::new(Counter { name: thing.name.clone(), key, start, lease, table: main, ranges });
     Some(Resource {
+        hidden: Vec::new(),
         name: thing.name.clone(),
         archetype: thing.archetype,
         key: counter.key.iter().map(|field| (field.name.clone(), field.kind)).collect(),
@@ -106,31 +107,31 @@ fn actions(counter: &Arc<Counter>) -> Vec<Action> {
     ]);
     vec![
         Action {
-            name: "next",
+            name: "next".into(),
             summary: format!("Take the next numbers of a {name}: one, or so many in a row."),
             target: state_name(name),
             shape: "overwrite",
-            mechanism: "atomic increment where the number stands",
+            mechanism: "atomic increment where the number stands".into(),
             route: at(Method::Post, Place::ItemAction),
             input: vec![Property::optional(COUNT, Form::Range(1, COUNT_MAX), "how many; 1 if not given")],
             output: object(vec![
                 int(FIRST, "the first that is the caller's"),
                 int(LAST, "the last that is the caller's"),
             ]),
-            refusals: &[Code::OutOfRange],
+            refusals: vec![Code::OutOfRange],
             needs_version: false,
             answers: &["duplicate IDs", "non-monotonic IDs"],
             after: vec![],
             does: write(Verb::Next),
         },
         Action {
-            name: "lease",
+            name: "lease".into(),
             summary: format!(
                 "Take a range of numbers of a {name}, to be given out without asking again until the lease ends."
             ),
             target: format!("{} + RangeLeaseState", state_name(name)),
             shape: "create target",
-            mechanism: "guarded increment and the range's row, as one plan",
+            mechanism: "guarded increment and the range's row, as one plan".into(),
             route: at(Method::Post, Place::ItemAction),
             input: vec![
                 Property::required(HOLDER, Form::Value(Type::Text), "who gives them out"),
@@ -142,18 +143,18 @@ fn actions(counter: &Arc<Counter>) -> Vec<Action> {
                 ),
             ],
             output: range.clone(),
-            refusals: &[Code::OutOfRange, Code::Contended],
+            refusals: vec![Code::OutOfRange, Code::Contended],
             needs_version: false,
             answers: &["duplicate IDs", "non-monotonic IDs"],
             after: vec![],
             does: write(Verb::Lease),
         },
         Action {
-            name: "read",
+            name: "read".into(),
             summary: format!("Read how far a {name} has come."),
             target: state_name(name),
             shape: "read source",
-            mechanism: "strong read by key",
+            mechanism: "strong read by key".into(),
             route: at(Method::Get, Place::Item),
             input: vec![],
             output: object(vec![
@@ -161,22 +162,22 @@ fn actions(counter: &Arc<Counter>) -> Vec<Action> {
                 time(UPDATED_AT, ""),
                 version(),
             ]),
-            refusals: &[Code::NotFound],
+            refusals: vec![Code::NotFound],
             needs_version: false,
             answers: &[],
             after: vec![format!("{name}.next")],
             does: read(false),
         },
         Action {
-            name: "ranges",
+            name: "ranges".into(),
             summary: format!("List the ranges of a {name} that were leased, the newest first."),
             target: "RangeLeaseState".into(),
             shape: "read source",
-            mechanism: "strong range read by key",
+            mechanism: "strong range read by key".into(),
             route: at(Method::Get, Place::Collection),
             input: key_properties(&counter.key).into_iter().chain(paging::properties()).collect(),
             output: Form::List(Box::new(range)),
-            refusals: &[],
+            refusals: vec![],
             needs_version: false,
             answers: &[],
             after: vec![format!("{name}.lease")],

@@ -84,6 +84,7 @@ pub(super) fn declare(
     }
     let gapless = Arc::new(Gapless { name: thing.name.clone(), key, start, table: main, taken, locks });
     Some(Resource {
+        hidden: Vec::new(),
         name: thing.name.clone(),
         archetype: thing.archetype,
         key: gapless.key.iter().map(|field| (field.name.clone(), field.kind)).collect(),
@@ -111,14 +112,14 @@ fn actions(gapless: &Arc<Gapless>) -> Vec<Action> {
     ]);
     vec![
         Action {
-            name: "take",
+            name: "take".into(),
             summary: format!(
                 "Take the next number of a {name} for a subject, in one batch with what bears it. A subject that has one \
                  keeps it."
             ),
             target: state_name(name),
             shape: "overwrite",
-            mechanism: "guarded increment and the subject's row, in the plan of what bears the number",
+            mechanism: "guarded increment and the subject's row, in the plan of what bears the number".into(),
             route: at(Method::Post, Place::ItemAction),
             input: vec![
                 Property::required(SUBJECT, Form::Value(Type::Text), "what bears the number"),
@@ -129,40 +130,40 @@ fn actions(gapless: &Arc<Gapless>) -> Vec<Action> {
                 ),
             ],
             output: row.clone(),
-            refusals: &[Code::AlreadyExists, Code::VersionConflict, Code::Contended, Code::OutOfRange],
+            refusals: vec![Code::AlreadyExists, Code::VersionConflict, Code::Contended, Code::OutOfRange],
             needs_version: false,
             answers: &["duplicate IDs", "non-monotonic IDs"],
             after: vec![],
             does: Does::Write(Arc::new(Writer(gapless.clone()))),
         },
         Action {
-            name: "read",
+            name: "read".into(),
             summary: format!("Read which number of a {name} is next."),
             target: state_name(name),
             shape: "read source",
-            mechanism: "strong read by key",
+            mechanism: "strong read by key".into(),
             route: at(Method::Get, Place::Item),
             input: vec![],
             output: object(vec![
                 int(NEXT, "the number that the next `take` gets"),
                 int(VERSION, "raised by every write").or_null(),
             ]),
-            refusals: &[],
+            refusals: vec![],
             needs_version: false,
             answers: &[],
             after: vec![],
             does: read(false),
         },
         Action {
-            name: "list",
+            name: "list".into(),
             summary: format!("List the numbers of a {name} that were taken, the highest first."),
             target: state_name(name),
             shape: "read source",
-            mechanism: "range read on the index by number",
+            mechanism: "range read on the index by number".into(),
             route: at(Method::Get, Place::Collection),
             input: key_properties(&gapless.key).into_iter().chain(paging::properties()).collect(),
             output: Form::List(Box::new(row)),
-            refusals: &[],
+            refusals: vec![],
             needs_version: false,
             answers: &[],
             after: vec![],

@@ -106,6 +106,7 @@ pub(super) fn declare(
     }
     let ids = Arc::new(Ids { name: thing.name.clone(), layout, shared, ahead, lease, table });
     Some(Resource {
+        hidden: Vec::new(),
         name: thing.name.clone(),
         archetype: thing.archetype,
         key: vec![(WORKER.to_owned(), Type::Int)],
@@ -127,15 +128,15 @@ fn actions(ids: &Arc<Ids>) -> Vec<Action> {
     let epoch = || Property::required(EPOCH, Form::Value(Type::Int), "the epoch that lease returned");
     let row = row_form();
     let step = |name: &'static str, summary: String, mechanism: &'static str, verb: Verb| Action {
-        name,
+        name: name.into(),
         summary,
         target: "WorkerIdState + EpochState".into(),
         shape: "state transition",
-        mechanism,
+        mechanism: mechanism.into(),
         route: at(Method::Post, Place::ItemAction),
         input: vec![holder(), epoch()],
         output: row.clone(),
-        refusals: &[Code::NotFound, Code::NotHolder, Code::Expired],
+        refusals: vec![Code::NotFound, Code::NotHolder, Code::Expired],
         needs_version: false,
         answers: &["duplicate IDs", "clock rollback / stale epoch"],
         after: vec![format!("{}.lease", ids.name)],
@@ -145,7 +146,7 @@ fn actions(ids: &Arc<Ids>) -> Vec<Action> {
         Action {
             route: at(Method::Post, Place::Collection),
             input: vec![holder()],
-            refusals: &[Code::Held, Code::Contended],
+            refusals: vec![Code::Held, Code::Contended],
             answers: &["duplicate IDs", "worker-id exhaustion", "clock rollback / stale epoch"],
             after: vec![],
             ..step(
@@ -162,7 +163,7 @@ fn actions(ids: &Arc<Ids>) -> Vec<Action> {
             Verb::Reserve,
         ),
         Action {
-            refusals: &[Code::NotFound, Code::NotHolder],
+            refusals: vec![Code::NotFound, Code::NotHolder],
             answers: &["worker-id exhaustion"],
             ..step(
                 "release",
@@ -180,7 +181,7 @@ fn actions(ids: &Arc<Ids>) -> Vec<Action> {
                 Form::List(Box::new(Form::Value(Type::Int))),
                 "in the order of their making",
             )]),
-            refusals: &[Code::WrongState, Code::OutOfRange, Code::Contended],
+            refusals: vec![Code::WrongState, Code::OutOfRange, Code::Contended],
             answers: &["duplicate IDs", "non-monotonic IDs", "clock rollback / stale epoch"],
             after: vec![],
             ..step(
@@ -194,7 +195,7 @@ fn actions(ids: &Arc<Ids>) -> Vec<Action> {
             shape: "read source",
             route: at(Method::Get, Place::Item),
             input: vec![],
-            refusals: &[Code::OutOfRange],
+            refusals: vec![Code::OutOfRange],
             answers: &[],
             does: read(false),
             ..step(
@@ -209,7 +210,7 @@ fn actions(ids: &Arc<Ids>) -> Vec<Action> {
             route: at(Method::Get, Place::Collection),
             input: paging::properties().into(),
             output: Form::List(Box::new(row.clone())),
-            refusals: &[],
+            refusals: vec![],
             answers: &[],
             does: read(true),
             ..step(
@@ -227,7 +228,7 @@ fn row_form() -> Form {
     let time = |name: &str, about: &str| Property::required(name, Form::Value(Type::Time), about);
     Form::Object(vec![
         int(WORKER, "the worker id"),
-        Property::required(STATE, Form::OneOf(&STATES), "a held one whose time is up can be leased"),
+        Property::required(STATE, Form::one_of(&STATES), "a held one whose time is up can be leased"),
         Property::required(HOLDER, Form::Value(Type::Text), "").or_null(),
         int(EPOCH, "counts leases and is never reset"),
         time(ACQUIRED_AT, "").or_null(),

@@ -26,51 +26,51 @@ pub(super) fn unit_actions(booking: &Arc<Booking>) -> Vec<Action> {
     let key = booking.group.iter().chain([&booking.unit]);
     let read = |what: Reading| Does::Read(Arc::new(Reader { booking: booking.clone(), what }));
     let state =
-        Property::optional(STATE, Form::OneOf(&UNIT_STATES), "which of them to show; all if not given");
+        Property::optional(STATE, Form::one_of(&UNIT_STATES), "which of them to show; all if not given");
     let list = booking.group.iter().map(Field::property).chain([state]).chain(paging::properties());
     vec![
         Action {
-            name: "create",
+            name: "create".into(),
             summary: format!("Offer a {name}."),
             target: target.clone(),
             shape: "create target",
-            mechanism: "insert/create",
+            mechanism: "insert/create".into(),
             route: at(Method::Post, Place::Collection),
             input: key.chain(&booking.fields).map(Field::property).collect(),
             output: row.clone(),
-            refusals: &[Code::AlreadyExists],
+            refusals: vec![Code::AlreadyExists],
             needs_version: false,
             answers: &[],
             after: vec![],
             does: Does::Write(Arc::new(Offer(booking.clone()))),
         },
         Action {
-            name: "read",
+            name: "read".into(),
             summary: format!("Look at a {name}: a hold whose time is up reads as free."),
             target: target.clone(),
             shape: "read source",
-            mechanism: "strong read by key, interpreted by the hold's end",
+            mechanism: "strong read by key, interpreted by the hold's end".into(),
             route: at(Method::Get, Place::Item),
             input: vec![],
             output: row.clone(),
-            refusals: &[Code::NotFound],
+            refusals: vec![Code::NotFound],
             needs_version: false,
             answers: &["stale availability after hold expiry"],
             after: vec![format!("{name}.create")],
             does: read(Reading::Unit),
         },
         Action {
-            name: "list",
+            name: "list".into(),
             summary: format!(
                 "List the {name} rows of a group, by their keys: a hold whose time is up reads as free."
             ),
             target,
             shape: "read source",
-            mechanism: "strong range read of the group, interpreted by the holds' ends",
+            mechanism: "strong range read of the group, interpreted by the holds' ends".into(),
             route: at(Method::Get, Place::Collection),
             input: list.collect(),
             output: Form::List(Box::new(row)),
-            refusals: &[],
+            refusals: vec![],
             needs_version: false,
             answers: &["stale availability after hold expiry"],
             after: vec![format!("{name}.create")],
@@ -103,15 +103,15 @@ pub(super) fn booking_actions(booking: &Arc<Booking>) -> Vec<Action> {
     ]);
     wanted.extend(booking.details.iter().map(Field::property));
     let step = |name: &'static str, summary: String, mechanism: &'static str| Action {
-        name,
+        name: name.into(),
         summary,
         target: target.clone(),
         shape: "state transition",
-        mechanism,
+        mechanism: mechanism.into(),
         route: at(Method::Post, Place::ItemAction),
         input: vec![],
         output: row.clone(),
-        refusals: &[Code::NotFound, Code::WrongState, Code::Expired],
+        refusals: vec![Code::NotFound, Code::WrongState, Code::Expired],
         needs_version: false,
         answers: &[],
         after: vec![format!("{unit}.create"), format!("{}.hold", booking.bookings)],
@@ -121,7 +121,7 @@ pub(super) fn booking_actions(booking: &Arc<Booking>) -> Vec<Action> {
         Action {
             route: at(Method::Post, Place::Collection),
             input: wanted,
-            refusals: &[Code::AlreadyExists, Code::NotFound, Code::Held, Code::WrongState, Code::Contended],
+            refusals: vec![Code::AlreadyExists, Code::NotFound, Code::Held, Code::WrongState, Code::Contended],
             answers: &["duplicate hold", "expired hold not released"],
             after: vec![format!("{unit}.create")],
             does: write(Verb::Hold),
@@ -134,7 +134,7 @@ pub(super) fn booking_actions(booking: &Arc<Booking>) -> Vec<Action> {
         Action {
             shape: "read source",
             route: at(Method::Get, Place::Item),
-            refusals: &[Code::NotFound],
+            refusals: vec![Code::NotFound],
             does: read(Reading::Booking),
             ..step("read", "Read a booking.".into(), "strong read by key")
         },
@@ -146,7 +146,7 @@ pub(super) fn booking_actions(booking: &Arc<Booking>) -> Vec<Action> {
                 .chain(paging::properties())
                 .collect(),
             output: Form::List(Box::new(row.clone())),
-            refusals: &[],
+            refusals: vec![],
             does: read(Reading::Bookings),
             ..step(
                 "list",
@@ -173,13 +173,13 @@ pub(super) fn booking_actions(booking: &Arc<Booking>) -> Vec<Action> {
             ..step("confirm", "Buy what is held, if its time is not up.".into(), "guarded confirm/commit")
         },
         Action {
-            refusals: &[Code::NotFound, Code::WrongState],
+            refusals: vec![Code::NotFound, Code::WrongState],
             answers: &["cancel/confirm race"],
             does: write(Verb::Cancel),
             ..step("cancel", "Give up what is held.".into(), "guarded release")
         },
         Action {
-            refusals: &[Code::NotFound, Code::WrongState],
+            refusals: vec![Code::NotFound, Code::WrongState],
             answers: &["expired hold not released", "confirm-after-expiry race"],
             after: vec![format!("{unit}.create"), format!("{}.hold", booking.bookings), WAIT.into()],
             does: write(Verb::Expire),
@@ -198,7 +198,7 @@ fn unit_form(booking: &Booking) -> Form {
         key.map(|field| Property::required(&field.name, Form::Value(field.kind), "")).collect();
     form.extend(booking.fields.iter().map(|field| Property { required: true, ..field.property() }));
     form.extend([
-        Property::required(STATE, Form::OneOf(&UNIT_STATES), "as it is now"),
+        Property::required(STATE, Form::one_of(&UNIT_STATES), "as it is now"),
         Property::required(BOOKING_ID, Form::Value(Type::Text), "who has it").or_null(),
         Property::required(HOLD_EXPIRES_AT, Form::Value(Type::Time), "when it is free again").or_null(),
         Property::required(UPDATED_AT, Form::Value(Type::Time), "when it was last changed"),
@@ -210,7 +210,7 @@ fn unit_form(booking: &Booking) -> Form {
 fn booking_form(booking: &Booking) -> Form {
     let mut form = vec![
         Property::required(BOOKING_ID, Form::Value(Type::Text), ""),
-        Property::required(STATE, Form::OneOf(&BOOKING_STATES), "as it is now"),
+        Property::required(STATE, Form::one_of(&BOOKING_STATES), "as it is now"),
     ];
     form.extend(
         booking.group.iter().map(|field| Property::required(&field.name, Form::Value(field.kind), "")),

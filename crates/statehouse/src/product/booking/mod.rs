@@ -248,6 +248,7 @@ fn declare_both(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 2]>
     let told = Told::with_row(&booking.bookings, &booking.bookings_table);
     Some([
         Resource {
+            hidden: Vec::new(),
             name: thing.name.clone(),
             archetype: thing.archetype,
             key: key.map(|field| (field.name.clone(), field.kind)).collect(),
@@ -258,6 +259,7 @@ fn declare_both(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 2]>
             telling: Telling::Rows(Box::new(units_told)),
         },
         Resource {
+            hidden: Vec::new(),
             name: booking.bookings.clone(),
             archetype: thing.archetype,
             key: vec![(BOOKING_ID.to_owned(), Type::Text)],

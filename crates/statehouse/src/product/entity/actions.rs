@@ -42,38 +42,38 @@ pub(super) fn actions(entity: &Arc<Entity>, key: &[Field], needs_version: bool) 
     };
     // Whoever meets a lock may wait in vain.
     let locked = |may: &'static [Code], may_wait: &'static [Code]| {
-        if entity.lock_table.is_some() { may_wait } else { may }
+        if entity.lock_table.is_some() { may_wait.to_vec() } else { may.to_vec() }
     };
     let write = |verb: Verb| Does::Write(Arc::new(Writer { entity: entity.clone(), verb }));
     let at = |method, place| Route { method, place };
     let named = |action: &str| format!("{name}.{action}");
     vec![
         Action {
-            name: "create",
+            name: "create".into(),
             summary: format!("Create a {name}."),
             target: target.clone(),
             shape: "create target",
-            mechanism: "insert/create",
+            mechanism: "insert/create".into(),
             route: at(Method::Post, Place::Collection),
             input: created,
             output: row.clone(),
-            refusals: &[Code::AlreadyExists],
+            refusals: vec![Code::AlreadyExists],
             needs_version: false,
             answers: &["retry ambiguity on write"],
             after: vec![],
             does: write(Verb::Create),
         },
         Action {
-            name: "read",
+            name: "read".into(),
             summary: format!("Read a {name}."),
             target: target.clone(),
             shape: "read source",
-            mechanism: "strong read by key, or a cached one that sees the caller's own writes",
+            mechanism: "strong read by key, or a cached one that sees the caller's own writes".into(),
             route: at(Method::Get, Place::Item),
             input: vec![
                 Property::optional(
                     "consistency",
-                    Form::OneOf(&CONSISTENCIES),
+                    Form::one_of(&CONSISTENCIES),
                     "how fresh; strong if not given, cached may be some seconds old",
                 ),
                 Property::optional(
@@ -83,70 +83,70 @@ pub(super) fn actions(entity: &Arc<Entity>, key: &[Field], needs_version: bool) 
                 ),
             ],
             output: row.clone(),
-            refusals: &[Code::NotFound, Code::Deleted],
+            refusals: vec![Code::NotFound, Code::Deleted],
             needs_version: false,
             answers: &["stale read after update", "cache invalidation lag"],
             after: vec![named("create")],
             does: Does::Read(Arc::new(Reader { entity: entity.clone(), list: false })),
         },
         Action {
-            name: "list",
+            name: "list".into(),
             summary: format!("List {name} rows by status, newest first."),
             target: target.clone(),
             shape: "read source",
-            mechanism: "range read on the status and time index",
+            mechanism: "range read on the status and time index".into(),
             route: at(Method::Get, Place::Collection),
-            input: [Property::optional("status", Form::OneOf(&STATUSES), "which rows; ACTIVE if not given")]
+            input: [Property::optional("status", Form::one_of(&STATUSES), "which rows; ACTIVE if not given")]
                 .into_iter()
                 .chain(paging::properties())
                 .collect(),
             output: Form::List(Box::new(row.clone())),
-            refusals: &[],
+            refusals: vec![],
             needs_version: false,
             answers: &[],
             after: vec![named("create")],
             does: Does::Read(Arc::new(Reader { entity: entity.clone(), list: true })),
         },
         Action {
-            name: "update",
+            name: "update".into(),
             summary: format!("Replace the fields of a {name}, under the version that was read."),
             target: target.clone(),
             shape: "overwrite",
-            mechanism: "guarded conditional update",
+            mechanism: "guarded conditional update".into(),
             route: at(Method::Put, Place::Item),
             input: whole,
             output: row.clone(),
-            refusals: &[Code::NotFound, Code::Deleted, Code::VersionConflict, Code::Contended],
+            refusals: vec![Code::NotFound, Code::Deleted, Code::VersionConflict, Code::Contended],
             needs_version,
             answers: &["concurrent overwrite race", "retry ambiguity on write"],
             after: vec![named("create")],
             does: write(Verb::Update),
         },
         Action {
-            name: "patch",
+            name: "patch".into(),
             summary: format!(
                 "Change some fields of a {name}; null clears an optional one (JSON Merge Patch)."
             ),
             target: target.clone(),
             shape: "overwrite",
-            mechanism: "guarded conditional update",
+            mechanism: "guarded conditional update".into(),
             route: at(Method::Patch, Place::Item),
             input: part,
             output: row.clone(),
-            refusals: &[Code::NotFound, Code::Deleted, Code::VersionConflict, Code::Contended],
+            refusals: vec![Code::NotFound, Code::Deleted, Code::VersionConflict, Code::Contended],
             needs_version,
             answers: &["concurrent overwrite race", "retry ambiguity on write"],
             after: vec![named("create")],
             does: write(Verb::Patch),
         },
         Action {
-            name: "mutate",
+            name: "mutate".into(),
             summary: format!(
                 "Set, increment or append to fields of a {name} on the server, without reading it first."
             ),
             target: target.clone(),
             shape: "overwrite",
-            mechanism: mutate_mechanism,
+            mechanism: mutate_mechanism.into(),
             route: at(Method::Post, Place::ItemAction),
             input: vec![
                 Property::optional("set", Form::Object(sets), "new contents"),
@@ -154,7 +154,7 @@ pub(super) fn actions(entity: &Arc<Entity>, key: &[Field], needs_version: bool) 
                 Property::optional("append", Form::Object(lists), "items for lists"),
             ],
             output: Form::Any,
-            refusals: &[
+            refusals: vec![
                 Code::NotFound,
                 Code::Deleted,
                 Code::VersionConflict,
@@ -167,11 +167,11 @@ pub(super) fn actions(entity: &Arc<Entity>, key: &[Field], needs_version: bool) 
             does: write(Verb::Mutate),
         },
         Action {
-            name: "delete",
+            name: "delete".into(),
             summary: format!("Delete a {name}. It is kept and can be restored."),
             target: target.clone(),
             shape: "state transition",
-            mechanism: "guarded conditional update (soft delete)",
+            mechanism: "guarded conditional update (soft delete)".into(),
             route: at(Method::Delete, Place::Item),
             input: vec![],
             output: row.clone(),
@@ -185,11 +185,11 @@ pub(super) fn actions(entity: &Arc<Entity>, key: &[Field], needs_version: bool) 
             does: write(Verb::Delete),
         },
         Action {
-            name: "restore",
+            name: "restore".into(),
             summary: format!("Bring a deleted {name} back."),
             target,
             shape: "state transition",
-            mechanism: "guarded conditional update",
+            mechanism: "guarded conditional update".into(),
             route: at(Method::Post, Place::ItemAction),
             input: vec![],
             output: row,
@@ -211,7 +211,7 @@ fn row_form(entity: &Entity, key: &[Field]) -> Form {
     let given = key.iter().chain(&entity.fields).map(|field| described(field, false));
     let mut properties: Vec<Property> =
         given.chain(entity.hot.iter().map(|field| described(field, true))).collect();
-    properties.push(Property::required(STATUS, Form::OneOf(&STATUSES), ""));
+    properties.push(Property::required(STATUS, Form::one_of(&STATUSES), ""));
     properties.push(Property::required(UPDATED_AT, Form::Value(Type::Time), ""));
     properties.push(Property::required(VERSION, Form::Value(Type::Int), "raised by every write"));
     Form::Object(properties)

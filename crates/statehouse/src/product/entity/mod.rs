@@ -157,6 +157,7 @@ pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
     let entity =
         Arc::new(Entity { name: thing.name.clone(), fields, hot, table: main, hot_table, lock_table });
     Some(Resource {
+        hidden: Vec::new(),
         name: thing.name.clone(),
         archetype: thing.archetype,
         key: key.iter().map(|field| (field.name.clone(), field.kind)).collect(),

@@ -43,11 +43,11 @@ pub(super) fn actions(feed: &Arc<Feed>) -> Vec<Action> {
     let read = |what: Reading| Does::Read(Arc::new(Reader { feed: feed.clone(), what }));
     vec![
         Action {
-            name: "list",
+            name: "list".into(),
             summary: format!("List what {name} shows to a reader, the newest first."),
             target: view,
             shape: "read projection",
-            mechanism: "range read under the live generation, merged with those of the authors that are pulled",
+            mechanism: "range read under the live generation, merged with those of the authors that are pulled".into(),
             route: Route { method: Method::Get, place: Place::Collection },
             input: [given(VIEWER, "whose feed it is")]
                 .into_iter()
@@ -55,7 +55,7 @@ pub(super) fn actions(feed: &Arc<Feed>) -> Vec<Action> {
                 .chain(paging::properties())
                 .collect(),
             output: Form::List(Box::new(row)),
-            refusals: &[Code::Unavailable],
+            refusals: vec![Code::Unavailable],
             needs_version: false,
             answers: &[
                 "stale projection",
@@ -68,30 +68,30 @@ pub(super) fn actions(feed: &Arc<Feed>) -> Vec<Action> {
             does: read(Reading::Page),
         },
         Action {
-            name: "read",
+            name: "read".into(),
             summary: format!("Read how far a reader of {name} has got."),
             target: cursor.clone(),
             shape: "read source",
-            mechanism: "strong read by key",
+            mechanism: "strong read by key".into(),
             route: Route { method: Method::Get, place: Place::Item },
             input: vec![],
             output: seen.clone(),
-            refusals: &[],
+            refusals: vec![],
             needs_version: false,
             answers: &[],
             after: vec![format!("{name}.seen")],
             does: read(Reading::Cursor),
         },
         Action {
-            name: "seen",
+            name: "seen".into(),
             summary: format!("Say up to which post a reader has seen {name}. It never goes back."),
             target: cursor,
             shape: "overwrite",
-            mechanism: "upsert guarded by the version that was read; an older place changes nothing",
+            mechanism: "upsert guarded by the version that was read; an older place changes nothing".into(),
             route: Route { method: Method::Post, place: Place::ItemAction },
             input: vec![given(POST, "the newest post that was seen"), given(CREATED_AT, "and its time")],
             output: seen,
-            refusals: &[Code::Contended],
+            refusals: vec![Code::Contended],
             needs_version: false,
             answers: &[],
             after: vec![],

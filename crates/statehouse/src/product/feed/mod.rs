@@ -266,6 +266,7 @@ fn declare_feed(
         last_live: AtomicI64::new(0),
     });
     Some(Resource {
+        hidden: Vec::new(),
         name: thing.name.clone(),
         archetype: thing.archetype,
         key: vec![(VIEWER.to_owned(), kinds.viewer)],

@@ -18,15 +18,15 @@ pub(super) fn edge_actions(relation: &Arc<Relation>) -> Vec<Action> {
     let (name, row) = (&relation.name, row_form(relation));
     let write = |verb: Verb| Does::Write(Arc::new(Writer { relation: relation.clone(), verb }));
     let action = |name: &'static str, summary: String, method: Method| Action {
-        name,
+        name: name.into(),
         summary,
         target: state_name(&relation.name),
         shape: "create target",
-        mechanism: "guarded upsert of the edge, with both lists and counts in one plan",
+        mechanism: "guarded upsert of the edge, with both lists and counts in one plan".into(),
         route: Route { method, place: Place::Item },
         input: vec![],
         output: row.clone(),
-        refusals: &[Code::NotFound, Code::VersionConflict, Code::Contended],
+        refusals: vec![Code::NotFound, Code::VersionConflict, Code::Contended],
         needs_version: false,
         answers: &["duplicate edge creation on retry", "add/remove race", "count projection lag"],
         after: vec![],
@@ -44,15 +44,15 @@ pub(super) fn edge_actions(relation: &Arc<Relation>) -> Vec<Action> {
         },
         Action {
             shape: "state transition",
-            mechanism: "guarded conditional update of the edge to a tombstone, out of both lists and counts in one plan",
+            mechanism: "guarded conditional update of the edge to a tombstone, out of both lists and counts in one plan".into(),
             after: added(),
             does: write(Verb::Remove),
             ..action("remove", format!("End a {name}. One that is not there stays so."), Method::Delete)
         },
         Action {
             shape: "read source",
-            mechanism: "strong read by key",
-            refusals: &[],
+            mechanism: "strong read by key".into(),
+            refusals: vec![],
             answers: &[],
             after: added(),
             does: Does::Read(Arc::new(Reader { relation: relation.clone(), what: Reading::Has })),
@@ -71,15 +71,15 @@ pub(super) fn end_actions(relation: &Arc<Relation>, end: End) -> Vec<Action> {
     let where_to = if end == End::Out { "from here" } else { "to here" };
     let read = |what: Reading| Does::Read(Arc::new(Reader { relation: relation.clone(), what }));
     let list = Action {
-        name: "list",
+        name: "list".into(),
         summary: format!("List the {name} rows that lead {where_to}, the newest first."),
         target: state_name(name),
         shape: "read source",
-        mechanism: "strong range reads of all buckets at once, merged, and a read of the edges by key",
+        mechanism: "strong range reads of all buckets at once, merged, and a read of the edges by key".into(),
         route: Route { method: Method::Get, place: Place::Collection },
         input: owner.iter().cloned().chain(paging::properties()).collect(),
         output: Form::List(Box::new(row_form(relation))),
-        refusals: &[],
+        refusals: vec![],
         needs_version: false,
         answers: &["stale relation list cache"],
         after: vec![format!("{name}.add")],
@@ -88,10 +88,10 @@ pub(super) fn end_actions(relation: &Arc<Relation>, end: End) -> Vec<Action> {
     let counted =
         Property::required(COUNT, Form::Value(Type::Int), "as exact as the edges: it changes with them");
     let count = Action {
-        name: "count",
+        name: "count".into(),
         summary: format!("Count the {name} rows that lead {where_to}."),
         target: format!("{}CountView", state_name(name).trim_end_matches("State")),
-        mechanism: "strong read of the shards of the count, added up",
+        mechanism: "strong read of the shards of the count, added up".into(),
         route: Route { method: Method::Get, place: Place::Item },
         input: vec![],
         output: Form::Object(owner.into_iter().chain([counted]).collect()),

@@ -141,6 +141,7 @@ pub(super) fn declared(thing: &Thing, problems: &mut Problems) -> Option<Relatio
 fn declare_all(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 3]> {
     let relation = Arc::new(declared(thing, problems)?);
     let resource = |name: String, key: Vec<&Field>, tables, actions, telling| Resource {
+        hidden: Vec::new(),
         name,
         archetype: thing.archetype,
         key: key.into_iter().map(|field| (field.name.clone(), field.kind)).collect(),

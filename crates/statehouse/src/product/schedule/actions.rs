@@ -45,22 +45,22 @@ pub(super) fn job_actions(schedule: &Arc<Schedule>) -> Vec<Action> {
     let enqueued = format!("{name}.enqueue");
     let claimed = vec![enqueued.clone(), WAIT.to_owned(), format!("{}.claim", schedule.queue_resource())];
     let step = |name: &'static str, summary: String, mechanism: &'static str| Action {
-        name,
+        name: name.into(),
         summary,
         target: state_name(&schedule.name),
         shape: "state transition",
-        mechanism,
+        mechanism: mechanism.into(),
         route: at(Method::Post, Place::ItemAction),
         input: vec![],
         output: row.clone(),
-        refusals: &[Code::NotFound, Code::WrongState],
+        refusals: vec![Code::NotFound, Code::WrongState],
         needs_version: false,
         answers: &[],
         after: vec![enqueued.clone()],
         does: write(Verb::Cancel),
     };
     let filters = [
-        Property::optional(STATE, Form::OneOf(&STATES), "which of them; PENDING if not given"),
+        Property::optional(STATE, Form::one_of(&STATES), "which of them; PENDING if not given"),
         Property::optional(QUEUE, TEXT, "of which queue; `default` if not given"),
     ];
     vec![
@@ -68,7 +68,7 @@ pub(super) fn job_actions(schedule: &Arc<Schedule>) -> Vec<Action> {
             shape: "create target",
             route: at(Method::Post, Place::Collection),
             input: enqueue_form(),
-            refusals: &[Code::AlreadyExists, Code::Contended],
+            refusals: vec![Code::AlreadyExists, Code::Contended],
             answers: &["due item never materialized"],
             after: vec![],
             does: write(Verb::Enqueue),
@@ -77,7 +77,7 @@ pub(super) fn job_actions(schedule: &Arc<Schedule>) -> Vec<Action> {
         Action {
             shape: "read source",
             route: at(Method::Get, Place::Item),
-            refusals: &[Code::NotFound],
+            refusals: vec![Code::NotFound],
             does: read(Reading::Job),
             ..step("read", format!("Read a {name}."), "strong read by key")
         },
@@ -86,7 +86,7 @@ pub(super) fn job_actions(schedule: &Arc<Schedule>) -> Vec<Action> {
             route: at(Method::Get, Place::Collection),
             input: filters.into_iter().chain(paging::properties()).collect(),
             output: Form::List(Box::new(row.clone())),
-            refusals: &[],
+            refusals: vec![],
             does: read(Reading::Jobs),
             ..step(
                 "list",
@@ -96,11 +96,11 @@ pub(super) fn job_actions(schedule: &Arc<Schedule>) -> Vec<Action> {
         },
         Action {
             input: vec![attempt(), result()],
-            refusals: &[Code::NotFound, Code::WrongState, Code::NotHolder],
+            refusals: vec![Code::NotFound, Code::WrongState, Code::NotHolder],
             answers: &["run executed but result not recorded"],
             output: Form::Object(vec![
                 Property::required(JOB_ID, TEXT, ""),
-                Property::required(STATE, Form::OneOf(&STATES), ""),
+                Property::required(STATE, Form::one_of(&STATES), ""),
                 Property::required(ATTEMPT, Form::Value(Type::Int), about(ATTEMPT)),
                 Property::required(RESULT, Form::Any, "").or_null(),
             ]),
@@ -114,7 +114,7 @@ pub(super) fn job_actions(schedule: &Arc<Schedule>) -> Vec<Action> {
         },
         Action {
             input: [attempt()].into_iter().chain(error()).collect(),
-            refusals: &[Code::NotFound, Code::WrongState, Code::NotHolder],
+            refusals: vec![Code::NotFound, Code::WrongState, Code::NotHolder],
             answers: &["run executed but result not recorded"],
             after: claimed.clone(),
             does: write(Verb::Fail),
@@ -129,7 +129,7 @@ pub(super) fn job_actions(schedule: &Arc<Schedule>) -> Vec<Action> {
             ..step("cancel", format!("Cancel a {name} that is not over."), "guarded conditional update")
         },
         Action {
-            refusals: &[Code::NotFound, Code::WrongState, Code::AlreadyExists],
+            refusals: vec![Code::NotFound, Code::WrongState, Code::AlreadyExists],
             after: claimed.into_iter().chain([format!("{name}.fail")]).collect(),
             does: write(Verb::Replay),
             ..step(
@@ -164,15 +164,15 @@ pub(super) fn queue_actions(schedule: &Arc<Schedule>) -> Vec<Action> {
     let claimed =
         vec![format!("{name}.enqueue"), WAIT.to_owned(), format!("{}.claim", schedule.queue_resource())];
     let step = |name: &'static str, summary: String, mechanism: &'static str| Action {
-        name,
+        name: name.into(),
         summary,
         target: target.clone(),
         shape: "state transition",
-        mechanism,
+        mechanism: mechanism.into(),
         route: at(Method::Post, Place::ItemAction),
         input: vec![],
         output: outcome.clone(),
-        refusals: &[],
+        refusals: vec![],
         needs_version: false,
         answers: &[],
         after: claimed.clone(),
@@ -293,7 +293,7 @@ pub(super) fn job_form(schedule: &Schedule) -> Form {
     let mut form: Vec<Property> = columns
         .map(|column| {
             let form = match column.name.as_str() {
-                STATE => Form::OneOf(&STATES),
+                STATE => Form::one_of(&STATES),
                 name if kind_of(schedule, name) == Type::Json => Form::Any,
                 name => Form::Value(kind_of(schedule, name)),
             };

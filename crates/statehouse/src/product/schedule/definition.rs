@@ -630,15 +630,15 @@ pub(super) fn actions(schedule: &Arc<Schedule>, job: &Form) -> Vec<Action> {
     let read = |what: Reading| Does::Read(Arc::new(Reader { schedule: schedule.clone(), what }));
     let created = vec![format!("{resource}.create")];
     let step = |name: &'static str, summary: String, mechanism: &'static str| Action {
-        name,
+        name: name.into(),
         summary,
         target: state_name(&resource),
         shape: "state transition",
-        mechanism,
+        mechanism: mechanism.into(),
         route: at(Method::Post, RoutePlace::ItemAction),
         input: vec![],
         output: row.clone(),
-        refusals: &[Code::NotFound, Code::WrongState, Code::VersionConflict],
+        refusals: vec![Code::NotFound, Code::WrongState, Code::VersionConflict],
         needs_version: false,
         answers: &[],
         after: created.clone(),
@@ -650,7 +650,7 @@ pub(super) fn actions(schedule: &Arc<Schedule>, job: &Form) -> Vec<Action> {
             shape: "create target",
             route: at(Method::Put, RoutePlace::Item),
             input: create_form(),
-            refusals: &[Code::NotFound, Code::VersionConflict],
+            refusals: vec![Code::NotFound, Code::VersionConflict],
             answers: &["due item never materialized"],
             after: vec![],
             does: write(Verb::Create),
@@ -688,19 +688,19 @@ pub(super) fn actions(schedule: &Arc<Schedule>, job: &Form) -> Vec<Action> {
         Action {
             shape: "read source",
             route: at(Method::Get, RoutePlace::Item),
-            refusals: &[Code::NotFound],
+            refusals: vec![Code::NotFound],
             does: read(Reading::One),
             ..step("read", "Read a definition.".into(), "strong read by key")
         },
         Action {
             shape: "read source",
             route: at(Method::Get, RoutePlace::Collection),
-            input: [Property::optional(STATUS, Form::OneOf(&STATUSES), "which of them; ACTIVE if not given")]
+            input: [Property::optional(STATUS, Form::one_of(&STATUSES), "which of them; ACTIVE if not given")]
                 .into_iter()
                 .chain(paging::properties())
                 .collect(),
             output: Form::List(Box::new(row.clone())),
-            refusals: &[],
+            refusals: vec![],
             does: read(Reading::List),
             ..step(
                 "list",
@@ -713,7 +713,7 @@ pub(super) fn actions(schedule: &Arc<Schedule>, job: &Form) -> Vec<Action> {
             route: at(Method::Get, RoutePlace::ItemAction),
             input: paging::properties().into(),
             output: Form::List(Box::new(job.clone())),
-            refusals: &[],
+            refusals: vec![],
             does: read(Reading::History),
             ..step(
                 "history",
@@ -744,12 +744,12 @@ fn create_form() -> Vec<Property> {
         Property::optional(ATTEMPTS_MAX, Form::Range(1, ATTEMPTS_LIMIT), "how often each is tried"),
         Property::optional(
             MISSED,
-            Form::OneOf(&MISSED_WORDS),
+            Form::one_of(&MISSED_WORDS),
             "due times that passed while nobody looked: made as one, or each",
         ),
         Property::optional(
             OVERLAP,
-            Form::OneOf(&OVERLAP_WORDS),
+            Form::one_of(&OVERLAP_WORDS),
             "when the one before is not over: made, skipped, or in line behind it",
         ),
     ]
@@ -762,9 +762,9 @@ fn definition_form(schedule: &Schedule) -> Form {
         .iter()
         .map(|column| {
             let form = match column.name.as_str() {
-                STATUS => Form::OneOf(&STATUSES),
-                MISSED => Form::OneOf(&MISSED_WORDS),
-                OVERLAP => Form::OneOf(&OVERLAP_WORDS),
+                STATUS => Form::one_of(&STATUSES),
+                MISSED => Form::one_of(&MISSED_WORDS),
+                OVERLAP => Form::one_of(&OVERLAP_WORDS),
                 _ if column.kind == Type::Json => Form::Any,
                 _ => Form::Value(column.kind),
             };

@@ -346,6 +346,7 @@ fn declare_all(thing: &Thing, problems: &mut Problems) -> Option<Vec<Resource>> 
     let text_key = |name: &str| vec![(name.to_owned(), Type::Text)];
     Some(vec![
         Resource {
+            hidden: Vec::new(),
             name: name.to_owned(),
             archetype: thing.archetype,
             key: text_key(JOB_ID),
@@ -361,6 +362,7 @@ fn declare_all(thing: &Thing, problems: &mut Problems) -> Option<Vec<Resource>> 
             telling: Telling::Rows(Box::new(schedule.told())),
         },
         Resource {
+            hidden: Vec::new(),
             name: schedule.queue_resource(),
             archetype: thing.archetype,
             key: text_key(QUEUE),
@@ -371,6 +373,7 @@ fn declare_all(thing: &Thing, problems: &mut Problems) -> Option<Vec<Resource>> 
             telling: Telling::Rows(Box::new(Told::with_row(&schedule.queue_resource(), &schedule.queues))),
         },
         Resource {
+            hidden: Vec::new(),
             name: schedule.definition_resource(),
             archetype: thing.archetype,
             key: text_key(DEFINITION_ID),

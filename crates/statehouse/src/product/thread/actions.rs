@@ -26,15 +26,15 @@ pub(super) fn child_actions(thread: &Arc<Thread>, needs_version: bool) -> Vec<Ac
     let reason = || Property::optional(REASON, Form::Value(Type::Text), "why; it stands in the event");
     let appended = || vec![format!("{name}.append")];
     let action = |name: &'static str, summary: String, mechanism: &'static str, verb: Verb| Action {
-        name,
+        name: name.into(),
         summary,
         target: state_name(&thread.name),
         shape: "state transition",
-        mechanism,
+        mechanism: mechanism.into(),
         route: at(Method::Post, Place::ItemAction),
         input: vec![],
         output: row.clone(),
-        refusals: &[Code::NotFound, Code::Deleted, Code::VersionConflict, Code::Contended],
+        refusals: vec![Code::NotFound, Code::Deleted, Code::VersionConflict, Code::Contended],
         needs_version: false,
         answers: &[],
         after: appended(),
@@ -52,7 +52,7 @@ pub(super) fn child_actions(thread: &Arc<Thread>, needs_version: bool) -> Vec<Ac
                 )])
                 .chain(thread.fields.iter().map(Field::property))
                 .collect(),
-            refusals: &[Code::AlreadyExists, Code::Deleted, Code::WrongState, Code::Contended],
+            refusals: vec![Code::AlreadyExists, Code::Deleted, Code::WrongState, Code::Contended],
             answers: &["duplicate child creation on retry", "projection/search lag after append"],
             after: vec![],
             ..action(
@@ -70,7 +70,7 @@ pub(super) fn child_actions(thread: &Arc<Thread>, needs_version: bool) -> Vec<Ac
                 Form::Value(Type::Bool),
                 "whether to show it also if it is hidden: for moderators",
             )],
-            refusals: &[Code::NotFound, Code::Deleted],
+            refusals: vec![Code::NotFound, Code::Deleted],
             answers: &["moderation/removal lag"],
             does: read(Reading::Child),
             ..action("read", format!("Read a {name}."), "strong read by key", Verb::Append)
@@ -79,11 +79,11 @@ pub(super) fn child_actions(thread: &Arc<Thread>, needs_version: bool) -> Vec<Ac
             shape: "read source",
             route: at(Method::Get, Place::Collection),
             input: parent()
-                .chain([Property::optional(ORDER, Form::OneOf(&ORDERS), "which first; newest if not given")])
+                .chain([Property::optional(ORDER, Form::one_of(&ORDERS), "which first; newest if not given")])
                 .chain(paging::properties())
                 .collect(),
             output: Form::List(Box::new(row.clone())),
-            refusals: &[],
+            refusals: vec![],
             answers: &["projection/search lag after append", "moderation/removal lag"],
             does: read(Reading::List),
             ..action(
@@ -97,7 +97,7 @@ pub(super) fn child_actions(thread: &Arc<Thread>, needs_version: bool) -> Vec<Ac
             shape: "overwrite",
             route: at(Method::Patch, Place::Item),
             input: part.collect(),
-            refusals: &[
+            refusals: vec![
                 Code::NotFound,
                 Code::Deleted,
                 Code::WrongState,
@@ -115,7 +115,7 @@ pub(super) fn child_actions(thread: &Arc<Thread>, needs_version: bool) -> Vec<Ac
         },
         Action {
             route: at(Method::Delete, Place::Item),
-            refusals: &[Code::NotFound, Code::VersionConflict, Code::Contended],
+            refusals: vec![Code::NotFound, Code::VersionConflict, Code::Contended],
             answers: &["delete/edit race", "concurrent edit/delete race", "moderation/removal lag"],
             ..action(
                 "remove",
@@ -157,15 +157,15 @@ pub(super) fn thread_actions(thread: &Arc<Thread>) -> Vec<Action> {
             .or_null(),
     ]);
     vec![Action {
-        name: "read",
+        name: "read".into(),
         summary: format!("Count the {} rows of a parent, and show the newest.", thread.name),
         target: format!("{}View", state_name(&thread.threads).trim_end_matches("State")),
         shape: "read source",
-        mechanism: "strong read of the shards of the count, added up, and of the newest of each bucket",
+        mechanism: "strong read of the shards of the count, added up, and of the newest of each bucket".into(),
         route: Route { method: Method::Get, place: Place::Item },
         input: vec![],
         output: Form::Object(summary),
-        refusals: &[],
+        refusals: vec![],
         needs_version: false,
         answers: &["projection/search lag after append", "moderation/removal lag"],
         after: vec![format!("{}.append", thread.name)],
@@ -183,7 +183,7 @@ fn row_form(thread: &Thread) -> Form {
         ..field.property()
     }));
     form.extend([
-        Property::required(STATUS, Form::OneOf(&STATUSES), ""),
+        Property::required(STATUS, Form::one_of(&STATUSES), ""),
         Property::required(POSTED_AT, Form::Value(Type::Time), "what it is listed by"),
         Property::required(UPDATED_AT, Form::Value(Type::Time), "when it was last changed"),
         Property::required(VERSION, Form::Value(Type::Int), "raised by every change"),

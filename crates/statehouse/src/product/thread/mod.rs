@@ -152,6 +152,7 @@ fn declare_both(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 2]>
         listing,
     });
     let resource = |name: &str, key: Vec<&Field>, tables, actions, telling| Resource {
+        hidden: Vec::new(),
         name: name.to_owned(),
         archetype: thing.archetype,
         key: key.into_iter().map(|field| (field.name.clone(), field.kind)).collect(),

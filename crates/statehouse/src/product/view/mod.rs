@@ -165,6 +165,7 @@ fn declare_view(
         after,
     });
     Some(Resource {
+        hidden: Vec::new(),
         name: thing.name.clone(),
         archetype: thing.archetype,
         key: view.group_by.clone(),

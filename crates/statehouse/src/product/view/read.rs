@@ -20,15 +20,15 @@ pub(super) fn actions(view: &Arc<View>) -> Vec<Action> {
     let target = format!("{}View", state_name(name).trim_end_matches("State"));
     let read = |list: bool| Does::Read(Arc::new(Reader { view: view.clone(), list }));
     let mut actions = vec![Action {
-        name: "list",
+        name: "list".into(),
         summary: format!("List the groups of {name}."),
         target: target.clone(),
         shape: "read projection",
-        mechanism: "range read under the live generation",
+        mechanism: "range read under the live generation".into(),
         route: Route { method: Method::Get, place: Place::Collection },
         input: fresh().into_iter().chain(paging::properties()).collect(),
         output: Form::List(Box::new(view.form())),
-        refusals: &[Code::Unavailable],
+        refusals: vec![Code::Unavailable],
         needs_version: false,
         answers: &["stale projection", "missing entry", "duplicate entry", "tombstone not propagated"],
         after: view.after.clone(),
@@ -36,15 +36,15 @@ pub(super) fn actions(view: &Arc<View>) -> Vec<Action> {
     }];
     if !view.group_by.is_empty() {
         actions.push(Action {
-            name: "read",
+            name: "read".into(),
             summary: format!("Read one group of {name}; one without rows counts nothing."),
             target,
             shape: "read projection",
-            mechanism: "strong read by key under the live generation",
+            mechanism: "strong read by key under the live generation".into(),
             route: Route { method: Method::Get, place: Place::Item },
             input: fresh().into(),
             output: view.form(),
-            refusals: &[Code::Unavailable],
+            refusals: vec![Code::Unavailable],
             needs_version: false,
             answers: &["stale projection", "stale ranking after source update"],
             after: view.after.clone(),
