@@ -90,7 +90,7 @@ pub(crate) fn check(check: &Check, output: &Output) -> Result<(), Failure> {
         .iter()
         .map(|resource| {
             let tables: Vec<&str> = resource.tables.iter().map(|table| table.name()).collect();
-            let actions: Vec<&str> = resource.actions.iter().map(|action| action.name).collect();
+            let actions: Vec<&str> = resource.actions.iter().map(|action| &*action.name).collect();
             json!({
                 "name": resource.name, "archetype": resource.archetype.keyword(),
                 "tables": tables, "actions": actions,
@@ -99,7 +99,7 @@ pub(crate) fn check(check: &Check, output: &Output) -> Result<(), Failure> {
         .collect();
     output.show(&json!({"house": blueprint.name, "engine": engine.name(), "resources": list}), || {
         let lines = resources.iter().map(|resource| {
-            let actions: Vec<&str> = resource.actions.iter().map(|action| action.name).collect();
+            let actions: Vec<&str> = resource.actions.iter().map(|action| &*action.name).collect();
             format!("  {} {}: {}", resource.archetype.keyword(), resource.name, actions.join(", "))
         });
         let lines: Vec<String> = lines.collect();

@@ -28,6 +28,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use serde_json::{Value as Json, json};
 use statehouse::follow::{Listener, Next};
 use statehouse::house::{data_of, subject_of};
+use statehouse::resource::visible_data;
 use statehouse::{House, Refusal};
 use statehouse_store::{Event, LogPage, Record, StoreError, Tenant, Time};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
@@ -362,7 +363,7 @@ fn cloud_event(house: &House, record: &Record, number: usize, event: &Event) -> 
         "subject": format!("{resource}/{key}"),
         "time": record.at.to_string(),
         "datacontenttype": "application/json",
-        "data": data_of(event),
+        "data": visible_data(house.resources(), &event.name, data_of(event)),
     })
 }
 

@@ -133,7 +133,7 @@ fn operation(resource: &Resource, action: &Action, schemas: &mut Map<String, Jso
         "responses": responses(resource, action, writes, schemas),
     });
     if writes && !action.input.is_empty() {
-        let name = schema_name(&resource.name, action.name);
+        let name = schema_name(&resource.name, &action.name);
         let schema = named(schemas, &name, &Form::Object(action.input.clone()));
         let mut content = json!({"application/json": {"schema": schema}});
         if action.route.method == Method::Patch

@@ -27,6 +27,7 @@ use crate::cache::Cache;
 use crate::form::{Form, Misfit, Property};
 use crate::holds::Holds;
 use crate::lock;
+use crate::resource::Resource;
 use crate::worker::Wake;
 
 /// Where an action is found over HTTP.
@@ -189,6 +190,8 @@ pub struct Desk<'a> {
     pub holds: Option<&'a dyn Holds>,
     /// Where ids come from.
     pub ids: &'a Ids,
+    /// All resources of the house.
+    pub resources: &'a [Resource],
     /// How often this call was drafted before, in vain. A first draft may leave it to the store to find out that it
     /// does not fit; later ones had better look.
     pub tries: u32,

@@ -469,7 +469,7 @@ impl House {
     fn desk(&self, tries: u32) -> Desk<'_> {
         let holds = self.holds.as_deref();
         let (cache, clock) = (&*self.cache, &*self.clock);
-        Desk { store: &*self.store, cache, clock, holds, ids: &self.ids, tries }
+        Desk { store: &*self.store, cache, clock, holds, ids: &self.ids, resources: &self.resources, tries }
     }
 
     async fn draft(&self, ready: &[Ready<'_>], tries: u32) -> Result<Vec<Draft>, (usize, Refusal)> {

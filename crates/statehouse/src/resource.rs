@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use serde_json::Value as Json;
 use statehouse_store::{Table, Type, Value};
 
 use crate::action::{Action, Code, Refusal};
@@ -38,6 +39,22 @@ pub struct Resource {
     pub consumers: Vec<Consuming>,
     /// What the log tells of its rows, for views.
     pub telling: Telling,
+}
+
+/// The data of an event of this name as callers see it: without the hidden columns of its row.
+pub fn visible_data<'e>(resources: &[Resource], event: &str, data: Cow<'e, Json>) -> Cow<'e, Json> {
+    let name = event.split('.').next().unwrap_or_default();
+    let hidden = resources.iter().find(|resource| resource.name == name).map(|resource| &resource.hidden);
+    let row = data.get("row").and_then(Json::as_object);
+    let (Some(hidden), Some(row)) = (hidden, row) else { return data };
+    if !hidden.iter().any(|name| row.contains_key(name)) {
+        return data;
+    }
+    let mut data = data.into_owned();
+    if let Some(row) = data.get_mut("row").and_then(Json::as_object_mut) {
+        hidden.iter().for_each(|name| drop(row.remove(name)));
+    }
+    Cow::Owned(data)
 }
 
 /// What is done with the records of the log.

@@ -47,7 +47,7 @@ pub fn of_property(property: &Property, variant: i64) -> Option<Json> {
     }
     match &property.form {
         Form::Value(kind) => Some(value(&property.name, *kind, variant).to_json()),
-        Form::OneOf(words) => words.first().map(|word| (*word).into()),
+        Form::OneOf(words) => words.first().map(|word| word.to_string().into()),
         Form::Range(least, _) => Some((*least).into()),
         Form::Any => Some(format!("item {variant}").into()),
         Form::List(of) => {

@@ -39,7 +39,7 @@ impl Served {
 struct Places {
     collection: Vec<Arc<Served>>,
     item: Vec<Arc<Served>>,
-    item_actions: HashMap<&'static str, Vec<Arc<Served>>>,
+    item_actions: HashMap<String, Vec<Arc<Served>>>,
 }
 
 /// The table.
@@ -74,7 +74,9 @@ impl Routes {
                 match action.route.place {
                     Place::Collection => places.collection.push(served),
                     Place::Item => places.item.push(served),
-                    Place::ItemAction => places.item_actions.entry(action.name).or_default().push(served),
+                    Place::ItemAction => {
+                        places.item_actions.entry(action.name.to_string()).or_default().push(served)
+                    }
                 }
             }
         }

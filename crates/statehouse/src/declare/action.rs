@@ -6,9 +6,7 @@ use std::sync::Arc;
 
 use super::read::{IndexList, RowRead};
 use super::table::TableDef;
-use crate::action::{
-    Action, Code, Does, Each, Method, Place, Read, Route, Several, WAIT, Write,
-};
+use crate::action::{Action, Code, Does, Each, Method, Place, Read, Route, Several, WAIT, Write};
 use crate::form::{Form, Property};
 use crate::paging;
 use crate::resource::state_name;

@@ -31,7 +31,12 @@ pub struct RowRead {
 impl RowRead {
     /// Reads rows of a resource.
     pub fn of(resource: &str, def: &Arc<TableDef>) -> RowRead {
-        RowRead { resource: resource.to_owned(), def: def.clone(), missing: "does not exist", show: as_stored }
+        RowRead {
+            resource: resource.to_owned(),
+            def: def.clone(),
+            missing: "does not exist",
+            show: as_stored,
+        }
     }
 
     /// What is said of a row that is not there: `was never set`.

@@ -174,8 +174,7 @@ impl<'p> SettingsReader<'p> {
     ) -> Option<T> {
         let settings = self.settings.table(name, self.problems)?;
         let prefix = format!("{}{name}.", self.prefix);
-        let mut inner =
-            SettingsReader { settings, problems: &mut *self.problems, prefix, infos: Vec::new() };
+        let mut inner = SettingsReader { settings, problems: &mut *self.problems, prefix, infos: Vec::new() };
         let value = read(&mut inner);
         inner.settings.finish(inner.problems);
         self.infos.append(&mut inner.infos);
@@ -296,7 +295,8 @@ mod tests {
 
     #[test]
     fn durations_are_written_with_the_largest_unit_that_fits() {
-        for (millis, text) in [(0, "0ms"), (1, "1ms"), (1_500, "1500ms"), (60_000, "1m"), (86_400_000, "1d")] {
+        for (millis, text) in [(0, "0ms"), (1, "1ms"), (1_500, "1500ms"), (60_000, "1m"), (86_400_000, "1d")]
+        {
             assert_eq!(duration_text(Duration::from_millis(millis)), text);
         }
     }

@@ -391,7 +391,7 @@ mod tests {
         let def = lots();
         let step = Step::update(def.table(), ["a".into()]);
         let step = def.set_due(step, &Tenant::new("acme").unwrap(), "lot", now());
-        let set: Vec<&str> = step.assignments().map(|(name, _)| name).collect();
+        let set: Vec<&str> = step.assignments.iter().map(|one| one.column.as_str()).collect();
         assert_eq!(set, ["ends_at", DUE_SHARD, DUE_AT]);
     }
 

@@ -40,6 +40,7 @@ mod archetype;
 
 pub use archetype::ARCHETYPE;
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,23 +48,18 @@ use async_trait::async_trait;
 use serde_json::{Value as Json, json};
 use statehouse_store::guard::{column, now, now_plus};
 use statehouse_store::limits::PLAN_OPERATIONS_MAX;
-use statehouse_store::table::{Builder, VERSION};
+use statehouse_store::table::Builder;
 use statehouse_store::{
     Address, Clock, Commit, Consistency, Draft as EventDraft, Event, Guard, Operand, Plan, Query, Reason,
     Refused, RetryPolicy, Row, Step, Store, StoreError, Table, Tenant, Time, Type, Value, commit_known,
 };
 
-use crate::action::{
-    Action, Answer, Call, Code, Desk, Does, Draft, Method, Pieces, Place, Read, Refusal, Route, Verdict,
-    Write, common_verdict,
-};
+use crate::action::{Answer, Call, Code, Desk, Draft, Pieces, Refusal, Verdict, Write, common_verdict};
 use crate::blueprint::Thing;
-use crate::blueprint::problem::{Problem, Problems};
-use crate::blueprint::settings::Field;
-use crate::form::{Form, Misfit, Property};
-use crate::paging;
-use crate::resource::{Resource, key_text, plural, state_name};
-use crate::told::{Telling, Told};
+use crate::blueprint::problem::Problems;
+use crate::declare::{ActionSpec, Declare, IndexList, ResourceSpec, RowRead, TableDef, TableSpec};
+use crate::form::{Form, Property};
+use crate::resource::{Resource, key_text, plural};
 
 /// The states of a row. `EXPIRED` is how a held one reads after its time; it is not stored.
 const STATES: [&str; 3] = [HELD, FREE, EXPIRED];
@@ -354,9 +350,9 @@ fn lost_row(address: &Address) -> StoreError {
 
 /// One declared lease.
 #[derive(Debug)]
-struct Declared {
+struct LeaseSpec {
     name: String,
-    table: Arc<Table>,
+    def: Arc<TableDef>,
     duration: Duration,
 }
 
@@ -364,184 +360,107 @@ struct Declared {
 const DURATION_DEFAULT: Duration = Duration::from_secs(30);
 /// How long one can be held without a renewal, if the blueprint does not say.
 const DURATION_MAX_DEFAULT: Duration = Duration::from_secs(3600);
+/// The bounds of both settings.
+const DURATIONS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(10 * 366 * 86_400);
 
 /// Reads `[lease.NAME]`.
-pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
-    let mut settings = thing.settings.clone();
-    let key = settings.key("key", problems);
-    let table = settings.text("table", problems).unwrap_or_else(|| plural(&thing.name));
-    let max = settings.duration("max_duration", problems).unwrap_or(DURATION_MAX_DEFAULT);
-    let duration = settings.duration("duration", problems).unwrap_or(DURATION_DEFAULT.min(max));
-    settings.finish(problems);
-    for (name, span) in [("duration", duration), ("max_duration", max)] {
-        if span.is_zero() {
-            problems
-                .add(Problem::at(settings.span_of(name), format!("`{name}` must be longer than nothing")));
-        }
-    }
-    if duration > max {
-        let title = "`duration` is longer than `max_duration`";
-        problems.add(Problem::at(settings.span_of("duration"), title));
-    }
-    let key = key?;
-    let mut builder = Table::named(&table);
-    for field in &key {
-        builder = builder.partition(&field.name, field.kind);
-    }
-    let builder = columns(builder).index(BY_STATE, &[STATE], &[ACQUIRED_AT]).index(
-        BY_HOLDER,
-        &[HOLDER],
-        &[ACQUIRED_AT],
-    );
-    let table = match builder.build() {
-        Ok(table) => table,
-        Err(error) => {
-            problems.add(Problem::at(settings.span(), format!("`lease.{}`: {}", thing.name, error.why)));
-            return None;
-        }
-    };
-    let lease = Arc::new(Declared { name: thing.name.clone(), table: table.clone(), duration });
-    let told = Told::with_row(&thing.name, &table);
-    Some(Resource {
-        hidden: Vec::new(),
-        name: thing.name.clone(),
-        archetype: thing.archetype,
-        key: key.iter().map(|field| (field.name.clone(), field.kind)).collect(),
-        tables: vec![table],
-        actions: actions(&lease, &key, max),
-        workers: Vec::new(),
-        consumers: Vec::new(),
-        telling: Telling::Rows(Box::new(told)),
-    })
+pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
+    Declare::run(thing, None, problems, declare_lease)
 }
 
-fn actions(lease: &Arc<Declared>, key: &[Field], max: Duration) -> Vec<Action> {
-    let name = &lease.name;
-    let target = state_name(name);
-    let row = row_form(key);
+fn declare_lease(cx: &mut Declare<'_>) -> Option<()> {
+    let name = cx.name();
+    let settings = cx.settings();
+    let key = settings.key("key");
+    let table = settings.text("table", plural(name));
+    let max = settings.duration("max_duration", DURATION_MAX_DEFAULT, DURATIONS);
+    let duration = settings.duration("duration", DURATION_DEFAULT.min(max), DURATIONS);
+    settings.refuse_if(duration > max, "duration", "`duration` is longer than `max_duration`");
+    let spec = TableSpec::named(table)
+        .key(&key)
+        .states(&STORED)
+        .shown_as(Form::one_of(&STATES))
+        .about("EXPIRED can be acquired like FREE")
+        .text(HOLDER)
+        .null()
+        .int(EPOCH)
+        .about("counts acquisitions and is never reset")
+        .time(ACQUIRED_AT)
+        .time(EXPIRES_AT)
+        .null()
+        .about("by the store's clock")
+        .index(BY_STATE, &[STATE], &[ACQUIRED_AT])
+        .index(BY_HOLDER, &[HOLDER], &[ACQUIRED_AT]);
+    let def = cx.build(spec)?;
+    let lease = Arc::new(LeaseSpec { name: name.to_owned(), def: def.clone(), duration });
+    cx.resource(ResourceSpec::of(name, &def).actions(actions(&lease, max)));
+    Some(())
+}
+
+fn actions(lease: &Arc<LeaseSpec>, max: Duration) -> [ActionSpec; 6] {
+    let def = &lease.def;
     let holder =
         || Property::required(HOLDER, Form::Value(Type::Text), "who holds it; a name of the caller's own");
     let epoch = || Property::required(EPOCH, Form::Value(Type::Int), "the epoch that acquire returned");
-    let duration = || {
-        let millis = i64::try_from(max.as_millis()).unwrap_or(i64::MAX);
-        let about = format!(
-            "for how long, in milliseconds, counted from before this request was sent; {} if not given",
-            lease.duration.as_millis()
-        );
-        Property::optional(DURATION_MS, Form::Range(1, millis), &about)
-    };
-    let write = |verb: Verb| Does::Write(Arc::new(Writer { lease: lease.clone(), verb }));
-    let read = |list: bool| Does::Read(Arc::new(Reader { lease: lease.clone(), list }));
-    let at = |method, place| Route { method, place };
-    vec![
-        Action {
-            name: "acquire".into(),
-            summary: format!("Take a {name} that is free or has expired."),
-            target: target.clone(),
-            shape: "state transition",
-            mechanism: "guarded exclusive claim with expiry and epoch".into(),
-            route: at(Method::Post, Place::ItemAction),
-            input: vec![holder(), duration()],
-            output: row.clone(),
-            refusals: vec![Code::Held],
-            needs_version: false,
-            answers: &["duplicate claim", "orphaned claim after crash", "lease expiry race"],
-            after: vec![],
-            does: write(Verb::Acquire),
-        },
-        Action {
-            name: "renew".into(),
-            summary: format!("Hold a {name} for longer, before it expires."),
-            target: target.clone(),
-            shape: "overwrite",
-            mechanism: "conditional update guarded by epoch and expiry".into(),
-            route: at(Method::Post, Place::ItemAction),
-            input: vec![holder(), epoch(), duration()],
-            output: row.clone(),
-            refusals: vec![Code::NotFound, Code::NotHolder, Code::Expired],
-            needs_version: false,
-            answers: &["lease expiry race", "stale holder acting after expiry"],
-            after: vec![format!("{name}.acquire")],
-            does: write(Verb::Renew),
-        },
-        Action {
-            name: "release".into(),
-            summary: format!("Let go of a {name}."),
-            target: target.clone(),
-            shape: "state transition",
-            mechanism: "conditional update guarded by epoch".into(),
-            route: at(Method::Post, Place::ItemAction),
-            input: vec![holder(), epoch()],
-            output: row.clone(),
-            refusals: vec![Code::NotFound, Code::NotHolder],
-            needs_version: false,
-            answers: &["stale holder acting after expiry"],
-            after: vec![format!("{name}.acquire")],
-            does: write(Verb::Release),
-        },
-        Action {
-            name: "check".into(),
-            summary: format!(
-                "Write nothing, and be refused unless the {name} is the caller's: for a batch whose other writes only \
-                 its holder may do."
-            ),
-            target: target.clone(),
-            shape: "assert",
-            mechanism: "assertion guarded by epoch, in the plan of the holder's effect".into(),
-            route: at(Method::Post, Place::ItemAction),
-            input: vec![holder(), epoch()],
-            output: Form::Object(vec![
-                Property::required(HOLDER, Form::Value(Type::Text), ""),
-                Property::required(EPOCH, Form::Value(Type::Int), ""),
-            ]),
-            refusals: vec![Code::NotFound, Code::NotHolder],
-            needs_version: false,
-            answers: &["stale holder acting after expiry"],
-            after: vec![format!("{name}.acquire")],
-            does: write(Verb::Check),
-        },
-        Action {
-            name: "read".into(),
-            summary: format!(
-                "Read who holds a {name}. With `Prefer: wait` the answer comes when that changes."
-            ),
-            target: target.clone(),
-            shape: "read source",
-            mechanism: "strong read by key".into(),
-            route: at(Method::Get, Place::Item),
-            input: vec![],
-            output: row.clone(),
-            refusals: vec![Code::NotFound],
-            needs_version: false,
-            answers: &[],
-            after: vec![format!("{name}.acquire")],
-            does: read(false),
-        },
-        Action {
-            name: "list".into(),
-            summary: format!("List {name} rows, those acquired last first."),
-            target,
-            shape: "read source",
-            mechanism: "range read on the index by state or by holder".into(),
-            route: at(Method::Get, Place::Collection),
-            input: [
-                Property::optional(
-                    STATE,
-                    Form::one_of(&STORED),
-                    "which ones, if no holder is given; HELD if not given",
-                ),
-                Property::optional(HOLDER, Form::Value(Type::Text), "those of this holder"),
-            ]
-            .into_iter()
-            .chain(paging::properties())
-            .collect(),
-            output: Form::List(Box::new(row)),
-            refusals: vec![],
-            needs_version: false,
-            answers: &[],
-            after: vec![format!("{name}.acquire")],
-            does: read(true),
-        },
+    let millis = i64::try_from(max.as_millis()).unwrap_or(i64::MAX);
+    let about = format!(
+        "for how long, in milliseconds, counted from before this request was sent; {} if not given",
+        lease.duration.as_millis()
+    );
+    let duration = || Property::optional(DURATION_MS, Form::Range(1, millis), &about);
+    let state = Property::optional(
+        STATE,
+        Form::one_of(&STORED),
+        "which ones, if no holder is given; HELD if not given",
+    );
+    let of_holder = Property::optional(HOLDER, Form::Value(Type::Text), "those of this holder");
+    let list =
+        IndexList::newest_first(def).by(BY_HOLDER, of_holder).by_or(BY_STATE, state, HELD).shown(shown);
+    let write = |verb: Verb| Writer { lease: lease.clone(), verb };
+    [
+        ActionSpec::transition("acquire", "Take a {name} that is free or has expired.")
+            .mechanism("guarded exclusive claim with expiry and epoch")
+            .takes([holder(), duration()])
+            .codes(&[Code::Held])
+            .answers(&["duplicate claim", "orphaned claim after crash", "lease expiry race"])
+            .writes(write(Verb::Acquire)),
+        ActionSpec::transition("renew", "Hold a {name} for longer, before it expires.")
+            .shape("overwrite")
+            .mechanism("conditional update guarded by epoch and expiry")
+            .takes([holder(), epoch(), duration()])
+            .codes(&[Code::NotFound, Code::NotHolder, Code::Expired])
+            .answers(&["lease expiry race", "stale holder acting after expiry"])
+            .after(["acquire"])
+            .writes(write(Verb::Renew)),
+        ActionSpec::transition("release", "Let go of a {name}.")
+            .mechanism("conditional update guarded by epoch")
+            .takes([holder(), epoch()])
+            .codes(&[Code::NotFound, Code::NotHolder])
+            .answers(&["stale holder acting after expiry"])
+            .after(["acquire"])
+            .writes(write(Verb::Release)),
+        ActionSpec::check(
+            "check",
+            "Write nothing, and be refused unless the {name} is the caller's: for a batch whose other writes only its \
+             holder may do.",
+        )
+        .mechanism("assertion guarded by epoch, in the plan of the holder's effect")
+        .takes([holder(), epoch()])
+        .gives(Form::Object(vec![
+            Property::required(HOLDER, Form::Value(Type::Text), ""),
+            Property::required(EPOCH, Form::Value(Type::Int), ""),
+        ]))
+        .code(Code::NotHolder)
+        .answers(&["stale holder acting after expiry"])
+        .after(["acquire"])
+        .writes(write(Verb::Check)),
+        ActionSpec::read("read", "Read who holds a {name}. With `Prefer: wait` the answer comes when that changes.")
+            .after(["acquire"])
+            .reads_row(RowRead::of(&lease.name, def).missing("was never acquired").shown(shown)),
+        ActionSpec::list("list", "List {name} rows, those acquired last first.")
+            .mechanism("range read on the index by state or by holder")
+            .after(["acquire"])
+            .reads_index(list),
     ]
 }
 
@@ -549,20 +468,6 @@ fn actions(lease: &Arc<Declared>, key: &[Field], max: Duration) -> Vec<Action> {
 const STORED: [&str; 2] = [HELD, FREE];
 /// How long a caller wants to hold.
 const DURATION_MS: &str = "duration_ms";
-
-fn row_form(key: &[Field]) -> Form {
-    let mut properties: Vec<Property> =
-        key.iter().map(|field| Property::required(&field.name, Form::Value(field.kind), "")).collect();
-    properties.extend([
-        Property::required(STATE, Form::one_of(&STATES), "EXPIRED can be acquired like FREE"),
-        Property::required(HOLDER, Form::Value(Type::Text), "").or_null(),
-        Property::required(EPOCH, Form::Value(Type::Int), "counts acquisitions and is never reset"),
-        Property::required(ACQUIRED_AT, Form::Value(Type::Time), ""),
-        Property::required(EXPIRES_AT, Form::Value(Type::Time), "by the store's clock").or_null(),
-        Property::required(VERSION, Form::Value(Type::Int), "raised by every write"),
-    ]);
-    Form::Object(properties)
-}
 
 /// What a write does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -574,7 +479,7 @@ enum Verb {
 }
 
 struct Writer {
-    lease: Arc<Declared>,
+    lease: Arc<LeaseSpec>,
     verb: Verb,
 }
 
@@ -606,10 +511,9 @@ impl Write for Writer {
     async fn draft(&self, call: &Call, _: &Desk<'_>) -> Result<Draft, Refusal> {
         let Claim { holder, epoch, span } = self.claim(call);
         if holder.is_empty() {
-            let detail = "a holder has a name".to_owned();
-            return Err(Refusal::misfits(vec![Misfit { pointer: format!("/{HOLDER}"), detail }]));
+            return Err(Refusal::field(HOLDER, "the holder must not be empty"));
         }
-        let (table, key) = (&self.lease.table, call.key.iter().cloned());
+        let (table, key) = (self.lease.def.table(), call.key.iter().cloned());
         let (step, what) = match self.verb {
             Verb::Acquire => (acquire(table, key, holder, span), "acquired"),
             Verb::Renew => (renew(table, key, holder, epoch, span), "renewed"),
@@ -667,48 +571,13 @@ impl Write for Writer {
     }
 }
 
-struct Reader {
-    lease: Arc<Declared>,
-    list: bool,
-}
-
 /// A row as callers see it.
-fn shown(row: &Row, at: Time) -> Json {
-    let mut body = row.to_json();
+fn shown(def: &TableDef, row: &Row, at: Time) -> Json {
+    let mut body = def.row_json(row);
     let lease = Lease::of(row);
     if let (Some(fields), true, false) = (body.as_object_mut(), lease.expires_at.is_some(), lease.is_held(at))
     {
         fields.insert(STATE.into(), EXPIRED.into());
     }
     body
-}
-
-#[async_trait]
-impl Read for Reader {
-    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
-        if self.list {
-            return self.list(call, desk).await.map(Arc::new);
-        }
-        let address = Address::new(&self.lease.table, &call.tenant, call.key.iter().cloned())?;
-        let row = desk.store.get(&[address], Consistency::Strong).await?.into_iter().next().flatten();
-        let row = row.ok_or_else(|| {
-            let message = format!("{} {} was never acquired", self.lease.name, key_text(&call.key));
-            Refusal::new(Code::NotFound, message)
-        })?;
-        Ok(Arc::new(Answer::row(shown(&row, desk.clock.now()))))
-    }
-}
-
-impl Reader {
-    async fn list(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal> {
-        let text = |name: &str| call.input.get(name).and_then(Json::as_str);
-        let (index, value) = match text(HOLDER) {
-            Some(holder) => (BY_HOLDER, holder),
-            None => (BY_STATE, text(STATE).unwrap_or(HELD)),
-        };
-        let query = Query::index(&self.lease.table, index, &call.tenant, [value.into()])?.backward();
-        let page = desk.store.query(&paging::page_of(query, call)?).await?;
-        let now = desk.clock.now();
-        Ok(paging::answer(page.rows.iter().map(|row| shown(row, now)), page.next))
-    }
 }

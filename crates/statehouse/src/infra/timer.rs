@@ -43,25 +43,22 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::Value as Json;
 use statehouse_store::guard::{column, now, now_plus, value};
-use statehouse_store::table::VERSION;
 use statehouse_store::{
-    Address, Consistency, Draft as EventDraft, Entry, Event, Expr, Guard, Plan, PlanError, Query, Reason,
-    Refused, Row, Step, Table, Tenant, Time, Type, Value,
+    Draft as EventDraft, Entry, Event, Expr, Guard, Plan, PlanError, Reason, Refused, Row, Step, Table, Time,
+    Type, Value,
 };
 
 use crate::action::{
-    Action, Answer, Call, Code, Desk, Does, Draft, Expected, Method, Pieces, Place, Read, Refusal, Route,
-    Verdict, Write, common_verdict, row_of,
+    Answer, Call, Code, Desk, Draft, Expected, Pieces, Refusal, Verdict, Write, common_verdict, row_of,
 };
 use crate::blueprint::Thing;
-use crate::blueprint::problem::{Problem, Problems};
-use crate::blueprint::settings::Field;
-use crate::form::{Form, Misfit, Property};
-use crate::infra::due::{self, DUE_AT, DUE_SHARD, Due, Scanner};
-use crate::paging;
-use crate::resource::{Resource, key_text, plural, state_name};
-use crate::told::{Telling, Told};
-use crate::worker::{Wake, Worker};
+use crate::blueprint::problem::Problems;
+use crate::declare::table::UPDATED_AT;
+use crate::declare::{ActionSpec, Declare, IndexList, ResourceSpec, RowRead, TableDef, TableSpec};
+use crate::form::{Form, Property};
+use crate::infra::due::{self, DUE_AT, Due, Scanner};
+use crate::resource::{Resource, key_text, plural};
+use crate::worker::Wake;
 
 /// The states of a row.
 const STATUSES: [&str; 3] = [SET, FIRED, CANCELLED];
@@ -74,7 +71,6 @@ const EVERY_MS: &str = "every_ms";
 const FIRED_COUNT: &str = "fired";
 const LAST_DUE_AT: &str = "last_due_at";
 const PAYLOAD: &str = "payload";
-const UPDATED_AT: &str = "updated_at";
 const BY_STATUS: &str = "by_status";
 /// An input of `set`: a due time from now.
 const AFTER_MS: &str = "after_ms";
@@ -101,182 +97,104 @@ pub fn next_due(due: Time, every: Duration, at: Time, missed: Missed) -> (Time, 
 #[derive(Clone, Debug)]
 struct Timer {
     name: String,
-    table: Arc<Table>,
-    shards: u32,
+    def: Arc<TableDef>,
     missed: Missed,
 }
 
-/// In how many parts the scanning is cut, if the blueprint does not say.
-const SHARDS_DEFAULT: i64 = 4;
-const SHARDS_MAX: i64 = 1_024;
-/// The least and the greatest span between two due times.
+/// The shortest and the longest interval between two due times.
 const EVERY_MS_MIN: i64 = 1_000;
-const SPAN_MS_MAX: i64 = 10 * 366 * 24 * 3_600 * 1_000;
+const INTERVAL_MS_MAX: i64 = 10 * 366 * 24 * 3_600 * 1_000;
 
 /// Reads `[timer.NAME]`.
-pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
-    let mut settings = thing.settings.clone();
-    let key = settings.key("key", problems);
-    let table = settings.text("table", problems).unwrap_or_else(|| plural(&thing.name));
-    let shards = settings.int("shards", problems).unwrap_or(SHARDS_DEFAULT);
-    let missed = settings.choice("missed", &["once", "all"], problems).unwrap_or("once");
-    settings.finish(problems);
-    if !(1..=SHARDS_MAX).contains(&shards) {
-        let title = format!("`shards` must be from 1 to {SHARDS_MAX}");
-        problems.add(Problem::at(settings.span_of("shards"), title));
-    }
-    let key = key?;
-    let mut builder = Table::named(&table);
-    for field in &key {
-        builder = builder.partition(&field.name, field.kind);
-    }
-    let builder = due::columns(builder.required(STATUS, Type::Text))
-        .optional(EVERY_MS, Type::Int)
-        .defaulted(FIRED_COUNT, Type::Int, 0)
-        .optional(LAST_DUE_AT, Type::Time)
-        .optional(PAYLOAD, Type::Json)
-        .required(UPDATED_AT, Type::Time)
-        .index(BY_STATUS, &[STATUS], &[UPDATED_AT]);
-    let table = match builder.build() {
-        Ok(table) => table,
-        Err(error) => {
-            problems.add(Problem::at(settings.span(), format!("`timer.{}`: {}", thing.name, error.why)));
-            return None;
-        }
+pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
+    Declare::run(thing, None, problems, declare_timer)
+}
+
+fn declare_timer(cx: &mut Declare<'_>) -> Option<()> {
+    let name = cx.name();
+    let settings = cx.settings();
+    let key = settings.key("key");
+    let table = settings.text("table", plural(name));
+    let shards = settings.count("shards", 4, 1..=1_024);
+    let missed = match settings.choice("missed", &["once", "all"]) {
+        "all" => Missed::All,
+        _ => Missed::Once,
     };
-    let timer = Arc::new(Timer {
-        name: thing.name.clone(),
-        table: table.clone(),
-        shards: u32::try_from(shards).unwrap_or(1).max(1),
-        missed: if missed == "all" { Missed::All } else { Missed::Once },
-    });
-    let scanner: Arc<dyn Worker> = Arc::new(Scanner::new(timer.worker(), timer.shards, Timer::clone(&timer)));
-    let told = Told::with_row(&thing.name, &table);
-    Some(Resource {
-        hidden: Vec::new(),
-        name: thing.name.clone(),
-        archetype: thing.archetype,
-        key: key.iter().map(|field| (field.name.clone(), field.kind)).collect(),
-        tables: vec![table],
-        actions: actions(&timer, &key),
-        workers: vec![scanner],
-        consumers: Vec::new(),
-        telling: Telling::Rows(Box::new(told)),
-    })
+    let spec = TableSpec::named(table)
+        .key(&key)
+        .states_in(STATUS, &STATUSES)
+        .time(DUE_AT)
+        .null()
+        .about("when it is due next; null unless it is set")
+        .int(EVERY_MS)
+        .null()
+        .about("the interval of a recurring timer; null for one that fires once")
+        .int(FIRED_COUNT)
+        .default(0)
+        .about("how often it has fired")
+        .time(LAST_DUE_AT)
+        .null()
+        .about("the due time that was released last")
+        .json(PAYLOAD)
+        .null()
+        .about("copied into its events")
+        .updated_at()
+        .deadline(&[SET], DUE_AT, shards)
+        .index(BY_STATUS, &[STATUS], &[UPDATED_AT]);
+    let def = cx.build(spec)?;
+    let timer = Arc::new(Timer { name: name.to_owned(), def: def.clone(), missed });
+    let status = Property::optional(STATUS, Form::one_of(&STATUSES), "which rows; SET if not given");
+    let write = |verb: Verb| Writer { timer: timer.clone(), verb };
+    cx.resource(
+        ResourceSpec::of(name, &def)
+            .worker(Scanner::new(timer.worker(), shards, Timer::clone(&timer)))
+            .action(
+                ActionSpec::put("set", "Set a {name}, or set it anew.")
+                    .mechanism("upsert into the sharded due index")
+                    .takes(set_inputs())
+                    .codes(&[Code::NotFound, Code::VersionConflict])
+                    .answers(&["due item never materialized"])
+                    .writes(write(Verb::Set)),
+            )
+            .action(
+                ActionSpec::delete("cancel", "Cancel a {name} that is set.")
+                    .code(Code::VersionConflict)
+                    .answers(&["job claimed twice"])
+                    .after(["set"])
+                    .writes(write(Verb::Cancel)),
+            )
+            .action(
+                ActionSpec::read("read", "Read a {name}.")
+                    .after(["set"])
+                    .reads_row(RowRead::of(name, &def).missing("was never set")),
+            )
+            .action(
+                ActionSpec::list("list", "List {name} rows by status, newest first.")
+                    .mechanism("range read on the status and time index")
+                    .after(["set"])
+                    .reads_index(IndexList::newest_first(&def).by_or(BY_STATUS, status, SET)),
+            ),
+    );
+    Some(())
 }
 
-fn actions(timer: &Arc<Timer>, key: &[Field]) -> Vec<Action> {
-    let name = &timer.name;
-    let target = state_name(name);
-    let row = row_form(key);
-    let at = |method, place| Route { method, place };
-    let write = |verb: Verb| Does::Write(Arc::new(Writer { timer: timer.clone(), verb }));
-    let read = |list: bool| Does::Read(Arc::new(Reader { timer: timer.clone(), list }));
-    vec![
-        Action {
-            name: "set".into(),
-            summary: format!("Set a {name}, or set it anew."),
-            target: target.clone(),
-            shape: "overwrite",
-            mechanism: "upsert into the sharded due index".into(),
-            route: at(Method::Put, Place::Item),
-            input: vec![
-                Property::optional(DUE_AT, Form::Value(Type::Time), "when it is due first"),
-                Property::optional(
-                    AFTER_MS,
-                    Form::Range(0, SPAN_MS_MAX),
-                    "and how many milliseconds later; from now, if due_at is not given",
-                ),
-                Property::optional(
-                    EVERY_MS,
-                    Form::Range(EVERY_MS_MIN, SPAN_MS_MAX),
-                    "and in which steps again, without end; alone, it is due first after one step",
-                ),
-                Property::optional(PAYLOAD, Form::Any, "what its events bring along"),
-            ],
-            output: row.clone(),
-            refusals: vec![Code::NotFound, Code::VersionConflict],
-            needs_version: false,
-            answers: &["due item never materialized"],
-            after: vec![],
-            does: write(Verb::Set),
-        },
-        Action {
-            name: "cancel".into(),
-            summary: format!("Cancel a {name} that is set."),
-            target: target.clone(),
-            shape: "state transition",
-            mechanism: "guarded conditional update".into(),
-            route: at(Method::Delete, Place::Item),
-            input: vec![],
-            output: row.clone(),
-            refusals: vec![Code::NotFound, Code::WrongState, Code::VersionConflict],
-            needs_version: false,
-            answers: &["job claimed twice"],
-            after: vec![format!("{name}.set")],
-            does: write(Verb::Cancel),
-        },
-        Action {
-            name: "read".into(),
-            summary: format!("Read a {name}."),
-            target: target.clone(),
-            shape: "read source",
-            mechanism: "strong read by key".into(),
-            route: at(Method::Get, Place::Item),
-            input: vec![],
-            output: row.clone(),
-            refusals: vec![Code::NotFound],
-            needs_version: false,
-            answers: &[],
-            after: vec![format!("{name}.set")],
-            does: read(false),
-        },
-        Action {
-            name: "list".into(),
-            summary: format!("List {name} rows by status, newest first."),
-            target,
-            shape: "read source",
-            mechanism: "range read on the status and time index".into(),
-            route: at(Method::Get, Place::Collection),
-            input: [Property::optional(STATUS, Form::one_of(&STATUSES), "which rows; SET if not given")]
-                .into_iter()
-                .chain(paging::properties())
-                .collect(),
-            output: Form::List(Box::new(row)),
-            refusals: vec![],
-            needs_version: false,
-            answers: &[],
-            after: vec![format!("{name}.set")],
-            does: read(true),
-        },
+fn set_inputs() -> [Property; 4] {
+    let interval = |name, min, about| Property::optional(name, Form::Range(min, INTERVAL_MS_MAX), about);
+    [
+        Property::optional(DUE_AT, Form::Value(Type::Time), "when it is due first"),
+        interval(AFTER_MS, 0, "and how many milliseconds later; from now, if due_at is not given"),
+        interval(
+            EVERY_MS,
+            EVERY_MS_MIN,
+            "repeat at this interval without end; alone, it is due first after one interval",
+        ),
+        Property::optional(PAYLOAD, Form::Any, "copied into its events"),
     ]
-}
-
-fn row_form(key: &[Field]) -> Form {
-    let mut properties: Vec<Property> =
-        key.iter().map(|field| Property::required(&field.name, Form::Value(field.kind), "")).collect();
-    let time = |name: &str, about: &str| Property::required(name, Form::Value(Type::Time), about);
-    properties.extend([
-        Property::required(STATUS, Form::one_of(&STATUSES), ""),
-        time(DUE_AT, "when it is due next; null unless it is set").or_null(),
-        Property::required(DUE_SHARD, Form::Value(Type::Int), "").or_null(),
-        Property::required(EVERY_MS, Form::Value(Type::Int), "null for one that fires once").or_null(),
-        Property::required(FIRED_COUNT, Form::Value(Type::Int), "how often it has fired"),
-        time(LAST_DUE_AT, "the due time that was released last").or_null(),
-        Property::required(PAYLOAD, Form::Any, "").or_null(),
-        time(UPDATED_AT, ""),
-        Property::required(VERSION, Form::Value(Type::Int), "raised by every write"),
-    ]);
-    Form::Object(properties)
 }
 
 impl Timer {
     fn worker(&self) -> String {
         format!("{}.fire", self.name)
-    }
-
-    fn shard(&self, tenant: &Tenant, key: &str) -> i64 {
-        due::shard_of(tenant, &self.name, key, self.shards)
     }
 
     fn what(&self, call: &Call) -> String {
@@ -286,9 +204,7 @@ impl Timer {
     /// When a call wants the timer to be due first.
     fn first_due(input: &serde_json::Map<String, Json>) -> Result<Expr, Refusal> {
         let millis = |name: &str| input.get(name).and_then(Json::as_u64).map(Duration::from_millis);
-        let misfit = |detail: &str| {
-            Refusal::misfits(vec![Misfit { pointer: format!("/{DUE_AT}"), detail: detail.to_owned() }])
-        };
+        let misfit = |detail: &str| Refusal::field(DUE_AT, detail);
         let due = input.get(DUE_AT).map(|due| Value::from_json(due.clone(), Type::Time));
         let due = due.transpose().map_err(|why| misfit(&why.to_string()))?.and_then(|due| due.as_time());
         match (due, millis(AFTER_MS), millis(EVERY_MS)) {
@@ -302,7 +218,7 @@ impl Timer {
 /// What fires (I1, I3, I4).
 impl Due for Timer {
     fn table(&self) -> &Arc<Table> {
-        &self.table
+        self.def.table()
     }
 
     fn plan(&self, row: &Row, at: Time, operation: &str) -> Result<Plan, PlanError> {
@@ -311,7 +227,7 @@ impl Due for Timer {
         let number = row.int(FIRED_COUNT).unwrap_or(0).saturating_add(1);
         let every =
             row.int(EVERY_MS).and_then(|millis| u64::try_from(millis).ok()).map(Duration::from_millis);
-        let step = Step::update(&self.table, row.key().iter().cloned())
+        let step = Step::update(self.def.table(), row.key().iter().cloned())
             .guard(Guard::version(row.version()))
             .guard(column(DUE_AT).le(now()))
             .set(FIRED_COUNT, number)
@@ -326,9 +242,9 @@ impl Due for Timer {
                 event = event.with("missed", passed);
                 // What is passed over must be over, whatever this process takes for the time.
                 let step = if passed > 0 { step.guard(value(next.minus(every)).le(now())) } else { step };
-                due::set(step, self.shard(row.tenant(), &key), next)
+                self.def.set_due(step, row.tenant(), &self.name, next)
             }
-            None => due::clear(step.set(STATUS, FIRED)),
+            None => self.def.clear_due(step.set(STATUS, FIRED)),
         };
         let entry = Entry::about(&self.name, key).event(event.with_row_of(0));
         Plan::of(row.tenant(), operation).step(step).log(entry).without_rows().build()
@@ -365,17 +281,17 @@ impl Write for Writer {
                     Value::from_json(json, kind).unwrap_or(Value::Null)
                 };
                 let step = match call.expected {
-                    None => Step::upsert(&timer.table, key),
-                    Some(_) => Step::update(&timer.table, key),
+                    None => Step::upsert(timer.def.table(), key),
+                    Some(_) => Step::update(timer.def.table(), key),
                 };
                 let step = step.set(STATUS, SET).set(EVERY_MS, given(EVERY_MS, Type::Int));
                 let step = step.set(PAYLOAD, given(PAYLOAD, Type::Json));
                 let due = Timer::first_due(&call.input)?;
-                (due::set(step, timer.shard(&call.tenant, &subject), due), "set")
+                (timer.def.set_due(step, &call.tenant, &timer.name, due), "set")
             }
             Verb::Cancel => {
-                let step = Step::update(&timer.table, key).guard(column(STATUS).eq(SET));
-                (due::clear(step.set(STATUS, CANCELLED)), "cancelled")
+                let step = Step::update(timer.def.table(), key).guard(column(STATUS).eq(SET));
+                (timer.def.clear_due(step.set(STATUS, CANCELLED)), "cancelled")
             }
         };
         if let Some(Expected::Version(version)) = call.expected {
@@ -404,39 +320,11 @@ impl Write for Writer {
     }
 
     fn answer(&self, _: &Call, event: &mut Event) -> Answer {
-        Answer::row(row_of(event))
+        Answer::row(self.timer.def.visible(row_of(event)))
     }
 
     fn wakes(&self, _: &Call, event: &Event) -> Vec<Wake> {
         due::wake(&self.timer.worker(), event).into_iter().collect()
-    }
-}
-
-struct Reader {
-    timer: Arc<Timer>,
-    list: bool,
-}
-
-#[async_trait]
-impl Read for Reader {
-    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
-        if self.list {
-            return self.list(call, desk).await.map(Arc::new);
-        }
-        let address = Address::new(&self.timer.table, &call.tenant, call.key.iter().cloned())?;
-        let row = desk.store.get(&[address], Consistency::Strong).await?.into_iter().next().flatten();
-        let missing = || Refusal::new(Code::NotFound, format!("{} was never set", self.timer.what(call)));
-        Ok(Arc::new(Answer::row(row.ok_or_else(missing)?.to_json())))
-    }
-}
-
-impl Reader {
-    async fn list(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal> {
-        let text = |name: &str| call.input.get(name).and_then(Json::as_str);
-        let status = text(STATUS).unwrap_or(SET);
-        let query = Query::index(&self.timer.table, BY_STATUS, &call.tenant, [status.into()])?.backward();
-        let page = desk.store.query(&paging::page_of(query, call)?).await?;
-        Ok(paging::answer(page.rows.iter().map(Row::to_json), page.next))
     }
 }
 

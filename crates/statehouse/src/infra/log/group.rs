@@ -7,6 +7,7 @@
 //! A program that cannot do a record parks it. Later records of its key are then withheld from polls, and parked behind
 //! it by the commit that passes them; what is parked is listed, done in order, and settled.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ use crate::blueprint::problem::{Problem, Problems};
 use crate::form::{Form, Misfit, Property};
 use crate::infra::lease::{self, EPOCH, EXPIRES_AT, HOLDER};
 use crate::paging;
-use crate::resource::{Resource, key_text, state_name};
+use crate::resource::{Resource, key_text, state_name, visible_data};
 use crate::told::Telling;
 
 /// How long a partition is held, if neither the blueprint nor the caller says.
@@ -468,9 +469,10 @@ fn shown(row: &Json) -> Json {
     Json::Object(names.into_iter().map(field).collect())
 }
 
-fn record_shown(record: &Record) -> Json {
+fn record_shown(resources: &[Resource], record: &Record) -> Json {
     let told = record.events.iter().filter(|event| is_told(event));
-    let events = told.map(|event| json!({"name": event.name, "data": event.data}));
+    let data = |event: &Event| json!(visible_data(resources, &event.name, Cow::Borrowed(&event.data)));
+    let events = told.map(|event| json!({"name": event.name, "data": data(event)}));
     json!({
         LOG_OFFSET: offset_of(record), SUBJECT: subject_of(record), "at": Value::Time(record.at).to_json(),
         "operation": record.operation, "resource": record.resource, "key": record.key,
@@ -810,7 +812,7 @@ impl Reader {
                     }
                     match lot.has(&subject_of(record)) {
                         true => found.behind += 1,
-                        false => found.records.push(record_shown(record)),
+                        false => found.records.push(record_shown(desk.resources, record)),
                     }
                 }
                 found.through = offset_of(record);
@@ -842,7 +844,7 @@ impl ParkedReader {
         let before = parked.offset.saturating_sub(1);
         let page = desk.store.read_log(parked.partition, before, 1).await?;
         let is_it = |record: &&Record| offset_of(record) == parked.offset && record.tenant == *tenant;
-        let record = page.records.first().filter(is_it).map(record_shown);
+        let record = page.records.first().filter(is_it).map(|record| record_shown(desk.resources, record));
         Ok(json!({
             LOG_PARTITION: parked.partition, SUBJECT: parked.subject, LOG_OFFSET: parked.offset,
             REASON: parked.reason, TRIES: parked.tries, PARKED_AT: Value::Time(parked.parked_at).to_json(),

@@ -121,7 +121,13 @@ pub(super) fn booking_actions(booking: &Arc<Booking>) -> Vec<Action> {
         Action {
             route: at(Method::Post, Place::Collection),
             input: wanted,
-            refusals: vec![Code::AlreadyExists, Code::NotFound, Code::Held, Code::WrongState, Code::Contended],
+            refusals: vec![
+                Code::AlreadyExists,
+                Code::NotFound,
+                Code::Held,
+                Code::WrongState,
+                Code::Contended,
+            ],
             answers: &["duplicate hold", "expired hold not released"],
             after: vec![format!("{unit}.create")],
             does: write(Verb::Hold),

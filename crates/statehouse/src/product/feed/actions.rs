@@ -47,7 +47,9 @@ pub(super) fn actions(feed: &Arc<Feed>) -> Vec<Action> {
             summary: format!("List what {name} shows to a reader, the newest first."),
             target: view,
             shape: "read projection",
-            mechanism: "range read under the live generation, merged with those of the authors that are pulled".into(),
+            mechanism:
+                "range read under the live generation, merged with those of the authors that are pulled"
+                    .into(),
             route: Route { method: Method::Get, place: Place::Collection },
             input: [given(VIEWER, "whose feed it is")]
                 .into_iter()

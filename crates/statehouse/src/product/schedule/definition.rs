@@ -695,10 +695,14 @@ pub(super) fn actions(schedule: &Arc<Schedule>, job: &Form) -> Vec<Action> {
         Action {
             shape: "read source",
             route: at(Method::Get, RoutePlace::Collection),
-            input: [Property::optional(STATUS, Form::one_of(&STATUSES), "which of them; ACTIVE if not given")]
-                .into_iter()
-                .chain(paging::properties())
-                .collect(),
+            input: [Property::optional(
+                STATUS,
+                Form::one_of(&STATUSES),
+                "which of them; ACTIVE if not given",
+            )]
+            .into_iter()
+            .chain(paging::properties())
+            .collect(),
             output: Form::List(Box::new(row.clone())),
             refusals: vec![],
             does: read(Reading::List),

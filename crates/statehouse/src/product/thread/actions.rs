@@ -161,7 +161,8 @@ pub(super) fn thread_actions(thread: &Arc<Thread>) -> Vec<Action> {
         summary: format!("Count the {} rows of a parent, and show the newest.", thread.name),
         target: format!("{}View", state_name(&thread.threads).trim_end_matches("State")),
         shape: "read source",
-        mechanism: "strong read of the shards of the count, added up, and of the newest of each bucket".into(),
+        mechanism: "strong read of the shards of the count, added up, and of the newest of each bucket"
+            .into(),
         route: Route { method: Method::Get, place: Place::Item },
         input: vec![],
         output: Form::Object(summary),
