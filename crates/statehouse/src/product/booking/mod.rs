@@ -55,18 +55,21 @@ mod write;
 
 pub use archetype::ARCHETYPE;
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
 use statehouse_store::{Table, Type};
 
-use crate::blueprint::problem::{Problem, Problems};
+use crate::blueprint::problem::Problems;
 use crate::blueprint::settings::Field;
 use crate::blueprint::{Blueprint, Thing};
-use crate::infra::due::{self, Scanner};
+use crate::declare::table::{CREATED_AT, STATE, UPDATED_AT};
+use crate::declare::{Declare, ResourceSpec, TableDef, TableSpec};
+use crate::form::Form;
+use crate::infra::due::Scanner;
 use crate::resource::{Resource, plural};
-use crate::told::{Telling, Told};
-use crate::worker::Worker;
+use crate::told::Told;
 
 /// The states of a unit.
 const UNIT_STATES: [&str; 3] = [AVAILABLE, HELD, SOLD];
@@ -80,15 +83,12 @@ const CONFIRMED: &str = "CONFIRMED";
 const EXPIRED: &str = "EXPIRED";
 const CANCELLED: &str = "CANCELLED";
 /// Columns of both.
-const STATE: &str = "state";
 const BOOKING_ID: &str = "booking_id";
-const UPDATED_AT: &str = "updated_at";
 /// Columns of a unit.
 const HOLD_EXPIRES_AT: &str = "hold_expires_at";
 /// Columns of a booking.
 const UNITS: &str = "units";
 const HOLDER: &str = "holder";
-const CREATED_AT: &str = "created_at";
 const EXPIRES_AT: &str = "expires_at";
 /// How many units a caller wants.
 const COUNT: &str = "count";
@@ -96,11 +96,10 @@ const COUNT: &str = "count";
 const BY_HOLDER: &str = "by_holder";
 
 const HOLD_FOR_DEFAULT: Duration = Duration::from_secs(600);
-const UNITS_MAX_DEFAULT: i64 = 10;
+/// The bounds of `hold_for` and `hold_max`.
+const HOLDS_FOR: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(366 * 86_400);
 /// Units of a booking, so that a plan can always change them all and the booking itself.
-const UNITS_MAX: i64 = 40;
-const SHARDS_DEFAULT: i64 = 16;
-const SHARDS_MAX: i64 = 1_024;
+const UNITS_MAX: u32 = 40;
 /// Units that are looked at for the best ones, in pages of so many.
 const LOOK_PAGES: usize = 10;
 const LOOK_ROWS: usize = 500;
@@ -120,6 +119,8 @@ struct Booking {
     unit: Field,
     fields: Vec<Field>,
     details: Vec<Field>,
+    units_def: Arc<TableDef>,
+    bookings_def: Arc<TableDef>,
     units_table: Arc<Table>,
     bookings_table: Arc<Table>,
     hold_for: Duration,
@@ -157,117 +158,101 @@ pub fn leased(blueprint: &Blueprint) -> Vec<&str> {
 
 /// Reads `[booking.NAME]`: the units, and their bookings.
 pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
-    declare_both(thing, problems).map(Into::into).unwrap_or_default()
+    Declare::run(thing, None, problems, declare_both)
 }
 
-fn declare_both(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 2]> {
-    let mut settings = thing.settings.clone();
-    let key = settings.key("key", problems);
-    let fields = settings.fields("fields", problems).unwrap_or_default();
-    let details = settings.fields("details", problems).unwrap_or_default();
-    let table = settings.text("table", problems).unwrap_or_else(|| plural(&thing.name));
-    let hold_for = settings.duration("hold_for", problems).unwrap_or(HOLD_FOR_DEFAULT);
-    let hold_max = settings.duration("hold_max", problems).unwrap_or(hold_for.saturating_mul(3));
-    let units_max = settings.int("units_max", problems).unwrap_or(UNITS_MAX_DEFAULT);
-    let refundable = settings.bool("refundable", problems).unwrap_or(false);
-    let shards = settings.int("shards", problems).unwrap_or(SHARDS_DEFAULT);
-    let leased = settings.choice(HOLDS, &HOLDS_IN, problems) == Some(IN_REDIS);
-    settings.finish(problems);
-    let before = problems.len();
-    if hold_for.is_zero() || hold_max < hold_for {
-        let title = "`hold_for` must be above zero, and `hold_max` at least as long";
-        problems.add(Problem::at(settings.span_of("hold_for"), title));
-    }
-    for (name, given, most) in [("units_max", units_max, UNITS_MAX), ("shards", shards, SHARDS_MAX)] {
-        if !(1..=most).contains(&given) {
-            let title = format!("`{name}` must be from 1 to {most}");
-            problems.add(Problem::at(settings.span_of(name), title));
-        }
-    }
-    let mut group = key?;
+fn declare_both(cx: &mut Declare<'_>) -> Option<()> {
+    let name = cx.name();
+    let settings = cx.settings();
+    let mut group = settings.key("key");
+    let fields = settings.fields("fields");
+    let details = settings.fields("details");
+    let table = settings.text("table", plural(name));
+    let hold_for = settings.duration("hold_for", HOLD_FOR_DEFAULT, HOLDS_FOR);
+    let hold_max = settings.duration("hold_max", hold_for.saturating_mul(3), HOLDS_FOR);
+    let units_max = settings.count("units_max", 10, 1..=UNITS_MAX);
+    let refundable = settings.flag("refundable", false);
+    let shards = settings.count("shards", 16, 1..=1_024);
+    let leased = settings.choice(HOLDS, &HOLDS_IN) == IN_REDIS;
+    settings.refuse_if(hold_max < hold_for, "hold_max", "`hold_max` must be at least as long as `hold_for`");
     let unit = group.pop()?;
     if group.is_empty() {
-        let title = format!("the key of `booking.{}` needs a group and a unit", thing.name);
+        let title = format!("the key of `booking.{name}` needs a group and a unit");
         let advice =
             "units of one group are booked together: `key = { event_id = \"text\", seat_no = \"text\" }`";
-        problems.add(Problem::at(settings.span_of("key"), title).advice(advice));
-    }
-    if problems.len() > before {
+        settings.problem_with_advice("key", title, advice);
         return None;
     }
-    let mut built = |table: statehouse_store::table::Builder| match table.build() {
-        Ok(table) => Some(table),
-        Err(error) => {
-            problems.add(Problem::at(settings.span(), format!("`booking.{}`: {}", thing.name, error.why)));
-            None
-        }
-    };
-    let mut units = Table::named(&table);
-    for field in &group {
-        units = units.partition(&field.name, field.kind);
-    }
-    units = Field::columns(&fields, units.sort(&unit.name, unit.kind))
-        .required(STATE, Type::Text)
-        .optional(BOOKING_ID, Type::Text)
-        .optional(HOLD_EXPIRES_AT, Type::Time)
-        .required(UPDATED_AT, Type::Time);
-    let bookings_name = format!("{}_booking", thing.name);
-    let mut bookings = Table::named(plural(&bookings_name)).partition(BOOKING_ID, Type::Text);
-    bookings = bookings.required(STATE, Type::Text);
-    for field in &group {
-        bookings = bookings.required(&field.name, field.kind);
-    }
-    bookings = Field::columns(&details, bookings.required(UNITS, Type::Json).required(HOLDER, Type::Text))
-        .required(CREATED_AT, Type::Time)
-        .required(EXPIRES_AT, Type::Time)
-        .required(UPDATED_AT, Type::Time)
-        .index(BY_HOLDER, &[HOLDER], &[CREATED_AT]);
-    let (units_table, bookings_table) = (built(units)?, built(due::columns(bookings))?);
+    let bookings = format!("{name}_booking");
+    let units_def = cx.build(units_table(table, &group, &unit, &fields))?;
+    let bookings_def = cx.build(bookings_table(&bookings, &group, &unit, &details, shards))?;
     let booking = Arc::new(Booking {
-        name: thing.name.clone(),
-        bookings: bookings_name,
+        name: name.to_owned(),
+        bookings,
         group,
         unit,
         fields,
         details,
-        units_table,
-        bookings_table,
+        units_table: units_def.table().clone(),
+        units_def,
+        bookings_table: bookings_def.table().clone(),
+        bookings_def,
         hold_for,
         hold_max,
-        units_max: usize::try_from(units_max).unwrap_or(1),
+        units_max: units_max as usize,
         refundable,
         leased,
-        shards: u32::try_from(shards).unwrap_or(1),
+        shards,
     });
-    let sweeper: Arc<dyn Worker> =
-        Arc::new(Scanner::new(booking.sweeper(), booking.shards, write::Sweep(booking.clone())));
-    let key = booking.group.iter().chain([&booking.unit]);
     // A plan of a booking changes all its units, and its event is about the booking, which names them.
-    let namings = [(booking.name.as_str(), booking.unit.name.as_str()), (booking.bookings.as_str(), UNITS)];
+    let namings = [(name, booking.unit.name.as_str()), (booking.bookings.as_str(), UNITS)];
     let units_told = Told::by_name(&booking.units_table, namings);
-    let told = Told::with_row(&booking.bookings, &booking.bookings_table);
-    Some([
-        Resource {
-            hidden: Vec::new(),
-            name: thing.name.clone(),
-            archetype: thing.archetype,
-            key: key.map(|field| (field.name.clone(), field.kind)).collect(),
-            tables: vec![booking.units_table.clone()],
-            actions: actions::unit_actions(&booking),
-            workers: Vec::new(),
-            consumers: Vec::new(),
-            telling: Telling::Rows(Box::new(units_told)),
-        },
-        Resource {
-            hidden: Vec::new(),
-            name: booking.bookings.clone(),
-            archetype: thing.archetype,
-            key: vec![(BOOKING_ID.to_owned(), Type::Text)],
-            tables: vec![booking.bookings_table.clone()],
-            actions: actions::booking_actions(&booking),
-            workers: vec![sweeper],
-            consumers: Vec::new(),
-            telling: Telling::Rows(Box::new(told)),
-        },
-    ])
+    cx.resource(
+        ResourceSpec::of(name, &booking.units_def).told(units_told).actions(actions::unit_actions(&booking)),
+    );
+    cx.resource(
+        ResourceSpec::of(&booking.bookings, &booking.bookings_def)
+            .worker(Scanner::new(booking.sweeper(), shards, write::Sweep(booking.clone())))
+            .actions(actions::booking_actions(&booking)),
+    );
+    Some(())
+}
+
+fn units_table(table: String, group: &[Field], unit: &Field, fields: &[Field]) -> TableSpec {
+    TableSpec::named(table)
+        .key(group)
+        .sort(&unit.name, unit.kind)
+        .fields(fields)
+        .states(&UNIT_STATES)
+        .about("as it is now")
+        .text(BOOKING_ID)
+        .null()
+        .about("the booking that holds or bought it")
+        .time(HOLD_EXPIRES_AT)
+        .null()
+        .about("when it is free again")
+        .updated_at()
+}
+
+fn bookings_table(name: &str, group: &[Field], unit: &Field, details: &[Field], shards: u32) -> TableSpec {
+    let spec = TableSpec::named(plural(name))
+        .partition(BOOKING_ID, Type::Text)
+        .states(&BOOKING_STATES)
+        .about("as it is now");
+    group
+        .iter()
+        .fold(spec, |spec, field| spec.column(&field.name, field.kind).immutable())
+        .json(UNITS)
+        .shown_as(Form::List(Box::new(Form::Value(unit.kind))))
+        .about("what it holds or bought")
+        .immutable()
+        .text(HOLDER)
+        .about("for whom")
+        .fields(details)
+        .created_at()
+        .time(EXPIRES_AT)
+        .about("when the hold ends")
+        .updated_at()
+        .deadline(&[IN_PROGRESS], EXPIRES_AT, shards)
+        .index(BY_HOLDER, &[HOLDER], &[CREATED_AT])
 }

@@ -1,4 +1,4 @@
-//! The reads: availability as it is now, and bookings.
+//! The reads of units: availability as it is now.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use serde_json::Value as Json;
 use statehouse_store::{Address, Query, Row, Time};
 
-use super::rules::{holder_field, standing, value_of};
-use super::{AVAILABLE, BOOKING_ID, BY_HOLDER, Booking, HELD, HOLD_EXPIRES_AT, HOLDER, STATE};
+use super::rules::standing;
+use super::{AVAILABLE, BOOKING_ID, Booking, HELD, HOLD_EXPIRES_AT, STATE};
 use crate::action::{Answer, Call, Code, Desk, Read, Refusal};
 use crate::holds::Hold;
 use crate::paging;
@@ -17,8 +17,6 @@ use crate::paging;
 pub(super) enum Reading {
     Unit,
     Units,
-    Booking,
-    Bookings,
 }
 
 pub(super) struct Reader {
@@ -32,8 +30,6 @@ impl Read for Reader {
         let answer = match self.what {
             Reading::Unit => self.unit(call, desk).await,
             Reading::Units => self.units(call, desk).await,
-            Reading::Booking => self.booking.booking(call, desk).await.map(|row| Answer::row(row.to_json())),
-            Reading::Bookings => self.bookings(call, desk).await,
         };
         answer.map(Arc::new)
     }
@@ -83,12 +79,5 @@ impl Reader {
         let units =
             units.filter(|(row, lease)| wanted.is_none_or(|wanted| standing(row, *lease, now) == wanted));
         Ok(paging::answer(units.map(|(row, lease)| shown(row, lease, now)), page.next))
-    }
-
-    async fn bookings(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal> {
-        let holder = value_of(call.input.get(HOLDER), &holder_field())?;
-        let query = Query::index(&self.booking.bookings_table, BY_HOLDER, &call.tenant, [holder])?.backward();
-        let page = desk.store.query(&paging::page_of(query, call)?).await?;
-        Ok(paging::answer(page.rows.iter().map(Row::to_json), page.next))
     }
 }

@@ -596,7 +596,7 @@ impl Write for Writer {
         let created = (self.verb == Verb::Hold)
             .then(|| row.get(BOOKING_ID).and_then(Json::as_str).map(|id| key_text([&Value::from(id)])))
             .flatten();
-        Answer { created, ..Answer::row(row) }
+        Answer { created, ..Answer::row(self.booking.bookings_def.visible(row)) }
     }
 
     fn wakes(&self, _: &Call, event: &Event) -> Vec<Wake> {
