@@ -32,7 +32,7 @@ pub struct ActionSpec {
 #[derive(Clone)]
 enum Output {
     Row,
-    Rows,
+    Rows(Option<Form>),
     Other(Form),
 }
 
@@ -112,7 +112,7 @@ impl ActionSpec {
     /// Lists rows page by page: `GET /v1/NAME`. `limit` and `cursor` follow the inputs that are declared.
     pub fn list(name: &'static str, summary: impl Into<Cow<'static, str>>) -> ActionSpec {
         let (route, mechanism) = ((Method::Get, Place::Collection), "range read on an index");
-        let output = Output::Rows;
+        let output = Output::Rows(None);
         ActionSpec { output, ..ActionSpec::kind(name, summary, route, "read source", mechanism, &[]) }
     }
 
@@ -155,6 +155,13 @@ impl ActionSpec {
     #[must_use]
     pub fn gives(mut self, output: Form) -> ActionSpec {
         self.output = Output::Other(output);
+        self
+    }
+
+    /// The rows that a list gives, if they are not as the table says.
+    #[must_use]
+    pub fn gives_rows(mut self, row: Form) -> ActionSpec {
+        self.output = Output::Rows(Some(row));
         self
     }
 
@@ -243,7 +250,7 @@ impl ActionSpec {
     /// The action of a resource, whose rows have this definition if they are answered. `None` if nothing does it.
     pub(super) fn build(self, resource: &str, def: Option<&TableDef>) -> Option<Action> {
         let row = || def.map_or(Form::Any, TableDef::row_form);
-        let is_list = matches!(self.output, Output::Rows);
+        let is_list = matches!(self.output, Output::Rows(_));
         let full = |action: String| match action.contains('.') || action == WAIT {
             true => action,
             false => format!("{resource}.{action}"),
@@ -259,7 +266,7 @@ impl ActionSpec {
             input: self.input.into_iter().chain(paging).collect(),
             output: match self.output {
                 Output::Row => row(),
-                Output::Rows => Form::List(Box::new(row())),
+                Output::Rows(other) => Form::List(Box::new(other.unwrap_or_else(row))),
                 Output::Other(form) => form,
             },
             refusals: self.codes,

@@ -57,6 +57,21 @@ impl<'a> Declare<'a> {
         if problems.len() > before { Vec::new() } else { resources }
     }
 
+    /// Reads what a thing declares without declaring its resources, for archetypes that depend on it. `None` if there were
+    /// problems.
+    pub fn read<T>(
+        thing: &'a Thing,
+        problems: &'a mut Problems,
+        read: impl FnOnce(&mut Declare<'a>) -> Option<T>,
+    ) -> Option<T> {
+        let before = problems.len();
+        let settings = SettingsReader::new(thing.settings.clone(), problems);
+        let mut declaring = Declare { thing, others: None, settings, resources: Vec::new() };
+        let value = read(&mut declaring);
+        let (_, problems) = declaring.settings.finish();
+        value.filter(|_| problems.len() == before)
+    }
+
     /// The name of the thing: `profile`.
     pub fn name(&self) -> &'a str {
         &self.thing.name

@@ -42,7 +42,7 @@ const SHARD: &str = "shard";
 const COUNT: &str = "count";
 
 /// Buckets, and shards of a count, at most: each is a request for every page, or every count.
-pub(super) const BUCKETS_MAX: i64 = 64;
+pub(super) const BUCKETS_MAX: u32 = 64;
 
 /// One kind of list.
 #[derive(Debug)]
@@ -82,9 +82,8 @@ pub(super) fn tables(name: &str, owner: &[Field], item: &[Field]) -> [Builder; 2
 
 impl Listing {
     /// A list over its tables.
-    pub fn over(table: Arc<Table>, counts: Arc<Table>, owner: usize, buckets: i64, shards: i64) -> Listing {
-        let parts = |given: i64| u32::try_from(given).unwrap_or(1).max(1);
-        Listing { table, counts, owner, buckets: parts(buckets), shards: parts(shards) }
+    pub fn over(table: Arc<Table>, counts: Arc<Table>, owner: usize, buckets: u32, shards: u32) -> Listing {
+        Listing { table, counts, owner, buckets, shards }
     }
 
     fn spread(&self, tenant: &Tenant, item: &[Value], parts: u32) -> i64 {

@@ -53,6 +53,7 @@ mod archetype;
 mod read;
 mod rules;
 mod secret;
+mod settings;
 pub mod signature;
 mod target;
 mod worker;
@@ -64,20 +65,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, Method, Uri};
-use statehouse_store::{Table, Type};
+use statehouse_store::Table;
 
 use crate::blueprint::Thing;
-use crate::blueprint::problem::{Problem, Problems};
-use crate::blueprint::settings::Settings;
+use crate::blueprint::problem::Problems;
+use crate::declare::table::{CREATED_AT, UPDATED_AT};
+use crate::declare::{Declare, ResourceSpec, TableDef};
 use crate::infra::due;
-use crate::resource::{Resource, plural};
-use crate::told::{Telling, Told};
-use crate::worker::Worker;
-use rules::{Reconcile, Rules};
+use crate::resource::Resource;
+use crate::told::Told;
+use rules::Rules;
 use secret::{Reference, Template};
 pub use secret::{forget as forget_secret, keep as keep_secret};
 pub use signature::new_secret;
-use target::{Limits, Targets};
+use target::Targets;
 pub use write::{Letter, Outbox};
 
 /// The states of a row.
@@ -108,9 +109,7 @@ const HTTP_STATUS: &str = "http_status";
 const ANSWER: &str = "answer";
 const REASON: &str = "reason";
 const DETAIL: &str = "detail";
-const CREATED_AT: &str = "created_at";
 const DELIVERED_AT: &str = "delivered_at";
-const UPDATED_AT: &str = "updated_at";
 const BY_STATUS: &str = "by_status";
 /// Inputs of actions.
 const AFTER_MS: &str = "after_ms";
@@ -121,7 +120,7 @@ const KEY_BYTES_MAX: usize = 128;
 const URL_BYTES_MAX: usize = 2_048;
 const BODY_BYTES_MAX: usize = 100_000;
 const HEADERS_BYTES_MAX: usize = 8_000;
-const ANSWER_BYTES_MAX: i64 = 64_000;
+const ANSWER_BYTES_MAX: u32 = 64_000;
 const JSON: &str = "application/json";
 
 /// One declared kind of effect.
@@ -130,6 +129,7 @@ pub(crate) struct Effect {
     name: String,
     /// The worker that sends: `charge.send`.
     sender: String,
+    def: Arc<TableDef>,
     table: Arc<Table>,
     shards: u32,
     destination: Destination,
@@ -259,265 +259,22 @@ fn encoded(text: &str) -> String {
 }
 
 /// Reads `[effect.NAME]`.
-pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
-    let effect = Arc::new(read_settings(thing, problems)?);
-    let sender: Arc<dyn Worker> = Arc::new(worker::Sender(effect.clone()));
+pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
+    Declare::run(thing, None, problems, declare_effect)
+}
+
+fn declare_effect(cx: &mut Declare<'_>) -> Option<()> {
+    let effect = Arc::new(settings::read(cx)?);
     // Events of attempts do without the row, whose body may be large; and rows are forgotten.
-    let told = Told::by_name(&effect.table, [(thing.name.as_str(), KEY)])
+    let told = Told::by_name(&effect.table, [(effect.name.as_str(), KEY)])
         .untold(&[due::DUE_AT], "an effect that has to wait for its target is put off without an event");
-    Some(Resource {
-        hidden: Vec::new(),
-        name: thing.name.clone(),
-        archetype: thing.archetype,
-        key: vec![(KEY.to_owned(), Type::Text)],
-        tables: vec![effect.table.clone()],
-        actions: actions::actions(&effect),
-        workers: vec![sender],
-        consumers: Vec::new(),
-        telling: Telling::Rows(Box::new(told)),
-    })
-}
-
-/// Numbers and spans that a blueprint may say, with their bounds and what they are otherwise.
-struct Reader<'s, 'p> {
-    settings: &'s mut Settings,
-    problems: &'p mut Problems,
-}
-
-impl Reader<'_, '_> {
-    fn wrong(&mut self, name: &str, title: impl Into<String>) {
-        self.problems.add(Problem::at(self.settings.span_of(name), title));
-    }
-
-    fn number(&mut self, name: &'static str, least: i64, most: i64, otherwise: i64) -> i64 {
-        let given = self.settings.int(name, self.problems).unwrap_or(otherwise);
-        if !(least..=most).contains(&given) {
-            self.wrong(name, format!("`{name}` must be from {least} to {most}"));
-        }
-        given
-    }
-
-    fn span(&mut self, name: &'static str, otherwise: Duration) -> Duration {
-        let given = self.settings.duration(name, self.problems).unwrap_or(otherwise);
-        if given.is_zero() || given.as_millis() > SPAN_MS_MAX as u128 {
-            self.wrong(name, format!("`{name}` must be above zero, and at most a year"));
-        }
-        given
-    }
-}
-
-const METHODS: [&str; 5] = ["POST", "PUT", "PATCH", "DELETE", "GET"];
-
-fn read_settings(thing: &Thing, problems: &mut Problems) -> Option<Effect> {
-    let before = problems.len();
-    let mut settings = thing.settings.clone();
-    let table = settings.text("table", problems).unwrap_or_else(|| plural(&thing.name));
-    let url = settings.text("url", problems);
-    let hosts = settings.texts("hosts", problems);
-    let method = settings.choice("method", &METHODS, problems).unwrap_or("POST");
-    let content_type = settings.text("content_type", problems).unwrap_or_else(|| JSON.to_owned());
-    let given_headers = settings.texts_by_name("headers", problems).unwrap_or_default();
-    let idempotent =
-        settings.bool("idempotent", problems).unwrap_or(["PUT", "DELETE", "GET"].contains(&method));
-    let key_header = settings.text("key_header", problems).unwrap_or_else(|| "idempotency-key".to_owned());
-    let sent_key = settings.text("sent_key", problems).unwrap_or_else(|| "{tenant}:{name}:{key}".to_owned());
-    let sign = settings.texts("sign", problems).unwrap_or_default();
-    let allow_private = settings.bool("allow_private", problems).unwrap_or(false);
-    let keep = settings.duration("keep", problems);
-    let back_off = settings.table("back_off", problems);
-    let limits = settings.table("limits", problems);
-    let breaker = settings.table("breaker", problems);
-    let reconcile = settings.table("reconcile", problems);
-
-    let mut reader = Reader { settings: &mut settings, problems };
-    let connect_timeout = reader.span("connect_timeout", Duration::from_secs(5));
-    let timeout = reader.span("timeout", Duration::from_secs(15));
-    let least = connect_timeout.saturating_add(timeout);
-    let lease = reader.span("lease", least.saturating_add(Duration::from_secs(30)));
-    if lease <= least {
-        reader.wrong("lease", "`lease` must be longer than `connect_timeout` and `timeout` together");
-    }
-    let max_attempts = reader.number("max_attempts", 1, 1_000, 12);
-    let answer_max = reader.number("answer_max", 0, ANSWER_BYTES_MAX, 16_000);
-    let shards = reader.number("shards", 1, 1_024, if url.is_some() { 1 } else { 8 });
-
-    let (mut pause_min, mut pause_max) = (Duration::from_secs(1), Duration::from_secs(3_600));
-    if let Some(mut table) = back_off {
-        let mut reader = Reader { settings: &mut table, problems: &mut *problems };
-        (pause_min, pause_max) = (reader.span("min", pause_min), reader.span("max", pause_max));
-        if pause_max < pause_min {
-            reader.wrong("max", "`max` must be at least as long as `min`");
-        }
-        table.finish(problems);
-    }
-    let (mut concurrency, mut per_second) = (16, None);
-    if let Some(mut table) = limits {
-        let mut reader = Reader { settings: &mut table, problems: &mut *problems };
-        concurrency = reader.number("concurrency", 1, 1_000, concurrency);
-        let rate = reader.number("per_second", 1, 100_000, 1);
-        per_second = table.has("per_second").then(|| u32::try_from(rate).unwrap_or(1));
-        table.finish(problems);
-    }
-    let (mut failures, mut cool_down) = (5, Duration::from_secs(30));
-    if let Some(mut table) = breaker {
-        let mut reader = Reader { settings: &mut table, problems: &mut *problems };
-        failures = reader.number("failures", 1, 1_000, failures);
-        cool_down = reader.span("cool_down", cool_down);
-        table.finish(problems);
-    }
-    let (mut reconcile_url, mut asks) = (None, None);
-    if let Some(mut table) = reconcile {
-        reconcile_url = table.text("url", problems);
-        let mut reader = Reader { settings: &mut table, problems: &mut *problems };
-        let after = reader.span("after", timeout.saturating_mul(2));
-        let max_checks = reader.number("max_checks", 1, 1_000, 10);
-        asks = Some(Reconcile { after, max_checks });
-        match &reconcile_url {
-            None => reader.wrong("url", "`reconcile` needs a `url` with `{key}` in it"),
-            Some(url) if !url.contains("{key}") => {
-                reader.wrong("url", "the `url` of `reconcile` must have `{key}` in it");
-            }
-            Some(url) => {
-                if let Err(why) = check_url(&url.replace("{key}", "key"), allow_private) {
-                    reader.wrong("url", why);
-                }
-            }
-        }
-        table.finish(problems);
-    }
-    settings.finish(problems);
-
-    let destination = match (url, hosts) {
-        (Some(url), None) => {
-            if let Err(why) = check_url(&url.replace("{key}", "key"), allow_private) {
-                problems.add(Problem::at(settings.span_of("url"), why));
-            }
-            Some(Destination::Fixed(url))
-        }
-        (None, Some(hosts)) => {
-            let mut parsed = Vec::new();
-            for host in &hosts {
-                match Host::parse(host) {
-                    Some(host) => parsed.push(host),
-                    None => {
-                        let advice = "write \"api.example.com\", with a port if it is not the usual one, \
-                                      \"*.example.com\", or \"*\" for any";
-                        let title = format!("`{host}` is not a host");
-                        problems.add(Problem::at(settings.span_of("hosts"), title).advice(advice));
-                    }
-                }
-            }
-            Some(Destination::Hosts(parsed))
-        }
-        _ => {
-            let title = format!("`effect.{}` needs either `url` or `hosts`", thing.name);
-            let advice = "`url = \"https://…\"` if all go to one address, `hosts = [\"…\"]` if each effect brings its own";
-            problems.add(Problem::at(settings.span(), title).advice(advice));
-            None
-        }
-    };
-    let mut headers = Vec::new();
-    for (name, value) in &given_headers {
-        let header =
-            name.to_ascii_lowercase().parse::<HeaderName>().map_err(|_| format!("`{name}` is not a header"));
-        let header = header.and_then(|header| match is_reserved(&header) {
-            true => Err(format!("the house itself sets the header `{name}`")),
-            false => Ok(header),
-        });
-        match (header, Template::parse(value)) {
-            (Ok(header), Ok(value)) => headers.push((header, value)),
-            (Err(why), _) | (_, Err(why)) => problems.add(Problem::at(settings.span_of("headers"), why)),
-        }
-    }
-    let key_header = match key_header.as_str() {
-        "" => None,
-        name => match name.to_ascii_lowercase().parse::<HeaderName>() {
-            Ok(header) => Some(header),
-            Err(_) => {
-                let title = format!("`{name}` is not a header");
-                problems.add(Problem::at(settings.span_of("key_header"), title));
-                None
-            }
-        },
-    };
-    if !sent_key.contains("{key}") {
-        let title = "`sent_key` must have `{key}` in it, or all effects would be one";
-        problems.add(Problem::at(settings.span_of("sent_key"), title));
-    }
-    let mut references = Vec::new();
-    for secret in &sign {
-        match Reference::parse(secret) {
-            Ok(reference) => references.push(reference),
-            Err(why) => problems.add(Problem::at(settings.span_of("sign"), why)),
-        }
-    }
-    if sign.len() > 2 {
-        let title = "`sign` takes one secret, or two during a rotation";
-        problems.add(Problem::at(settings.span_of("sign"), title));
-    }
-    let builder = due::columns(
-        Table::named(&table)
-            .partition(KEY, Type::Text)
-            .required(STATUS, Type::Text)
-            .required(SENT_KEY, Type::Text)
-            .required(URL, Type::Text)
-            .required(TARGET, Type::Text)
-            .optional(HEADERS, Type::Json)
-            .optional(BODY, Type::Json)
-            .required(DIGEST, Type::Text)
-            .defaulted(ATTEMPT, Type::Int, 0)
-            .defaulted(TRIES, Type::Int, 0)
-            .defaulted(CHECKS, Type::Int, 0)
-            .defaulted(DOUBT, Type::Bool, false)
-            .optional(STUCK_AT, Type::Time)
-            .optional(EXPIRES_AT, Type::Time)
-            .optional(HTTP_STATUS, Type::Int)
-            .optional(ANSWER, Type::Text)
-            .optional(REASON, Type::Text)
-            .optional(DETAIL, Type::Text)
-            .required(CREATED_AT, Type::Time)
-            .optional(DELIVERED_AT, Type::Time)
-            .required(UPDATED_AT, Type::Time)
-            .index(BY_STATUS, &[STATUS], &[UPDATED_AT]),
+    cx.resource(
+        ResourceSpec::of(&effect.name, &effect.def)
+            .told(told)
+            .worker(worker::Sender(effect.clone()))
+            .actions(actions::actions(&effect)),
     );
-    let table = match builder.build() {
-        Ok(table) => table,
-        Err(error) => {
-            problems.add(Problem::at(settings.span(), format!("`effect.{}`: {}", thing.name, error.why)));
-            return None;
-        }
-    };
-    if problems.len() > before {
-        return None;
-    }
-    let limits = Limits {
-        concurrency: usize::try_from(concurrency).unwrap_or(1),
-        per_second,
-        failures: u32::try_from(failures).unwrap_or(1),
-        cool_down,
-    };
-    Some(Effect {
-        name: thing.name.clone(),
-        sender: format!("{}.send", thing.name),
-        table,
-        shards: u32::try_from(shards).unwrap_or(1),
-        destination: destination?,
-        method: method.parse().unwrap_or(Method::POST),
-        headers,
-        content_type,
-        connect_timeout,
-        timeout,
-        lease,
-        rules: Rules { max_attempts, pause_min, pause_max, idempotent, reconcile: asks },
-        targets: Arc::new(Targets::with(limits)),
-        key_header,
-        sent_key,
-        sign: references,
-        reconcile_url,
-        allow_private,
-        answer_max: usize::try_from(answer_max).unwrap_or(0),
-        keep,
-    })
+    Some(())
 }
 
 /// Whether a header is HTTP's own, or one that the house sets.

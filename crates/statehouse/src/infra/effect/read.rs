@@ -1,14 +1,9 @@
 //! The reads.
 
-use std::sync::Arc;
+use statehouse_store::{Address, Consistency, Row, Store, Tenant, Value};
 
-use async_trait::async_trait;
-use serde_json::Value as Json;
-use statehouse_store::{Address, Consistency, Query, Row, Store, Tenant, Value};
-
-use super::{BY_STATUS, Effect, PARKED, STATUS};
-use crate::action::{Answer, Call, Code, Desk, Read, Refusal};
-use crate::paging;
+use super::Effect;
+use crate::action::Refusal;
 use crate::resource::key_text;
 
 impl Effect {
@@ -25,26 +20,5 @@ impl Effect {
 
     pub(super) fn what(&self, key: &[Value]) -> String {
         format!("{} {}", self.name, key_text(key))
-    }
-}
-
-pub(super) struct Reader {
-    pub effect: Arc<Effect>,
-    pub list: bool,
-}
-
-#[async_trait]
-impl Read for Reader {
-    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
-        let effect = &self.effect;
-        if self.list {
-            let status = call.input.get(STATUS).and_then(Json::as_str).unwrap_or(PARKED);
-            let query = Query::index(&effect.table, BY_STATUS, &call.tenant, [status.into()])?.backward();
-            let page = desk.store.query(&paging::page_of(query, call)?).await?;
-            return Ok(Arc::new(paging::answer(page.rows.iter().map(Row::to_json), page.next)));
-        }
-        let row = effect.find(desk.store, &call.tenant, &call.key).await?;
-        let missing = || Refusal::new(Code::NotFound, format!("{} does not exist", effect.what(&call.key)));
-        Ok(Arc::new(Answer::row(row.ok_or_else(missing)?.to_json())))
     }
 }

@@ -17,12 +17,13 @@ use super::{
     AFTER_MS, ATTEMPT, BODY, BODY_BYTES_MAX, CANCELLED, CHECKS, CREATED_AT, Checked, DELIVERED, DELIVERED_AT,
     DETAIL, DIGEST, DOUBT, Destination, EXPIRES_AT, Effect, HEADERS, HEADERS_BYTES_MAX, IS_DELIVERED, JSON,
     KEY, KEY_BYTES_MAX, PARKED, PENDING, REASON, RETRYING, SENT_KEY, STATUS, STUCK_AT, TARGET, TRIES,
-    UNCERTAIN, UPDATED_AT, URL, check_url, encoded, is_reserved, read_settings,
+    UNCERTAIN, UPDATED_AT, URL, check_url, encoded, is_reserved, settings,
 };
 use crate::action::{
     Answer, Call, Code, Desk, Draft, Expected, Pieces, Refusal, Verdict, Write, common_verdict, row_of,
 };
 use crate::blueprint::Blueprint;
+use crate::declare::Declare;
 use crate::form::Misfit;
 use crate::infra::due::{self, DUE_AT, DUE_SHARD};
 use crate::worker::Wake;
@@ -70,7 +71,7 @@ impl Outbox {
     /// The outbox of an effect that a blueprint declares; `None` if it declares none of that name, or wrongly.
     pub fn of(blueprint: &Blueprint, name: &str) -> Option<Outbox> {
         let thing = blueprint.thing(name).filter(|thing| thing.archetype.keyword() == "effect")?;
-        let effect = read_settings(thing, &mut blueprint.problems())?;
+        let effect = Declare::read(thing, &mut blueprint.problems(), settings::read)?;
         Some(Outbox(Arc::new(effect)))
     }
 
@@ -282,7 +283,7 @@ impl Write for Writer {
             && let Some(row) = effect.find(desk.store, &call.tenant, &[letter.key.as_str().into()]).await?
         {
             return match self.is_same(call, &row) {
-                true => Ok(Draft::Done(Answer::row(row.to_json()))),
+                true => Ok(Draft::Done(Answer::row(self.0.def.row_json(&row)))),
                 false => Err(self.taken(call, &row)),
             };
         }
@@ -301,7 +302,7 @@ impl Write for Writer {
     }
 
     fn answer(&self, _: &Call, event: &mut Event) -> Answer {
-        let answer = Answer::row(row_of(event));
+        let answer = Answer::row(self.0.def.visible(row_of(event)));
         let created =
             answer.body.get(KEY).and_then(Json::as_str).map(|key| crate::resource::key_text([&key.into()]));
         Answer { created, ..answer }
@@ -432,7 +433,7 @@ impl Write for Changer {
     }
 
     fn answer(&self, _: &Call, event: &mut Event) -> Answer {
-        Answer::row(row_of(event))
+        Answer::row(self.effect.def.visible(row_of(event)))
     }
 
     fn wakes(&self, _: &Call, event: &Event) -> Vec<Wake> {

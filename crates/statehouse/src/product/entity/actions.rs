@@ -3,216 +3,144 @@
 use std::sync::Arc;
 
 use statehouse_store::Type;
-use statehouse_store::table::VERSION;
 
 use super::read::Reader;
 use super::write::{Verb, Writer};
-use super::{CONSISTENCIES, Entity, STATUS, STATUSES, UPDATED_AT};
-use crate::action::{Action, Code, Does, Method, Place, Route};
+use super::{ACTIVE, BY_STATUS, CONSISTENCIES, Entity, STATUS, STATUSES};
+use crate::action::{Code, Method, Place};
 use crate::blueprint::settings::Field;
+use crate::declare::{ActionSpec, IndexList};
 use crate::form::{Form, Property};
-use crate::paging;
-use crate::resource::state_name;
 
-pub(super) fn actions(entity: &Arc<Entity>, key: &[Field], needs_version: bool) -> Vec<Action> {
-    let name = &entity.name;
-    let target = state_name(name);
-    let row = row_form(entity, key);
-    let property = |field: &Field, required: bool| Property { required, ..field.property() };
-    let whole: Vec<Property> = entity.fields.iter().map(Field::property).collect();
-    let part: Vec<Property> = entity.fields.iter().map(|field| property(field, false)).collect();
-    let created: Vec<Property> =
-        key.iter().map(|field| property(field, true)).chain(whole.iter().cloned()).collect();
-    let every: Vec<&Field> = entity.fields.iter().chain(&entity.hot).collect();
-    let numbers: Vec<Property> = every
-        .iter()
-        .filter(|field| matches!(field.kind, Type::Int | Type::Float))
-        .map(|field| property(field, false))
-        .collect();
-    let lists: Vec<Property> = every
-        .iter()
-        .filter(|field| field.kind == Type::Json)
-        .map(|field| Property::optional(&field.name, Form::Any, "added at the end of the list"))
-        .collect();
-    let sets: Vec<Property> = every.iter().map(|field| property(field, false)).collect();
-    let mutate_mechanism = if entity.lock_table.is_some() {
-        "server-side change under a lock on the row, waited for with back-off"
-    } else {
-        "server-side change with bounded retry and back-off"
+const FAILURES: [&str; 2] = ["concurrent overwrite race", "retry ambiguity on write"];
+
+pub(super) fn actions(entity: &Arc<Entity>, key: &[Field], needs_version: bool) -> [ActionSpec; 8] {
+    let row = row_form(entity);
+    let whole = entity.fields.iter().map(Field::property);
+    let part = entity.fields.iter().map(optional);
+    let created = key.iter().map(Field::property).chain(whole.clone());
+    let status = Property::optional(STATUS, Form::one_of(&STATUSES), "which rows; ACTIVE if not given");
+    // A caller that meets a lock waits for it, up to a bound.
+    let waits = |action: ActionSpec| match entity.lock_table {
+        Some(_) => action.code(Code::Contended),
+        None => action,
     };
-    // Whoever meets a lock may wait in vain.
-    let locked = |may: &'static [Code], may_wait: &'static [Code]| {
-        if entity.lock_table.is_some() { may_wait.to_vec() } else { may.to_vec() }
+    let changes = |action: ActionSpec, verb: Verb| {
+        action
+            .gives(row.clone())
+            .answers(&FAILURES)
+            .after(["create"])
+            .writes(Writer { entity: entity.clone(), verb })
     };
-    let write = |verb: Verb| Does::Write(Arc::new(Writer { entity: entity.clone(), verb }));
-    let at = |method, place| Route { method, place };
-    let named = |action: &str| format!("{name}.{action}");
-    vec![
-        Action {
-            name: "create".into(),
-            summary: format!("Create a {name}."),
-            target: target.clone(),
-            shape: "create target",
-            mechanism: "insert/create".into(),
-            route: at(Method::Post, Place::Collection),
-            input: created,
-            output: row.clone(),
-            refusals: vec![Code::AlreadyExists],
-            needs_version: false,
-            answers: &["retry ambiguity on write"],
-            after: vec![],
-            does: write(Verb::Create),
-        },
-        Action {
-            name: "read".into(),
-            summary: format!("Read a {name}."),
-            target: target.clone(),
-            shape: "read source",
-            mechanism: "strong read by key, or a cached one that sees the caller's own writes".into(),
-            route: at(Method::Get, Place::Item),
-            input: vec![
-                Property::optional(
-                    "consistency",
-                    Form::one_of(&CONSISTENCIES),
-                    "how fresh; strong if not given, cached may be some seconds old",
-                ),
-                Property::optional(
-                    "after",
-                    Form::Value(Type::Text),
-                    "tokens of writes that a cached read must see, with commas between them",
-                ),
-            ],
-            output: row.clone(),
-            refusals: vec![Code::NotFound, Code::Deleted],
-            needs_version: false,
-            answers: &["stale read after update", "cache invalidation lag"],
-            after: vec![named("create")],
-            does: Does::Read(Arc::new(Reader { entity: entity.clone(), list: false })),
-        },
-        Action {
-            name: "list".into(),
-            summary: format!("List {name} rows by status, newest first."),
-            target: target.clone(),
-            shape: "read source",
-            mechanism: "range read on the status and time index".into(),
-            route: at(Method::Get, Place::Collection),
-            input: [Property::optional("status", Form::one_of(&STATUSES), "which rows; ACTIVE if not given")]
-                .into_iter()
-                .chain(paging::properties())
-                .collect(),
-            output: Form::List(Box::new(row.clone())),
-            refusals: vec![],
-            needs_version: false,
-            answers: &[],
-            after: vec![named("create")],
-            does: Does::Read(Arc::new(Reader { entity: entity.clone(), list: true })),
-        },
-        Action {
-            name: "update".into(),
-            summary: format!("Replace the fields of a {name}, under the version that was read."),
-            target: target.clone(),
-            shape: "overwrite",
-            mechanism: "guarded conditional update".into(),
-            route: at(Method::Put, Place::Item),
-            input: whole,
-            output: row.clone(),
-            refusals: vec![Code::NotFound, Code::Deleted, Code::VersionConflict, Code::Contended],
-            needs_version,
-            answers: &["concurrent overwrite race", "retry ambiguity on write"],
-            after: vec![named("create")],
-            does: write(Verb::Update),
-        },
-        Action {
-            name: "patch".into(),
-            summary: format!(
-                "Change some fields of a {name}; null clears an optional one (JSON Merge Patch)."
-            ),
-            target: target.clone(),
-            shape: "overwrite",
-            mechanism: "guarded conditional update".into(),
-            route: at(Method::Patch, Place::Item),
-            input: part,
-            output: row.clone(),
-            refusals: vec![Code::NotFound, Code::Deleted, Code::VersionConflict, Code::Contended],
-            needs_version,
-            answers: &["concurrent overwrite race", "retry ambiguity on write"],
-            after: vec![named("create")],
-            does: write(Verb::Patch),
-        },
-        Action {
-            name: "mutate".into(),
-            summary: format!(
-                "Set, increment or append to fields of a {name} on the server, without reading it first."
-            ),
-            target: target.clone(),
-            shape: "overwrite",
-            mechanism: mutate_mechanism.into(),
-            route: at(Method::Post, Place::ItemAction),
-            input: vec![
-                Property::optional("set", Form::Object(sets), "new contents"),
-                Property::optional("increment", Form::Object(numbers), "numbers to add"),
-                Property::optional("append", Form::Object(lists), "items for lists"),
-            ],
-            output: Form::Any,
-            refusals: vec![
-                Code::NotFound,
-                Code::Deleted,
-                Code::VersionConflict,
-                Code::Contended,
-                Code::OutOfRange,
-            ],
-            needs_version: false,
-            answers: &["concurrent overwrite race", "retry ambiguity on write"],
-            after: vec![named("create")],
-            does: write(Verb::Mutate),
-        },
-        Action {
-            name: "delete".into(),
-            summary: format!("Delete a {name}. It is kept and can be restored."),
-            target: target.clone(),
-            shape: "state transition",
-            mechanism: "guarded conditional update (soft delete)".into(),
-            route: at(Method::Delete, Place::Item),
-            input: vec![],
-            output: row.clone(),
-            refusals: locked(
-                &[Code::NotFound, Code::Deleted, Code::VersionConflict],
-                &[Code::NotFound, Code::Deleted, Code::VersionConflict, Code::Contended],
-            ),
-            needs_version: false,
-            answers: &["concurrent overwrite race", "retry ambiguity on write"],
-            after: vec![named("create")],
-            does: write(Verb::Delete),
-        },
-        Action {
-            name: "restore".into(),
-            summary: format!("Bring a deleted {name} back."),
-            target,
-            shape: "state transition",
-            mechanism: "guarded conditional update".into(),
-            route: at(Method::Post, Place::ItemAction),
-            input: vec![],
-            output: row,
-            refusals: locked(
-                &[Code::NotFound, Code::NotDeleted, Code::VersionConflict],
-                &[Code::NotFound, Code::NotDeleted, Code::VersionConflict, Code::Contended],
-            ),
-            needs_version: false,
-            answers: &["concurrent overwrite race", "retry ambiguity on write"],
-            after: vec![named("create"), named("delete")],
-            does: write(Verb::Restore),
-        },
+    let edit = |action: ActionSpec, verb: Verb| {
+        let codes = [Code::NotFound, Code::Deleted, Code::VersionConflict, Code::Contended];
+        changes(action, verb).codes(&codes).needs_version(needs_version)
+    };
+    [
+        changes(ActionSpec::create("create", "Create a {name}.").takes(created), Verb::Create)
+            .answers(&["retry ambiguity on write"])
+            .after([]),
+        ActionSpec::read("read", "Read a {name}.")
+            .mechanism("strong read by key, or a cached one that sees the caller's own writes")
+            .takes(read_inputs())
+            .gives(row.clone())
+            .code(Code::Deleted)
+            .answers(&["stale read after update", "cache invalidation lag"])
+            .after(["create"])
+            .reads(Reader { entity: entity.clone() }),
+        ActionSpec::list("list", "List {name} rows by status, newest first.")
+            .mechanism("range read on the status and time index")
+            .gives_rows(row.clone())
+            .after(["create"])
+            .reads_index(IndexList::newest_first(&entity.def).by_or(BY_STATUS, status, ACTIVE)),
+        edit(
+            ActionSpec::put("update", "Replace the fields of a {name}, under the version that was read.")
+                .mechanism("guarded conditional update")
+                .takes(whole),
+            Verb::Update,
+        ),
+        edit(
+            ActionSpec::patch(
+                "patch",
+                "Change some fields of a {name}; null clears an optional one (JSON Merge Patch).",
+            )
+            .takes(part),
+            Verb::Patch,
+        ),
+        mutate(entity),
+        waits(
+            changes(
+                ActionSpec::delete("delete", "Delete a {name}. It is kept and can be restored.")
+                    .mechanism("guarded conditional update (soft delete)"),
+                Verb::Delete,
+            )
+            .codes(&[Code::NotFound, Code::Deleted, Code::VersionConflict]),
+        ),
+        waits(
+            changes(ActionSpec::transition("restore", "Bring a deleted {name} back."), Verb::Restore)
+                .codes(&[Code::NotFound, Code::NotDeleted, Code::VersionConflict])
+                .after(["create", "delete"]),
+        ),
     ]
 }
 
-fn row_form(entity: &Entity, key: &[Field]) -> Form {
-    // Hot fields stand in another row, which only a read brings along.
-    let described = |field: &Field, hot: bool| Property { required: !hot, ..field.property() };
-    let given = key.iter().chain(&entity.fields).map(|field| described(field, false));
-    let mut properties: Vec<Property> =
-        given.chain(entity.hot.iter().map(|field| described(field, true))).collect();
-    properties.push(Property::required(STATUS, Form::one_of(&STATUSES), ""));
-    properties.push(Property::required(UPDATED_AT, Form::Value(Type::Time), ""));
-    properties.push(Property::required(VERSION, Form::Value(Type::Int), "raised by every write"));
-    Form::Object(properties)
+fn optional(field: &Field) -> Property {
+    Property { required: false, ..field.property() }
+}
+
+fn read_inputs() -> [Property; 2] {
+    let consistency = "how fresh; strong if not given, cached may be some seconds old";
+    let after = "tokens of writes that a cached read must see, with commas between them";
+    [
+        Property::optional("consistency", Form::one_of(&CONSISTENCIES), consistency),
+        Property::optional("after", Form::Value(Type::Text), after),
+    ]
+}
+
+fn mutate(entity: &Arc<Entity>) -> ActionSpec {
+    let every: Vec<&Field> = entity.fields.iter().chain(&entity.hot).collect();
+    let numbers = every.iter().filter(|field| matches!(field.kind, Type::Int | Type::Float));
+    let lists = every.iter().filter(|field| field.kind == Type::Json);
+    let lists = lists.map(|field| Property::optional(&field.name, Form::Any, "added at the end of the list"));
+    let object = |properties: Vec<Property>| Form::Object(properties);
+    let mechanism = match entity.lock_table {
+        Some(_) => "server-side change under a lock on the row, waited for with back-off",
+        None => "server-side change with bounded retry and back-off",
+    };
+    ActionSpec::transition(
+        "mutate",
+        "Set, increment or append to fields of a {name} on the server, without reading it first.",
+    )
+    .on(Method::Post, Place::ItemAction)
+    .shape("overwrite")
+    .mechanism(mechanism)
+    .takes([
+        Property::optional(
+            "set",
+            object(every.iter().map(|field| optional(field)).collect()),
+            "new contents",
+        ),
+        Property::optional(
+            "increment",
+            object(numbers.map(|field| optional(field)).collect()),
+            "numbers to add",
+        ),
+        Property::optional("append", object(lists.collect()), "items for lists"),
+    ])
+    .gives(Form::Any)
+    .codes(&[Code::NotFound, Code::Deleted, Code::VersionConflict, Code::Contended, Code::OutOfRange])
+    .answers(&FAILURES)
+    .after(["create"])
+    .writes(Writer { entity: entity.clone(), verb: Verb::Mutate })
+}
+
+/// Hot fields are in another row, which only a read brings along.
+fn row_form(entity: &Entity) -> Form {
+    match entity.def.row_form() {
+        Form::Object(mut properties) => {
+            properties.extend(entity.hot.iter().map(optional));
+            Form::Object(properties)
+        }
+        other => other,
+    }
 }

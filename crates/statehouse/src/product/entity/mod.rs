@@ -59,15 +59,16 @@ pub use archetype::ARCHETYPE;
 
 use std::sync::Arc;
 
-use statehouse_store::table::Builder;
-use statehouse_store::{SchemaError, Table, Type};
+use statehouse_store::Table;
 
 use crate::blueprint::Thing;
-use crate::blueprint::problem::{Problem, Problems};
+use crate::blueprint::problem::Problems;
 use crate::blueprint::settings::Field;
+use crate::declare::table::UPDATED_AT;
+use crate::declare::{Declare, ResourceSpec, SettingsReader, TableDef, TableSpec};
 use crate::lock;
 use crate::resource::{Resource, plural};
-use crate::told::{Counts, Telling, Told};
+use crate::told::{Counts, Told};
 
 /// The states of a row.
 const STATUSES: [&str; 2] = [ACTIVE, DELETED];
@@ -75,7 +76,6 @@ const ACTIVE: &str = "ACTIVE";
 const DELETED: &str = "DELETED";
 /// Columns that every entity has.
 const STATUS: &str = "status";
-const UPDATED_AT: &str = "updated_at";
 /// The ways to mutate.
 const OPTIMISTIC: &str = "optimistic";
 const PESSIMISTIC: &str = "pessimistic";
@@ -88,6 +88,7 @@ struct Entity {
     name: String,
     fields: Vec<Field>,
     hot: Vec<Field>,
+    def: Arc<TableDef>,
     table: Arc<Table>,
     hot_table: Option<Arc<Table>>,
     /// Where rows are locked, if mutations are pessimistic.
@@ -95,78 +96,64 @@ struct Entity {
 }
 
 /// Reads `[entity.NAME]`.
-pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
-    let mut settings = thing.settings.clone();
-    let key = settings.fields("key", problems);
-    let fields = settings.fields("fields", problems).unwrap_or_default();
-    let table = settings.text("table", problems).unwrap_or_else(|| plural(&thing.name));
-    let hot_names = settings.texts("hot", problems).unwrap_or_default();
-    let require_version = settings.bool("require_version", problems).unwrap_or(true);
-    let mutate = settings.choice("mutate", &[OPTIMISTIC, PESSIMISTIC], problems).unwrap_or(OPTIMISTIC);
-    settings.finish(problems);
-    let Some(key) = key.filter(|key| !key.is_empty()) else {
-        let title = format!("`entity.{}` has no key", thing.name);
-        let advice = "say what names a row: `key = { user_id = \"int\" }`";
-        problems.add(Problem::at(settings.span(), title).advice(advice));
-        return None;
+pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
+    Declare::run(thing, None, problems, declare_entity)
+}
+
+fn declare_entity(cx: &mut Declare<'_>) -> Option<()> {
+    let name = cx.name();
+    let settings = cx.settings();
+    let key = settings.key("key");
+    let fields = settings.fields("fields");
+    let table = settings.text("table", plural(name));
+    let hot_names = settings.texts("hot");
+    let require_version = settings.flag("require_version", true);
+    let mutate = settings.choice("mutate", &[OPTIMISTIC, PESSIMISTIC]);
+    check_hot(settings, &hot_names, &fields);
+    let (hot, fields): (Vec<Field>, Vec<Field>) =
+        fields.into_iter().partition(|field| hot_names.contains(&field.name));
+    let main = TableSpec::named(&table)
+        .key(&key)
+        .fields(&fields)
+        .states_in(STATUS, &STATUSES)
+        .default(ACTIVE)
+        .updated_at()
+        .index(BY_STATUS, &[STATUS], &[UPDATED_AT]);
+    let def = cx.build(main)?;
+    let keyed = |suffix: &str| {
+        let beside = Table::named(format!("{table}_{suffix}"));
+        key.iter().fold(beside, |table, field| table.partition(&field.name, field.kind))
     };
-    for field in key.iter().filter(|field| field.optional || field.default.is_some()) {
-        let title = format!("`{}` is part of the key and must always be given", field.name);
-        problems.add(Problem::at(field.span.clone(), title));
-    }
-    for name in &hot_names {
+    let hot_table = match hot.is_empty() {
+        true => None,
+        false => Some(cx.build_internal(Field::columns(&hot, keyed("hot")))?),
+    };
+    let lock_table = match mutate {
+        PESSIMISTIC => Some(cx.build_internal(lock::columns(keyed("lock")))?),
+        _ => None,
+    };
+    let table = def.table().clone();
+    let told = Told::with_row(name, &table).counting(Counts::With(STATUS, &[ACTIVE]));
+    let entity = Arc::new(Entity { name: name.to_owned(), fields, hot, def, table, hot_table, lock_table });
+    let beside = entity.hot_table.iter().chain(&entity.lock_table);
+    let resource = beside.fold(ResourceSpec::of(name, &entity.def), ResourceSpec::table).told(told);
+    cx.resource(resource.actions(actions::actions(&entity, &key, require_version)));
+    Some(())
+}
+
+/// Hot fields are declared, and need not be given.
+fn check_hot(settings: &mut SettingsReader<'_>, hot: &[String], fields: &[Field]) {
+    for name in hot {
         match fields.iter().find(|field| field.name == *name) {
-            None => {
-                let title = format!("`{name}` is hot and not declared in `fields`");
-                problems.add(Problem::at(settings.span_of("hot"), title));
-            }
-            Some(field) if !field.optional && field.default.is_none() => {
+            None => settings.problem("hot", format!("`{name}` is hot and not declared in `fields`")),
+            Some(field) if field.is_required() => {
                 let title = format!("`{name}` is hot, so it must be optional or have a default");
-                let advice = "its row is only written when it is first changed";
-                problems.add(Problem::at(field.span.clone(), title).advice(advice));
+                let advice = Some("its row is only written when it is first changed");
+                settings.field_problem(field, title, advice);
             }
             Some(_) => {}
         }
     }
-    let (hot, fields): (Vec<Field>, Vec<Field>) =
-        fields.into_iter().partition(|field| hot_names.contains(&field.name));
-    let keyed = |name: &str| {
-        key.iter().fold(Table::named(name), |table, field| table.partition(&field.name, field.kind))
-    };
-    let mut built = |table: Builder| {
-        let at = |error: SchemaError| {
-            Problem::at(settings.span(), format!("`entity.{}`: {}", thing.name, error.why))
-        };
-        table.build().map_err(|error| problems.add(at(error))).ok()
-    };
-    let main = Field::columns(&fields, keyed(&table))
-        .defaulted(STATUS, Type::Text, ACTIVE)
-        .required(UPDATED_AT, Type::Time)
-        .index(BY_STATUS, &[STATUS], &[UPDATED_AT]);
-    let main = built(main)?;
-    let hot_table = match hot.is_empty() {
-        true => None,
-        false => Some(built(Field::columns(&hot, keyed(&format!("{table}_hot"))))?),
-    };
-    let lock_table = match mutate {
-        PESSIMISTIC => Some(built(lock::columns(keyed(&format!("{table}_lock"))))?),
-        _ => None,
-    };
-    let tables = std::iter::once(main.clone()).chain(hot_table.clone()).chain(lock_table.clone()).collect();
-    let told = Told::with_row(&thing.name, &main).counting(Counts::With(STATUS, &[ACTIVE]));
-    let entity =
-        Arc::new(Entity { name: thing.name.clone(), fields, hot, table: main, hot_table, lock_table });
-    Some(Resource {
-        hidden: Vec::new(),
-        name: thing.name.clone(),
-        archetype: thing.archetype,
-        key: key.iter().map(|field| (field.name.clone(), field.kind)).collect(),
-        tables,
-        actions: actions::actions(&entity, &key, require_version),
-        workers: Vec::new(),
-        consumers: Vec::new(),
-        telling: Telling::Rows(Box::new(told)),
-    })
 }
 
 /// How fresh a read has to be.

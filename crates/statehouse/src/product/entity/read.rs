@@ -1,40 +1,31 @@
-//! The reads: one row, strong or cached, and lists.
+//! The read of one row, strong or cached.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::Value as Json;
+use statehouse_store::Value;
 use statehouse_store::limits::row_weight;
-use statehouse_store::{Query, Row, Value};
 
-use super::{ACTIVE, BY_STATUS, CACHED, Entity, STATUS};
+use super::{ACTIVE, CACHED, Entity};
 use crate::action::{Answer, Call, Code, Desk, Read, Refusal};
 use crate::cache::{Lookup, Token};
-use crate::form::Misfit;
-use crate::paging;
 use crate::resource::key_text;
 
 pub(super) struct Reader {
     pub entity: Arc<Entity>,
-    pub list: bool,
 }
 
 #[async_trait]
 impl Read for Reader {
     async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
-        if self.list { self.list(call, desk).await.map(Arc::new) } else { self.one(call, desk).await }
-    }
-}
-
-impl Reader {
-    async fn one(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
         let text = |name: &str| call.input.get(name).and_then(Json::as_str);
         let after = match text("after").map(Token::parse_list) {
             None => Vec::new(),
             Some(Some(tokens)) => tokens,
             Some(None) => {
-                let detail = "expected what writes returned as their token".to_owned();
-                return Err(Refusal::misfits(vec![Misfit { pointer: "/after".into(), detail }]));
+                let detail = "expected what writes returned as their token";
+                return Err(Refusal::field("after", detail));
             }
         };
         if text("consistency") != Some(CACHED) {
@@ -51,7 +42,9 @@ impl Reader {
             }
         }
     }
+}
 
+impl Reader {
     /// The row as it is, and what it weighs.
     async fn strong(&self, call: &Call, desk: &Desk<'_>) -> Result<(Answer, usize), Refusal> {
         let entity = &self.entity;
@@ -69,13 +62,5 @@ impl Reader {
         }
         let bytes = row_weight(&row) + hot.as_ref().map_or(0, row_weight);
         Ok((Answer::row(body), bytes))
-    }
-
-    async fn list(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal> {
-        let text = |name: &str| call.input.get(name).and_then(Json::as_str);
-        let status = text(STATUS).unwrap_or(ACTIVE);
-        let query = Query::index(&self.entity.table, BY_STATUS, &call.tenant, [status.into()])?.backward();
-        let page = desk.store.query(&paging::page_of(query, call)?).await?;
-        Ok(paging::answer(page.rows.iter().map(Row::to_json), page.next))
     }
 }

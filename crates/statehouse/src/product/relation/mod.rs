@@ -42,14 +42,15 @@ pub use archetype::ARCHETYPE;
 use std::sync::Arc;
 
 use serde_json::Value as Json;
-use statehouse_store::table::Builder;
-use statehouse_store::{Address, Consistency, Row, Table, Tenant, Time, Type, Value};
+use statehouse_store::{Address, Consistency, Row, Table, Tenant, Time, Value};
 
 use super::listing::{self, BUCKETS_MAX, Listing, Place};
 use crate::action::{Call, Desk, Refusal};
 use crate::blueprint::Thing;
-use crate::blueprint::problem::{Problem, Problems};
+use crate::blueprint::problem::Problems;
 use crate::blueprint::settings::Field;
+use crate::declare::table::UPDATED_AT;
+use crate::declare::{Declare, ResourceSpec, TableDef, TableSpec};
 use crate::resource::{Resource, key_text, plural};
 use crate::told::{Counts, Telling, Told};
 
@@ -57,12 +58,9 @@ use crate::told::{Counts, Telling, Told};
 pub(super) const SINCE: &str = "since";
 const OUT_BUCKET: &str = "out_bucket";
 const IN_BUCKET: &str = "in_bucket";
-const UPDATED_AT: &str = "updated_at";
 /// Whether an edge is there, in answers.
 const HAS: &str = "has";
 const COUNT: &str = "count";
-
-const BUCKETS_DEFAULT: i64 = 4;
 
 /// One declared relation.
 #[derive(Debug)]
@@ -71,6 +69,7 @@ pub(super) struct Relation {
     pub(super) from: Vec<Field>,
     pub(super) to: Vec<Field>,
     fields: Vec<Field>,
+    def: Arc<TableDef>,
     pub(super) table: Arc<Table>,
     outward: Listing,
     pub(super) inward: Listing,
@@ -87,82 +86,65 @@ enum End {
 
 /// Reads `[relation.NAME]`: the edges, and the lists of both ends.
 pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
-    declare_all(thing, problems).map(Into::into).unwrap_or_default()
+    Declare::run(thing, None, problems, declare_all)
 }
 
-/// What `[relation.NAME]` declares, for what stands on it.
+/// What `[relation.NAME]` declares, for archetypes that read it.
 pub(super) fn declared(thing: &Thing, problems: &mut Problems) -> Option<Relation> {
-    let before = problems.len();
-    let mut settings = thing.settings.clone();
-    let from = settings.key("from", problems);
-    let to = settings.key("to", problems);
-    let fields = settings.fields("fields", problems).unwrap_or_default();
-    let table = settings.text("table", problems).unwrap_or_else(|| plural(&thing.name));
-    let buckets = settings.int("buckets", problems).unwrap_or(BUCKETS_DEFAULT);
-    let out_buckets = settings.int("out_buckets", problems).unwrap_or(1);
-    let count_shards = settings.int("count_shards", problems).unwrap_or(buckets);
-    settings.finish(problems);
-    for (name, given) in [("buckets", buckets), ("out_buckets", out_buckets), ("count_shards", count_shards)]
-    {
-        if !(1..=BUCKETS_MAX).contains(&given) {
-            let title = format!("`{name}` must be from 1 to {BUCKETS_MAX}");
-            problems.add(Problem::at(settings.span_of(name), title));
-        }
-    }
-    let (from, to) = (from?, to?);
-    let mut built = |table: Builder| match table.build() {
-        Ok(table) => Some(table),
-        Err(error) => {
-            problems.add(Problem::at(settings.span(), format!("`relation.{}`: {}", thing.name, error.why)));
-            None
-        }
-    };
-    let ends = || from.iter().chain(&to);
-    // All of the key is its partition part: the edges of one end are not kept together, only its list is.
-    let edges = ends().fold(Table::named(&table), |table, field| table.partition(&field.name, field.kind));
-    // A tombstone has no fields, so none of them can be required of a row.
-    let edges = fields.iter().fold(edges, |table, field| table.optional(&field.name, field.kind));
-    let edges = edges
-        .optional(SINCE, Type::Time)
-        .optional(OUT_BUCKET, Type::Int)
-        .optional(IN_BUCKET, Type::Int)
-        .required(UPDATED_AT, Type::Time);
-    let edges = built(edges)?;
-    let [rows, counts] = listing::tables(&format!("{table}_out"), &from, &to);
-    let outward = Listing::over(built(rows)?, built(counts)?, from.len(), out_buckets, out_buckets);
-    let [rows, counts] = listing::tables(&format!("{table}_in"), &to, &from);
-    let inward = Listing::over(built(rows)?, built(counts)?, to.len(), buckets, count_shards);
-    if problems.len() > before {
-        return None;
-    }
-    Some(Relation { name: thing.name.clone(), from, to, fields, table: edges, outward, inward })
+    Declare::read(thing, problems, read_relation)
 }
 
-fn declare_all(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 3]> {
-    let relation = Arc::new(declared(thing, problems)?);
-    let resource = |name: String, key: Vec<&Field>, tables, actions, telling| Resource {
-        hidden: Vec::new(),
-        name,
-        archetype: thing.archetype,
-        key: key.into_iter().map(|field| (field.name.clone(), field.kind)).collect(),
-        tables,
-        actions,
-        workers: Vec::new(),
-        consumers: Vec::new(),
-        telling,
-    };
-    let end = |end: End| {
-        let listing = relation.listing(end);
-        let tables = vec![listing.table.clone(), listing.counts.clone()];
-        let key = relation.owner(end).iter().collect();
-        let actions = actions::end_actions(&relation, end);
-        resource(relation.end_name(end), key, tables, actions, Telling::list_of(&relation.name))
-    };
-    let key = relation.from.iter().chain(&relation.to).collect();
+fn read_relation(cx: &mut Declare<'_>) -> Option<Relation> {
+    let name = cx.name();
+    let settings = cx.settings();
+    let from = settings.key("from");
+    let to = settings.key("to");
+    let fields = settings.fields("fields");
+    let table = settings.text("table", plural(name));
+    let buckets = settings.count("buckets", 4, 1..=BUCKETS_MAX);
+    let out_buckets = settings.count("out_buckets", 1, 1..=BUCKETS_MAX);
+    let count_shards = settings.count("count_shards", buckets, 1..=BUCKETS_MAX);
+    // All of the key is its partition part: the edges of one end are not kept together, only its list is.
+    let edges = TableSpec::named(&table).key(&from).key(&to);
+    // A tombstone has no fields, so none of them can be required of a row.
+    let edges = fields
+        .iter()
+        .fold(edges, |spec, field| spec.column(&field.name, field.kind).null())
+        .time(SINCE)
+        .null()
+        .about("since when it is there")
+        .int(OUT_BUCKET)
+        .null()
+        .hidden()
+        .int(IN_BUCKET)
+        .null()
+        .hidden()
+        .updated_at();
+    let def = cx.build(edges)?;
+    let [rows, counts] = listing::tables(&format!("{table}_out"), &from, &to);
+    let (rows, counts) = (cx.build_internal(rows)?, cx.build_internal(counts)?);
+    let outward = Listing::over(rows, counts, from.len(), out_buckets, out_buckets);
+    let [rows, counts] = listing::tables(&format!("{table}_in"), &to, &from);
+    let (rows, counts) = (cx.build_internal(rows)?, cx.build_internal(counts)?);
+    let inward = Listing::over(rows, counts, to.len(), buckets, count_shards);
+    let table = def.table().clone();
+    Some(Relation { name: name.to_owned(), from, to, fields, def, table, outward, inward })
+}
+
+fn declare_all(cx: &mut Declare<'_>) -> Option<()> {
+    let relation = Arc::new(read_relation(cx)?);
     let told = Told::with_row(&relation.name, &relation.table).counting(Counts::Having(SINCE));
-    let (actions, telling) = (actions::edge_actions(&relation), Telling::Rows(Box::new(told)));
-    let edge = resource(thing.name.clone(), key, vec![relation.table.clone()], actions, telling);
-    Some([edge, end(End::Out), end(End::In)])
+    let edges = ResourceSpec::of(&relation.name, &relation.def).told(told);
+    cx.resource(edges.actions(actions::edge_actions(&relation)));
+    for end in [End::Out, End::In] {
+        let listing = relation.listing(end);
+        let key = relation.owner(end).iter().map(|field| (field.name.clone(), field.kind)).collect();
+        let telling = Telling::list_of(&relation.name);
+        let list = ResourceSpec::without_rows(&relation.end_name(end), key, telling);
+        let list = list.table(&listing.table).table(&listing.counts);
+        cx.resource(list.actions(actions::end_actions(&relation, end)));
+    }
+    Some(())
 }
 
 impl Relation {
@@ -224,15 +206,16 @@ fn places(row: &Row) -> Option<[Place; 2]> {
     Some([place(OUT_BUCKET)?, place(IN_BUCKET)?])
 }
 
-/// A row as callers see it.
-fn shown(mut row: Json) -> Json {
-    if let Some(fields) = row.as_object_mut() {
-        let has = fields.get(SINCE).is_some_and(|since| !since.is_null());
-        fields.remove(OUT_BUCKET);
-        fields.remove(IN_BUCKET);
-        fields.insert(HAS.into(), has.into());
+impl Relation {
+    /// A row as callers see it.
+    fn shown(&self, row: Json) -> Json {
+        let mut row = self.def.visible(row);
+        if let Some(fields) = row.as_object_mut() {
+            let has = fields.get(SINCE).is_some_and(|since| !since.is_null());
+            fields.insert(HAS.into(), has.into());
+        }
+        row
     }
-    row
 }
 
 #[cfg(test)]

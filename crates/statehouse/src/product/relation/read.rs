@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::table::VERSION;
 
-use super::{COUNT, End, HAS, Relation, SINCE, UPDATED_AT, shown};
+use super::{COUNT, End, HAS, Relation, SINCE, UPDATED_AT};
 use crate::action::{Answer, Call, Desk, Read, Refusal};
 use crate::paging;
 
@@ -29,7 +29,9 @@ impl Read for Reader {
         let answer = match self.what {
             Reading::Has => {
                 let row = self.relation.row(call, desk).await?;
-                Answer::row(row.map_or_else(|| self.relation.never(call), |row| shown(row.to_json())))
+                Answer::row(
+                    row.map_or_else(|| self.relation.never(call), |row| self.relation.shown(row.to_json())),
+                )
             }
             Reading::List(end) => self.list(call, desk, end).await?,
             Reading::Count(end) => self.count(call, desk, end).await?,
@@ -66,7 +68,7 @@ impl Reader {
         let rows = relation.rows(desk, &call.tenant, items.iter().map(|item| key(&item.key))).await?;
         // One that went since the list was read is not shown, nor one that came back elsewhere in the list.
         let there = rows.into_iter().zip(&items).filter_map(|(row, item)| {
-            row.filter(|row| row.time(SINCE) == Some(item.at)).map(|row| shown(row.to_json()))
+            row.filter(|row| row.time(SINCE) == Some(item.at)).map(|row| self.relation.shown(row.to_json()))
         });
         Ok(paging::answer(there, next))
     }

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use statehouse_store::guard::{column, is_null, now};
 use statehouse_store::{Draft as EventDraft, Event, Guard, Reason, Refused, Row, Step, Value};
 
-use super::{IN_BUCKET, OUT_BUCKET, Relation, SINCE, UPDATED_AT, places, shown};
+use super::{IN_BUCKET, OUT_BUCKET, Relation, SINCE, UPDATED_AT, places};
 use crate::action::{
     Answer, Call, Code, Desk, Draft, Expected, Pieces, Refusal, Verdict, Write, common_verdict, row_of,
 };
@@ -60,7 +60,7 @@ impl Relation {
                 let differs = |(name, value): &(&str, Value)| row.get(name) != Some(value);
                 let changed: Vec<(&str, Value)> = fields.into_iter().filter(differs).collect();
                 if changed.is_empty() {
-                    return Ok(Draft::Done(Answer::row(shown(row.to_json()))));
+                    return Ok(Draft::Done(Answer::row(self.shown(row.to_json()))));
                 }
                 let edge = Step::update(&self.table, call.key.iter().cloned())
                     .guard(column(SINCE).eq(since))
@@ -79,7 +79,7 @@ impl Relation {
         self.check_expected(call, row.as_ref())?;
         let found = row.as_ref().and_then(|row| Some((row.time(SINCE)?, places(row)?)));
         let Some((since, [outward, inward])) = found else {
-            let body = row.map_or_else(|| self.never(call), |row| shown(row.to_json()));
+            let body = row.map_or_else(|| self.never(call), |row| self.shown(row.to_json()));
             return Ok(Draft::Done(Answer::row(body)));
         };
         let (from, to) = self.ends(&call.key);
@@ -162,6 +162,6 @@ impl Write for Writer {
     }
 
     fn answer(&self, _: &Call, event: &mut Event) -> Answer {
-        Answer::row(shown(row_of(event)))
+        Answer::row(self.relation.shown(row_of(event)))
     }
 }

@@ -43,15 +43,15 @@ pub use archetype::ARCHETYPE;
 
 use std::sync::Arc;
 
-use serde_json::Value as Json;
-use statehouse_store::table::Builder;
 use statehouse_store::{Address, Consistency, Row, Table, Tenant, Type, Value};
 
 use super::listing::{self, BUCKETS_MAX, Listing, Place};
 use crate::action::{Call, Code, Desk, Refusal};
 use crate::blueprint::Thing;
-use crate::blueprint::problem::{Problem, Problems};
+use crate::blueprint::problem::Problems;
 use crate::blueprint::settings::Field;
+use crate::declare::table::UPDATED_AT;
+use crate::declare::{Declare, ResourceSpec, TableDef, TableSpec};
 use crate::resource::{Resource, key_text, plural};
 use crate::told::{Counts, Telling, Told};
 
@@ -65,7 +65,6 @@ const STATUS: &str = "status";
 const POSTED_AT: &str = "posted_at";
 const BUCKET: &str = "bucket";
 const DIGEST: &str = "digest";
-const UPDATED_AT: &str = "updated_at";
 /// Of a thread.
 const COUNT: &str = "count";
 const NEWEST: &str = "newest";
@@ -75,8 +74,6 @@ const ORDERS: [&str; 2] = [NEWEST, OLDEST];
 const OLDEST: &str = "oldest";
 const REASON: &str = "reason";
 const ALSO_HIDDEN: &str = "hidden";
-
-const BUCKETS_DEFAULT: i64 = 4;
 
 /// One declared kind of child.
 #[derive(Debug)]
@@ -89,88 +86,62 @@ struct Thread {
     /// `comment_id`.
     id: Field,
     fields: Vec<Field>,
+    def: Arc<TableDef>,
     table: Arc<Table>,
     listing: Listing,
 }
 
 /// Reads `[thread.NAME]`: the children, and their threads.
 pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
-    declare_both(thing, problems).map(Into::into).unwrap_or_default()
+    Declare::run(thing, None, problems, declare_both)
 }
 
-fn declare_both(thing: &Thing, problems: &mut Problems) -> Option<[Resource; 2]> {
-    let before = problems.len();
-    let mut settings = thing.settings.clone();
-    let parent = settings.key("parent", problems);
-    let fields = settings.fields("fields", problems).unwrap_or_default();
-    let table = settings.text("table", problems).unwrap_or_else(|| plural(&thing.name));
-    let buckets = settings.int("buckets", problems).unwrap_or(BUCKETS_DEFAULT);
-    let require_version = settings.bool("require_version", problems).unwrap_or(true);
-    settings.finish(problems);
-    if !(1..=BUCKETS_MAX).contains(&buckets) {
-        let title = format!("`buckets` must be from 1 to {BUCKETS_MAX}");
-        problems.add(Problem::at(settings.span_of("buckets"), title));
-    }
+fn declare_both(cx: &mut Declare<'_>) -> Option<()> {
+    let name = cx.name();
+    let settings = cx.settings();
+    let parent = settings.key("parent");
+    let fields = settings.fields("fields");
+    let table = settings.text("table", plural(name));
+    let buckets = settings.count("buckets", 4, 1..=BUCKETS_MAX);
+    let require_version = settings.flag("require_version", true);
     if fields.is_empty() {
-        let title = format!("`thread.{}` has no fields", thing.name);
         let advice = "say what a child holds: `fields = { author = \"int\", body = \"text\" }`";
-        problems.add(Problem::at(settings.span_of("fields"), title).advice(advice));
+        settings.problem_with_advice("fields", format!("`thread.{name}` has no fields"), advice);
     }
-    let parent = parent?;
-    let name = format!("{}_id", thing.name);
-    let id = Field { name, span: settings.span(), kind: Type::Text, optional: false, default: None };
-    let mut built = |table: Builder| match table.build() {
-        Ok(table) => Some(table),
-        Err(error) => {
-            problems.add(Problem::at(settings.span(), format!("`thread.{}`: {}", thing.name, error.why)));
-            None
-        }
-    };
-    let key = || parent.iter().chain([&id]);
-    let children = key().fold(Table::named(&table), |table, field| table.partition(&field.name, field.kind));
+    let id = Field::required(format!("{name}_id"), Type::Text);
+    let children = TableSpec::named(&table).key(&parent).partition(&id.name, id.kind);
     // A tombstone has no fields, so none of them can be required of a row.
-    let children = fields.iter().fold(children, |table, field| table.optional(&field.name, field.kind));
-    let children = children
-        .required(STATUS, Type::Text)
-        .required(POSTED_AT, Type::Time)
-        .required(BUCKET, Type::Int)
-        .required(DIGEST, Type::Text)
-        .required(UPDATED_AT, Type::Time);
-    let children = built(children)?;
+    let children = fields
+        .iter()
+        .fold(children, |spec, field| spec.column(&field.name, field.kind).null())
+        .states_in(STATUS, &STATUSES)
+        .time(POSTED_AT)
+        .about("what it is listed by")
+        .immutable()
+        .int(BUCKET)
+        .hidden()
+        .immutable()
+        .text(DIGEST)
+        .hidden()
+        .immutable()
+        .updated_at();
+    let def = cx.build(children)?;
     let [rows, counts] = listing::tables(&format!("{table}_listed"), &parent, std::slice::from_ref(&id));
-    let listing = Listing::over(built(rows)?, built(counts)?, parent.len(), buckets, buckets);
-    if problems.len() > before {
-        return None;
-    }
-    let thread = Arc::new(Thread {
-        name: thing.name.clone(),
-        threads: format!("{}_thread", thing.name),
-        parent,
-        id,
-        fields,
-        table: children,
-        listing,
-    });
-    let resource = |name: &str, key: Vec<&Field>, tables, actions, telling| Resource {
-        hidden: Vec::new(),
-        name: name.to_owned(),
-        archetype: thing.archetype,
-        key: key.into_iter().map(|field| (field.name.clone(), field.kind)).collect(),
-        tables,
-        actions,
-        workers: Vec::new(),
-        consumers: Vec::new(),
-        telling,
-    };
-    let key = thread.parent.iter().chain([&thread.id]).collect();
-    let lists = vec![thread.listing.table.clone(), thread.listing.counts.clone()];
-    let told = Told::with_row(&thread.name, &thread.table).counting(Counts::With(STATUS, &[VISIBLE]));
+    let (rows, counts) = (cx.build_internal(rows)?, cx.build_internal(counts)?);
+    let listing = Listing::over(rows, counts, parent.len(), buckets, buckets);
+    let (table, threads) = (def.table().clone(), format!("{name}_thread"));
+    let thread = Arc::new(Thread { name: name.to_owned(), threads, parent, id, fields, def, table, listing });
+    let told = Told::with_row(name, &thread.table).counting(Counts::With(STATUS, &[VISIBLE]));
+    let key = thread.parent.iter().map(|field| (field.name.clone(), field.kind)).collect();
     let actions = actions::child_actions(&thread, require_version);
-    let telling = Telling::Rows(Box::new(told));
-    let children = resource(&thread.name, key, vec![thread.table.clone()], actions, telling);
-    let (actions, telling) = (actions::thread_actions(&thread), Telling::list_of(&thread.name));
-    let threads = resource(&thread.threads, thread.parent.iter().collect(), lists, actions, telling);
-    Some([children, threads])
+    cx.resource(ResourceSpec::of(name, &thread.def).told(told).actions(actions));
+    cx.resource(
+        ResourceSpec::without_rows(&thread.threads, key, Telling::list_of(name))
+            .table(&thread.listing.table)
+            .table(&thread.listing.counts)
+            .action(actions::thread_read(&thread)),
+    );
+    Some(())
 }
 
 impl Thread {
@@ -211,15 +182,6 @@ impl Thread {
 /// Where a child stands in its parent's list while it is visible.
 fn place(row: &Row) -> Option<Place> {
     Some(Place { bucket: row.int(BUCKET)?, at: row.time(POSTED_AT)? })
-}
-
-/// A row as callers see it.
-fn shown(mut row: Json) -> Json {
-    if let Some(fields) = row.as_object_mut() {
-        fields.remove(BUCKET);
-        fields.remove(DIGEST);
-    }
-    row
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::{Cursor, Value};
 
-use super::{ALSO_HIDDEN, COUNT, HIDDEN, NEWEST, OLDEST, ORDER, STATUS, Thread, VISIBLE, shown};
+use super::{ALSO_HIDDEN, COUNT, HIDDEN, NEWEST, OLDEST, ORDER, STATUS, Thread, VISIBLE};
 use crate::action::{Answer, Call, Code, Desk, Read, Refusal};
 use crate::paging;
 
@@ -45,8 +45,8 @@ impl Reader {
         let row = self.thread.child(call, desk).await?;
         let also_hidden = call.input.get(ALSO_HIDDEN).and_then(Json::as_bool).unwrap_or(false);
         match row.text(STATUS) {
-            Some(VISIBLE) => Ok(Answer::row(shown(row.to_json()))),
-            Some(HIDDEN) if also_hidden => Ok(Answer::row(shown(row.to_json()))),
+            Some(VISIBLE) => Ok(Answer::row(self.thread.def.row_json(&row))),
+            Some(HIDDEN) if also_hidden => Ok(Answer::row(self.thread.def.row_json(&row))),
             Some(HIDDEN) => {
                 let message = format!("{} is not shown: it was hidden", self.thread.what(row.key()));
                 Err(Refusal::new(Code::NotFound, message))
@@ -69,7 +69,7 @@ impl Reader {
         let rows = thread.rows(desk, &call.tenant, keys).await?;
         // One that was hidden or removed since the list was read is not shown.
         let visible = rows.into_iter().filter_map(|row| {
-            row.filter(|row| row.text(STATUS) == Some(VISIBLE)).map(|row| shown(row.to_json()))
+            row.filter(|row| row.text(STATUS) == Some(VISIBLE)).map(|row| thread.def.row_json(&row))
         });
         Ok((visible.collect(), next))
     }

@@ -7,9 +7,7 @@ use serde_json::Value as Json;
 use statehouse_store::guard::{column, now};
 use statehouse_store::{Draft as EventDraft, Event, Guard, Reason, Refused, Row, Step, Value};
 
-use super::{
-    BUCKET, DIGEST, HIDDEN, POSTED_AT, REASON, REMOVED, STATUS, Thread, UPDATED_AT, VISIBLE, place, shown,
-};
+use super::{BUCKET, DIGEST, HIDDEN, POSTED_AT, REASON, REMOVED, STATUS, Thread, UPDATED_AT, VISIBLE, place};
 use crate::action::{
     Answer, Call, Code, Desk, Draft, Expected, Pieces, Refusal, Verdict, Write, common_verdict, row_of,
 };
@@ -74,7 +72,7 @@ impl Thread {
         match row.text(STATUS) {
             Some(VISIBLE) => {
                 let created = Some(key_text(row.key()));
-                Ok(Draft::Done(Answer { created, ..Answer::row(shown(row.to_json())) }))
+                Ok(Draft::Done(Answer { created, ..Answer::row(self.def.row_json(row)) }))
             }
             Some(HIDDEN) => Err(self.hidden(row)),
             _ => Err(self.removed(row)),
@@ -98,7 +96,7 @@ impl Thread {
         let differs = |(name, value): &(&str, Value)| row.get(name) != Some(value);
         let changed: Vec<(&str, Value)> = changes.into_iter().filter(differs).collect();
         if changed.is_empty() {
-            return Ok(Draft::Done(Answer::row(shown(row.to_json()))));
+            return Ok(Draft::Done(Answer::row(self.def.row_json(&row))));
         }
         let step =
             changed.into_iter().fold(self.leave(call, VISIBLE), |step, (name, value)| step.set(name, value));
@@ -125,7 +123,7 @@ impl Thread {
         };
         let status = row.text(STATUS).unwrap_or_default();
         if status == to {
-            return Ok(Draft::Done(Answer::row(shown(row.to_json()))));
+            return Ok(Draft::Done(Answer::row(self.def.row_json(&row))));
         }
         if status == REMOVED {
             return Err(self.removed(&row));
@@ -218,6 +216,6 @@ impl Write for Writer {
             });
             key_text(&parts.collect::<Vec<_>>())
         });
-        Answer { created, ..Answer::row(shown(row)) }
+        Answer { created, ..Answer::row(self.thread.def.visible(row)) }
     }
 }
