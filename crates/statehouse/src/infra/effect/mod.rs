@@ -379,7 +379,7 @@ mod tests {
                 &format!("{URL}headers = {{ authorization = \"Bearer ${{PSP}}\" }}"),
                 "does not say where a secret is",
             ),
-            (&format!("{URL}headers = {{ content-length = \"3\" }}"), "the house itself sets"),
+            (&format!("{URL}headers = {{ content-length = \"3\" }}"), "the server itself sets"),
             (&format!("{URL}sign = [\"whsec_abc\"]"), "does not say where a secret is"),
             (&format!("{URL}sign = [\"env:A\", \"env:B\", \"env:C\"]"), "one secret, or two"),
             (&format!("{URL}sent_key = \"x\""), "all effects would be one"),

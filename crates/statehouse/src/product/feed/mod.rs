@@ -66,6 +66,7 @@ mod sweep;
 
 pub use archetype::ARCHETYPE;
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
@@ -77,13 +78,13 @@ use statehouse_store::{Record, Row, Table, Time, Type, Value};
 use self::bundle::Remembered;
 use self::sweep::Sweeper;
 use super::relation::{self, Relation};
-use crate::blueprint::problem::{Problem, Problems};
-use crate::blueprint::settings::Settings;
+use crate::blueprint::problem::Problems;
 use crate::blueprint::{Blueprint, Thing};
+use crate::declare::{Declare, ResourceSpec};
 use crate::infra::projection::{
     Change, Content, Delta, GENERATION, Projector, Reach, SOURCE, SOURCE_ORDER, entries_table,
 };
-use crate::resource::{Consuming, Resource, key_text};
+use crate::resource::{Resource, key_text};
 use crate::told::Telling;
 
 const VIEWER: &str = "viewer_id";
@@ -112,7 +113,10 @@ const ACTIVE: &str = "ACTIVE";
 const TABLE_DEFAULT: &str = "user_feed";
 const CURSORS_DEFAULT: &str = "feed_cursor";
 const KEEP_DEFAULT: Duration = Duration::from_secs(30 * 86_400);
-const PULL_ABOVE_DEFAULT: i64 = 10_000;
+const PULL_ABOVE_DEFAULT: u32 = 10_000;
+/// The bounds of `keep` and `backfill`.
+const DURATIONS: RangeInclusive<Duration> =
+    Duration::from_millis(1)..=Duration::from_secs(100 * 366 * 86_400);
 /// Bytes of a key's text that fit into the keys of all rows.
 const KEY_BYTES_MAX: usize = 200;
 /// Letters of a preview.
@@ -151,100 +155,40 @@ pub fn declare(
     resources: &[Resource],
     problems: &mut Problems,
 ) -> Vec<Resource> {
-    let before = problems.len();
-    let mut settings = thing.settings.clone();
-    let declared = declare_feed(thing, &mut settings, blueprint, resources, problems);
-    settings.finish(problems);
-    declared.filter(|_| problems.len() == before).into_iter().collect()
+    Declare::run(thing, Some((blueprint, resources)), problems, declare_feed)
 }
 
-fn declare_feed(
-    thing: &Thing,
-    settings: &mut Settings,
-    blueprint: &Blueprint,
-    resources: &[Resource],
-    problems: &mut Problems,
-) -> Option<Resource> {
-    let posts = settings.text("posts", problems);
-    let follows = settings.text("follows", problems);
-    let author = settings.text("author", problems).unwrap_or_else(|| AUTHOR.to_owned());
-    let created = settings.text("created", problems).unwrap_or_else(|| CREATED_AT.to_owned());
-    let preview = settings.text("preview", problems);
-    let keep = settings.duration("keep", problems).unwrap_or(KEEP_DEFAULT);
-    let backfill = settings.duration("backfill", problems).unwrap_or(keep);
-    let pull_above = settings.int("pull_above", problems).unwrap_or(PULL_ABOVE_DEFAULT);
-    let table = settings.text("table", problems).unwrap_or_else(|| TABLE_DEFAULT.to_owned());
-    let cursors = settings.text("cursor_table", problems).unwrap_or_else(|| CURSORS_DEFAULT.to_owned());
-    let mut missing = |what: &str, advice: &str| {
-        let title = format!("`feed.{}` does not say {what}", thing.name);
-        problems.add(Problem::at(settings.span(), title).advice(advice));
-    };
-    let (posts, follows) = match (posts, follows) {
-        (Some(posts), Some(follows)) => (posts, follows),
-        (posts, follows) => {
-            if posts.is_none() {
-                missing("whose rows are its posts", "name an entity: `posts = \"post\"`");
-            }
-            if follows.is_none() {
-                missing("who follows whom", "name a relation: `follows = \"follow\"`");
-            }
-            return None;
-        }
-    };
-    let mut wrong = |setting: &str, title: String| {
-        problems.add(Problem::at(settings.span_of(setting), title));
-    };
-    let is_entity = |resource: &&Resource| resource.name == posts && resource.archetype.keyword() == "entity";
-    let source = resources.iter().find(is_entity).and_then(|resource| resource.tables.first());
-    if source.is_none() {
-        wrong("posts", format!("`{posts}` is not an entity"));
-    }
-    let is_relation = |other: &&Thing| other.keyword == "relation" && other.name == follows;
-    let relation = blueprint.things.iter().find(is_relation);
-    // What is wrong with the relation itself is said where it is declared.
-    let relation = relation.and_then(|thing| relation::declared(thing, &mut blueprint.problems()));
-    if relation.is_none() {
-        wrong("follows", format!("`{follows}` is not a relation"));
-    }
-    for (setting, span) in [("keep", keep), ("backfill", backfill)] {
-        if span.is_zero() {
-            wrong(setting, format!("`{setting}` must be longer than nothing"));
+fn declare_feed(cx: &mut Declare<'_>) -> Option<()> {
+    let name = cx.name();
+    let settings = cx.settings();
+    let posts = settings.maybe_text("posts");
+    let follows = settings.maybe_text("follows");
+    let author = settings.text("author", AUTHOR);
+    let created = settings.text("created", CREATED_AT);
+    let preview = settings.maybe_text("preview");
+    let keep = settings.duration("keep", KEEP_DEFAULT, DURATIONS);
+    let backfill = settings.duration("backfill", keep, DURATIONS);
+    let pull_above = i64::from(settings.count("pull_above", PULL_ABOVE_DEFAULT, 0..=u32::MAX));
+    let table = settings.text("table", TABLE_DEFAULT);
+    let cursors = settings.text("cursor_table", CURSORS_DEFAULT);
+    for (setting, given, what, advice) in [
+        ("posts", &posts, "whose rows are its posts", "name an entity: `posts = \"post\"`"),
+        ("follows", &follows, "who follows whom", "name a relation: `follows = \"follow\"`"),
+    ] {
+        if given.is_none() {
+            settings.problem_with_advice(setting, format!("`feed.{name}` does not say {what}"), advice);
         }
     }
-    if pull_above < 0 {
-        wrong("pull_above", "`pull_above` must not be negative".to_owned());
+    let (posts, follows) = (posts?, follows?);
+    let found = sources(cx, &posts, &follows, [&author, &created], preview.as_deref())?;
+    let Sources { source, relation, kinds } = found;
+    let mut tables = Vec::new();
+    for table in self::tables(&table, &cursors, kinds) {
+        tables.push(cx.build_internal(table)?);
     }
-    let (source, relation) = (source?.clone(), relation?);
-    let ([viewer], [to]) = (relation.from.as_slice(), relation.to.as_slice()) else {
-        wrong("follows", format!("`{follows}` must lead from one column to one column"));
-        return None;
-    };
-    let [post] = source.key_columns() else {
-        wrong("posts", format!("the key of `{posts}` must be one column"));
-        return None;
-    };
-    let mut is_column = |setting: &str, name: &str, kind: Type| match source.type_of(name) {
-        Some(found) if found == kind => {}
-        Some(found) => wrong(setting, format!("`{name}` of `{posts}` is {found}; it must be {kind}")),
-        None => wrong(setting, format!("`{posts}` has no column `{name}`")),
-    };
-    is_column("author", &author, to.kind);
-    is_column("created", &created, Type::Time);
-    if let Some(preview) = &preview {
-        is_column("preview", preview, Type::Text);
-    }
-    let kinds = Kinds { viewer: viewer.kind, author: to.kind, post: post.kind };
-    let tables = match tables(&table, &cursors, kinds) {
-        Ok(tables) => tables,
-        Err(why) => {
-            problems.add(Problem::at(settings.span(), format!("`feed.{}`: {why}", thing.name)));
-            return None;
-        }
-    };
-    let [rows, entries, lists, pulled, authors, work, cursors] = tables;
-    let name = thing.name.clone();
+    let [rows, entries, lists, pulled, authors, work, cursors] = tables.try_into().ok()?;
     let feed = Arc::new(Feed {
-        name,
+        name: name.to_owned(),
         posts,
         follows,
         source,
@@ -265,17 +209,62 @@ fn declare_feed(
         remembered: Remembered::default(),
         last_live: AtomicI64::new(0),
     });
-    Some(Resource {
-        hidden: Vec::new(),
-        name: thing.name.clone(),
-        archetype: thing.archetype,
-        key: vec![(VIEWER.to_owned(), kinds.viewer)],
-        tables: feed.tables().into_iter().chain([feed.cursors.clone()]).collect(),
-        actions: actions::actions(&feed),
-        workers: vec![Arc::new(Sweeper::of(feed.clone()))],
-        consumers: vec![Consuming::Projection(feed)],
-        telling: Telling::derived(),
-    })
+    let key = vec![(VIEWER.to_owned(), kinds.viewer)];
+    let resource = ResourceSpec::without_rows(name, key, Telling::derived());
+    let resource = feed.tables().iter().chain([&feed.cursors]).fold(resource, ResourceSpec::table);
+    let resource = resource.actions(actions::actions(&feed)).worker(Sweeper::of(feed.clone()));
+    cx.resource(resource.projection(feed));
+    Some(())
+}
+
+/// What a feed is made of.
+struct Sources {
+    source: Arc<Table>,
+    relation: Relation,
+    kinds: Kinds,
+}
+
+/// The posts and the follows, or problems at the settings that name them.
+fn sources(
+    cx: &mut Declare<'_>,
+    posts: &str,
+    follows: &str,
+    [author, created]: [&str; 2],
+    preview: Option<&str>,
+) -> Option<Sources> {
+    let (blueprint, resources) = cx.others()?;
+    let settings = cx.settings();
+    let is_entity = |resource: &&Resource| resource.name == posts && resource.archetype.keyword() == "entity";
+    let source = resources.iter().find(is_entity).and_then(|resource| resource.tables.first());
+    settings.refuse_if(source.is_none(), "posts", format!("`{posts}` is not an entity"));
+    let is_relation = |other: &&Thing| other.keyword == "relation" && other.name == follows;
+    let relation = blueprint.things.iter().find(is_relation);
+    // Problems of the relation itself are reported where it is declared.
+    let mut elsewhere = blueprint.problems();
+    let relation = relation.and_then(|thing| relation::declared(thing, &mut elsewhere));
+    settings.refuse_if(relation.is_none(), "follows", format!("`{follows}` is not a relation"));
+    let (source, relation) = (source?.clone(), relation?);
+    let ([viewer], [to]) = (relation.from.as_slice(), relation.to.as_slice()) else {
+        settings.problem("follows", format!("`{follows}` must lead from one column to one column"));
+        return None;
+    };
+    let [post] = source.key_columns() else {
+        settings.problem("posts", format!("the key of `{posts}` must be one column"));
+        return None;
+    };
+    let columns = [("author", Some(author), to.kind), ("created", Some(created), Type::Time)];
+    for (setting, name, kind) in columns.into_iter().chain([("preview", preview, Type::Text)]) {
+        let Some(name) = name else { continue };
+        match source.type_of(name) {
+            Some(found) if found == kind => {}
+            Some(found) => {
+                settings.problem(setting, format!("`{name}` of `{posts}` is {found}; it must be {kind}"));
+            }
+            None => settings.problem(setting, format!("`{posts}` has no column `{name}`")),
+        }
+    }
+    let kinds = Kinds { viewer: viewer.kind, author: to.kind, post: post.kind };
+    Some(Sources { source, relation, kinds })
 }
 
 /// The types of what names readers, authors and posts.
@@ -286,7 +275,7 @@ struct Kinds {
     post: Type,
 }
 
-fn tables(name: &str, cursors: &str, kinds: Kinds) -> Result<[Arc<Table>; 7], String> {
+fn tables(name: &str, cursors: &str, kinds: Kinds) -> [Builder; 7] {
     let Kinds { viewer, author, post } = kinds;
     let named = |suffix: &str| Table::named(format!("{name}{suffix}")).partition(GENERATION, Type::Int);
     let shown = |table: Builder| table.optional(PREVIEW, Type::Text).required(EXPIRES_AT, Type::Time);
@@ -315,16 +304,7 @@ fn tables(name: &str, cursors: &str, kinds: Kinds) -> Result<[Arc<Table>; 7], St
         .required(LAST_SEEN_CREATED_AT, Type::Time)
         .required(LAST_SEEN_AT, Type::Time)
         .required(UPDATED_AT, Type::Time);
-    let built = |table: Builder| table.build().map_err(|error| error.why);
-    Ok([
-        built(rows)?,
-        built(entries)?,
-        built(lists)?,
-        built(pulled)?,
-        built(authors)?,
-        built(work)?,
-        built(cursors)?,
-    ])
+    [rows, entries, lists, pulled, authors, work, cursors]
 }
 
 impl Feed {

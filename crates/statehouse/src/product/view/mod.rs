@@ -40,14 +40,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value as Json;
+use statehouse_store::table::Builder;
 use statehouse_store::{Record, Row, Table, Type, Value};
 
 use crate::action::Does;
-use crate::blueprint::problem::{Problem, Problems};
-use crate::blueprint::settings::Settings;
+use crate::blueprint::problem::Problems;
 use crate::blueprint::{self, Blueprint, Thing};
+use crate::declare::{Declare, ResourceSpec, SettingsReader};
 use crate::infra::projection::{Change, Content, Delta, GENERATION, Look, Projector, SOURCE, entries_table};
-use crate::resource::{Consuming, Resource, key_text, stands_on_others};
+use crate::resource::{Resource, key_text, stands_on_others};
 use crate::told::{Counts, How, Telling, Told};
 
 const GROUP_KEY: &str = "group_key";
@@ -86,35 +87,27 @@ pub fn declare(
     resources: &[Resource],
     problems: &mut Problems,
 ) -> Vec<Resource> {
-    declare_view(thing, blueprint, resources, problems).into_iter().collect()
+    Declare::run(thing, Some((blueprint, resources)), problems, declare_view)
 }
 
-fn declare_view(
-    thing: &Thing,
-    blueprint: &Blueprint,
-    resources: &[Resource],
-    problems: &mut Problems,
-) -> Option<Resource> {
-    let mut settings = thing.settings.clone();
-    let of = settings.text("of", problems);
-    let group_by = settings.texts("group_by", problems).unwrap_or_default();
-    let [sum, min, max] =
-        ["sum", "min", "max"].map(|name| settings.texts(name, problems).unwrap_or_default());
-    let latest: Vec<String> = settings.text("latest", problems).into_iter().collect();
+fn declare_view(cx: &mut Declare<'_>) -> Option<()> {
+    let (name, (blueprint, resources)) = (cx.name(), cx.others()?);
+    let settings = cx.settings();
+    let of = settings.maybe_text("of");
+    let group_by = settings.texts("group_by");
+    let [sum, min, max] = ["sum", "min", "max"].map(|name| settings.texts(name));
+    let latest: Vec<String> = settings.maybe_text("latest").into_iter().collect();
     let nothing_else = sum.is_empty() && min.is_empty() && max.is_empty() && latest.is_empty();
-    let count = settings.bool("count", problems).unwrap_or(nothing_else);
-    settings.finish(problems);
+    let count = settings.flag("count", nothing_else);
     let Some(of) = of else {
-        let title = format!("`view.{}` does not say what it is of", thing.name);
         let advice = "name a resource: `of = \"profile\"`";
-        problems.add(Problem::at(settings.span(), title).advice(advice));
+        settings.problem_with_advice("of", format!("`view.{name}` does not say what it is of"), advice);
         return None;
     };
-    let before = problems.len();
     let (source, told) = match followed(&of, blueprint, resources) {
         Ok(found) => found,
         Err((title, advice)) => {
-            problems.add(Problem::at(settings.span_of("of"), title).advice(advice));
+            settings.problem_with_advice("of", title, advice);
             return None;
         }
     };
@@ -127,54 +120,39 @@ fn declare_view(
         ("max", &max, &numbers),
         ("latest", &latest, &numbers),
     ];
+    let mut fits = true;
     for (setting, names, kinds) in lists {
-        check_columns(&settings, setting, names, kinds, told, &of, problems);
+        fits &= check_columns(settings, setting, names, kinds, told, &of);
     }
-    if problems.len() > before {
+    if !fits {
         return None;
     }
     let kind = |name: &str| told.table.type_of(name).unwrap_or(Type::Text);
     let group_by: Vec<(String, Type)> = group_by.iter().map(|name| (name.clone(), kind(name))).collect();
-    let tables = tables(&thing.name, &group_by, &sum, [&min, &max, &latest]);
-    let [totals, entries, order] = match tables {
-        Ok(tables) => tables,
-        Err(why) => {
-            problems.add(Problem::at(settings.span(), format!("`view.{}`: {why}", thing.name)));
-            return None;
-        }
-    };
-    let counts = match told.counts {
-        Counts::With(column, _) if group_by.iter().any(|(name, _)| name == column) => Counts::All,
-        counts => counts,
-    };
-    let (told, after) = (told.clone(), makers(source));
+    let [totals, entries, order] = tables(name, &group_by, &sum, [&min, &max, &latest]);
     let view = Arc::new(View {
-        name: thing.name.clone(),
+        name: name.to_owned(),
+        counts: match told.counts {
+            Counts::With(column, _) if group_by.iter().any(|(name, _)| name == column) => Counts::All,
+            counts => counts,
+        },
         of,
-        told,
-        totals,
-        entries,
-        order,
+        told: told.clone(),
+        totals: cx.build_internal(totals)?,
+        entries: cx.build_internal(entries)?,
+        order: cx.build_internal(order)?,
         group_by,
         count,
         sum,
         min,
         max,
         latest,
-        counts,
-        after,
+        after: makers(source),
     });
-    Some(Resource {
-        hidden: Vec::new(),
-        name: thing.name.clone(),
-        archetype: thing.archetype,
-        key: view.group_by.clone(),
-        tables: view.tables(),
-        actions: read::actions(&view),
-        workers: Vec::new(),
-        consumers: vec![Consuming::Projection(view)],
-        telling: Telling::derived(),
-    })
+    let resource = ResourceSpec::without_rows(name, view.group_by.clone(), Telling::derived());
+    let resource = view.tables().iter().fold(resource, ResourceSpec::table);
+    cx.resource(resource.actions(read::actions(&view)).projection(view));
+    Some(())
 }
 
 /// The resource that a view is of, and how it is followed; or what is wrong with it, and what to do.
@@ -216,21 +194,21 @@ fn makers(source: &Resource) -> Vec<String> {
     maker.into_iter().flat_map(|action| action.after.clone()).chain(own).collect()
 }
 
-/// Says which names are not columns of the source that can be used like this.
+/// Reports names that are not columns of the source that can be used like this. Returns whether all are.
 fn check_columns(
-    settings: &Settings,
+    settings: &mut SettingsReader<'_>,
     setting: &'static str,
     names: &[String],
     kinds: &[Type],
     told: &Told,
     of: &str,
-    problems: &mut Problems,
-) {
+) -> bool {
     let untold = |name: &str| told.untold.columns.contains(&name);
     let usable = || {
         let columns = told.table.columns().iter().filter(|column| kinds.contains(&column.kind));
         columns.map(|column| column.name.as_str()).filter(|name| !untold(name)).collect::<Vec<_>>().join(", ")
     };
+    let mut fits = true;
     for name in names {
         let words: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
         let title = match told.table.column(name).map(|column| column.kind) {
@@ -243,9 +221,10 @@ fn check_columns(
             }
             Some(_) => continue,
         };
-        let advice = format!("`{setting}` of `{of}` can be of {}", usable());
-        problems.add(Problem::at(settings.span_of(setting), title).advice(advice));
+        fits = false;
+        settings.problem_with_advice(setting, title, format!("`{setting}` of `{of}` can be of {}", usable()));
     }
+    fits
 }
 
 fn tables(
@@ -253,7 +232,7 @@ fn tables(
     group_by: &[(String, Type)],
     sum: &[String],
     ordered: [&Vec<String>; 3],
-) -> Result<[Arc<Table>; 3], String> {
+) -> [Builder; 3] {
     let mut totals = Table::named(name).partition(GENERATION, Type::Int).sort(GROUP_KEY, Type::Text);
     let mut entries = entries_table(&format!("{name}_entries")).optional(GROUP_KEY, Type::Text);
     for (column, kind) in group_by {
@@ -278,8 +257,7 @@ fn tables(
         .sort(RANK, Type::Text)
         .sort(SOURCE, Type::Text)
         .required(VALUE, Type::Json);
-    let built = |table: statehouse_store::table::Builder| table.build().map_err(|error| error.why);
-    Ok([built(totals)?, built(entries)?, built(order)?])
+    [totals, entries, order]
 }
 
 /// A number as text of the same order.

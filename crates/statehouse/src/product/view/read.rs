@@ -8,48 +8,38 @@ use serde_json::{Map, Value as Json, json};
 use statehouse_store::{Address, Consistency, Query, Row, Tenant, Type, Value};
 
 use super::{MEMBERS, VALUE, View, group_key};
-use crate::action::{Action, Answer, Call, Code, Desk, Does, Method, Place, Read, Refusal, Route};
+use crate::action::{Answer, Call, Code, Desk, Read, Refusal};
+use crate::declare::ActionSpec;
 use crate::form::{Form, Misfit, Property};
 use crate::infra::projection::{Consult, GENERATION, SOURCE, fresh};
 use crate::paging;
 use crate::product::listing::filled;
 use crate::resource::state_name;
 
-pub(super) fn actions(view: &Arc<View>) -> Vec<Action> {
-    let name = &view.name;
-    let target = format!("{}View", state_name(name).trim_end_matches("State"));
-    let read = |list: bool| Does::Read(Arc::new(Reader { view: view.clone(), list }));
-    let mut actions = vec![Action {
-        name: "list".into(),
-        summary: format!("List the groups of {name}."),
-        target: target.clone(),
-        shape: "read projection",
-        mechanism: "range read under the live generation".into(),
-        route: Route { method: Method::Get, place: Place::Collection },
-        input: fresh().into_iter().chain(paging::properties()).collect(),
-        output: Form::List(Box::new(view.form())),
-        refusals: vec![Code::Unavailable],
-        needs_version: false,
-        answers: &["stale projection", "missing entry", "duplicate entry", "tombstone not propagated"],
-        after: view.after.clone(),
-        does: read(true),
-    }];
+pub(super) fn actions(view: &Arc<View>) -> Vec<ActionSpec> {
+    let target = format!("{}View", state_name(&view.name).trim_end_matches("State"));
+    let action = |spec: ActionSpec, list: bool| {
+        spec.target(target.clone())
+            .shape("read projection")
+            .takes(fresh())
+            .codes(&[Code::Unavailable])
+            .after(view.after.iter().map(String::as_str))
+            .reads(Reader { view: view.clone(), list })
+    };
+    let mut actions = vec![
+        action(ActionSpec::list("list", "List the groups of {name}."), true)
+            .mechanism("range read under the live generation")
+            .gives_rows(view.form())
+            .answers(&["stale projection", "missing entry", "duplicate entry", "tombstone not propagated"]),
+    ];
     if !view.group_by.is_empty() {
-        actions.push(Action {
-            name: "read".into(),
-            summary: format!("Read one group of {name}; one without rows counts nothing."),
-            target,
-            shape: "read projection",
-            mechanism: "strong read by key under the live generation".into(),
-            route: Route { method: Method::Get, place: Place::Item },
-            input: fresh().into(),
-            output: view.form(),
-            refusals: vec![Code::Unavailable],
-            needs_version: false,
-            answers: &["stale projection", "stale ranking after source update"],
-            after: view.after.clone(),
-            does: read(false),
-        });
+        let summary = "Read one group of {name}; one without rows counts nothing.";
+        actions.push(
+            action(ActionSpec::read("read", summary), false)
+                .mechanism("strong read by key under the live generation")
+                .gives(view.form())
+                .answers(&["stale projection", "stale ranking after source update"]),
+        );
     }
     actions
 }
