@@ -85,6 +85,11 @@ impl Settings {
         }
     }
 
+    /// What they belong to: `entity.profile`.
+    pub fn subject(&self) -> &str {
+        &self.subject
+    }
+
     /// Where the settings stand.
     pub fn span(&self) -> Range<usize> {
         self.span.clone()

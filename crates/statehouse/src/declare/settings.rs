@@ -83,6 +83,18 @@ impl<'p> SettingsReader<'p> {
         fits
     }
 
+    /// An integer in a range, which may be negative.
+    pub fn integer(&mut self, name: &'static str, default: i64, allowed: RangeInclusive<i64>) -> i64 {
+        let (min, max) = (allowed.start(), allowed.end());
+        self.record(name, "an integer", default.to_string(), format!("{min} to {max}"));
+        let given = self.settings.int(name, self.problems).unwrap_or(default);
+        if allowed.contains(&given) {
+            return given;
+        }
+        self.problem(name, format!("`{name}` must be from {min} to {max}"));
+        default
+    }
+
     /// A duration in a range.
     pub fn duration(
         &mut self,
@@ -133,6 +145,21 @@ impl<'p> SettingsReader<'p> {
     ) -> &'static str {
         self.record(name, "a word", format!("\"{default}\""), words.join(", "));
         self.settings.choice(name, words, self.problems).unwrap_or(default)
+    }
+
+    /// One of these words, which must be given. `None` after a problem.
+    pub fn required_choice(
+        &mut self,
+        name: &'static str,
+        words: &[&'static str],
+        advice: &str,
+    ) -> Option<&'static str> {
+        self.record(name, "a word", "required", words.join(", "));
+        if !self.has(name) {
+            let title = format!("`{}` has no {name}", self.settings.subject());
+            self.problem_with_advice(name, title, advice);
+        }
+        self.settings.choice(name, words, self.problems)
     }
 
     /// A switch.

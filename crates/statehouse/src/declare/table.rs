@@ -261,6 +261,13 @@ impl TableSpec {
         self
     }
 
+    /// An index of the rows of all tenants, for workers.
+    #[must_use]
+    pub fn index_across(mut self, name: &str, partition: &[&str], sort: &[&str]) -> TableSpec {
+        self.builder = self.builder.index_across(name, partition, sort);
+        self
+    }
+
     /// Checks the declaration.
     pub fn build(self) -> Result<Arc<TableDef>, SchemaError> {
         let TableSpec { builder, columns, key_len, state_column, states, deadline } = self;

@@ -280,7 +280,7 @@ async fn a_job_is_enqueued_claimed_and_completed(lab: &dyn Lab) -> Result<()> {
     let input = json!({"attempt": 1, "result": [1, "done"]});
     let done = visitor.done("job.complete", &id("a"), input.clone(), None).await?;
     shows(&done, &json!({"state": "COMPLETED", "result": [1, "done"], "attempt": 1}))?;
-    let expected = json!({"state": "COMPLETED", "result": [1, "done"], "run_at": null, "run_shard": null});
+    let expected = json!({"state": "COMPLETED", "result": [1, "done"], "run_at": null});
     visitor.shows("job", &id("a"), &expected).await?;
     for action in ["complete", "fail"] {
         let action = format!("job.{action}");

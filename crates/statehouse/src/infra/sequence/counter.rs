@@ -6,23 +6,20 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::guard::{column, now, now_plus};
-use statehouse_store::table::VERSION;
 use statehouse_store::{
     Address, Consistency, Draft as EventDraft, Event, Operand, Query, Reason, Refused, Row, Step, Table,
     Type, Value,
 };
 
-use super::{COUNT, FIRST, HOLDER, LAST, UPDATED_AT, bounded, built, key_properties, keyed};
+use super::{COUNT, FIRST, HOLDER, LAST, STARTS, UPDATED_AT, key_properties};
 use crate::action::{
-    Action, Answer, Call, Code, Desk, Does, Draft, Method, Pieces, Place, Read, Refusal, Route, Verdict,
-    Write, common_verdict, row_of,
+    Answer, Call, Code, Desk, Draft, Pieces, Read, Refusal, Verdict, Write, common_verdict, row_of,
 };
-use crate::blueprint::Thing;
-use crate::blueprint::problem::{Problem, Problems};
-use crate::blueprint::settings::{Field, Settings};
-use crate::form::{Form, Misfit, Property};
+use crate::blueprint::settings::Field;
+use crate::declare::{ActionSpec, Declare, ResourceSpec, RowRead, TableDef, TableSpec};
+use crate::form::{Form, Property};
 use crate::paging;
-use crate::resource::{Resource, key_text, state_name};
+use crate::resource::{key_text, state_name};
 
 const LEASED_AT: &str = "leased_at";
 const EXPIRES_AT: &str = "expires_at";
@@ -32,6 +29,7 @@ const DURATION_MS: &str = "duration_ms";
 const COUNT_MAX: i64 = 1_000_000;
 const LEASE_DEFAULT: Duration = Duration::from_secs(3_600);
 /// A day is long enough for numbers that are lost when it ends.
+const LEASE_MAX: Duration = Duration::from_secs(24 * 3_600);
 const LEASE_MS_MAX: i64 = 24 * 3_600 * 1_000;
 
 /// One declared counter.
@@ -45,144 +43,90 @@ struct Counter {
     ranges: Arc<Table>,
 }
 
-pub(super) fn declare(
-    thing: &Thing,
-    mut settings: Settings,
-    table: &str,
-    problems: &mut Problems,
-) -> Option<Resource> {
-    let before = problems.len();
-    let key = settings.key("key", problems);
-    let start = bounded(&mut settings, "start", 1, (i64::MIN / 2, i64::MAX / 2), problems);
-    let lease = settings.duration("lease", problems).unwrap_or(LEASE_DEFAULT);
-    settings.finish(problems);
-    if lease.is_zero() || lease.as_millis() > LEASE_MS_MAX.unsigned_abs().into() {
-        let title = "`lease` must be longer than nothing, and a day at most";
-        problems.add(Problem::at(settings.span_of("lease"), title));
-    }
-    let key = key?;
-    let main = keyed(table, &key).required(LAST, Type::Int).required(UPDATED_AT, Type::Time);
-    let ranges = keyed(&format!("{table}_ranges"), &key)
-        .sort(FIRST, Type::Int)
-        .required(LAST, Type::Int)
-        .required(HOLDER, Type::Text)
-        .required(LEASED_AT, Type::Time)
-        .required(EXPIRES_AT, Type::Time);
-    let main = built(main, thing, &settings, problems)?;
-    let ranges = built(ranges, thing, &settings, problems)?;
-    if problems.len() > before {
-        return None;
-    }
-    let counter = Arc::new(Counter { name: thing.name.clone(), key, start, lease, table: main, ranges });
-    Some(Resource {
-        hidden: Vec::new(),
-        name: thing.name.clone(),
-        archetype: thing.archetype,
-        key: counter.key.iter().map(|field| (field.name.clone(), field.kind)).collect(),
-        tables: vec![counter.table.clone(), counter.ranges.clone()],
-        actions: actions(&counter),
-        workers: Vec::new(),
-        consumers: Vec::new(),
-        telling: super::telling(&thing.name),
-    })
+pub(super) fn declare(cx: &mut Declare<'_>, table: &str) -> Option<()> {
+    let name = cx.name();
+    let settings = cx.settings();
+    let key = settings.key("key");
+    let start = settings.integer("start", 1, STARTS);
+    let lease = settings.duration("lease", LEASE_DEFAULT, Duration::from_millis(1)..=LEASE_MAX);
+    let def = cx.build(
+        TableSpec::named(table).key(&key).int(LAST).about("the last number that was given out").updated_at(),
+    )?;
+    let ranges_def = cx.build(
+        TableSpec::named(format!("{table}_ranges"))
+            .key(&key)
+            .sort(FIRST, Type::Int)
+            .int(LAST)
+            .about("the last one")
+            .text(HOLDER)
+            .about("who gives them out")
+            .time(LEASED_AT)
+            .time(EXPIRES_AT)
+            .about("what is left then is given up"),
+    )?;
+    let counter = Arc::new(Counter {
+        name: name.to_owned(),
+        key,
+        start,
+        lease,
+        table: def.table().clone(),
+        ranges: ranges_def.table().clone(),
+    });
+    cx.resource(
+        ResourceSpec::of(name, &def).table(&counter.ranges).telling(super::telling(name)).actions(actions(
+            &counter,
+            &def,
+            &ranges_def,
+        )),
+    );
+    Some(())
 }
 
-fn actions(counter: &Arc<Counter>) -> Vec<Action> {
-    let name = &counter.name;
-    let write = |verb: Verb| Does::Write(Arc::new(Writer { counter: counter.clone(), verb }));
-    let read = |list: bool| Does::Read(Arc::new(Reader { counter: counter.clone(), list }));
-    let at = |method, place| Route { method, place };
+fn actions(counter: &Arc<Counter>, def: &Arc<TableDef>, ranges: &TableDef) -> [ActionSpec; 4] {
+    let write = |verb: Verb| Writer { counter: counter.clone(), verb };
     let object =
         |more: Vec<Property>| Form::Object(key_properties(&counter.key).into_iter().chain(more).collect());
     let int = |name: &str, about: &str| Property::required(name, Form::Value(Type::Int), about);
-    let time = |name: &str, about: &str| Property::required(name, Form::Value(Type::Time), about);
-    let version = || int(VERSION, "raised by every write");
-    let range = object(vec![
-        int(FIRST, "the first number of the range"),
-        int(LAST, "the last one"),
-        Property::required(HOLDER, Form::Value(Type::Text), "who gives them out"),
-        time(LEASED_AT, ""),
-        time(EXPIRES_AT, "what is left then is given up"),
-        version(),
-    ]);
-    vec![
-        Action {
-            name: "next".into(),
-            summary: format!("Take the next numbers of a {name}: one, or so many in a row."),
-            target: state_name(name),
-            shape: "overwrite",
-            mechanism: "atomic increment where the number stands".into(),
-            route: at(Method::Post, Place::ItemAction),
-            input: vec![Property::optional(COUNT, Form::Range(1, COUNT_MAX), "how many; 1 if not given")],
-            output: object(vec![
+    let failures = &["duplicate IDs", "non-monotonic IDs"];
+    let about = format!("for how long; {} if not given", counter.lease.as_millis());
+    [
+        ActionSpec::transition("next", "Take the next numbers of a {name}: one, or so many in a row.")
+            .shape("overwrite")
+            .mechanism("atomic increment where the number stands")
+            .takes([Property::optional(COUNT, Form::Range(1, COUNT_MAX), "how many; 1 if not given")])
+            .gives(object(vec![
                 int(FIRST, "the first that is the caller's"),
                 int(LAST, "the last that is the caller's"),
-            ]),
-            refusals: vec![Code::OutOfRange],
-            needs_version: false,
-            answers: &["duplicate IDs", "non-monotonic IDs"],
-            after: vec![],
-            does: write(Verb::Next),
-        },
-        Action {
-            name: "lease".into(),
-            summary: format!(
-                "Take a range of numbers of a {name}, to be given out without asking again until the lease ends."
-            ),
-            target: format!("{} + RangeLeaseState", state_name(name)),
-            shape: "create target",
-            mechanism: "guarded increment and the range's row, as one plan".into(),
-            route: at(Method::Post, Place::ItemAction),
-            input: vec![
-                Property::required(HOLDER, Form::Value(Type::Text), "who gives them out"),
-                Property::required(COUNT, Form::Range(1, COUNT_MAX), "how many"),
-                Property::optional(
-                    DURATION_MS,
-                    Form::Range(1, LEASE_MS_MAX),
-                    &format!("for how long; {} if not given", counter.lease.as_millis()),
-                ),
-            ],
-            output: range.clone(),
-            refusals: vec![Code::OutOfRange, Code::Contended],
-            needs_version: false,
-            answers: &["duplicate IDs", "non-monotonic IDs"],
-            after: vec![],
-            does: write(Verb::Lease),
-        },
-        Action {
-            name: "read".into(),
-            summary: format!("Read how far a {name} has come."),
-            target: state_name(name),
-            shape: "read source",
-            mechanism: "strong read by key".into(),
-            route: at(Method::Get, Place::Item),
-            input: vec![],
-            output: object(vec![
-                int(LAST, "the last number that was given out"),
-                time(UPDATED_AT, ""),
-                version(),
-            ]),
-            refusals: vec![Code::NotFound],
-            needs_version: false,
-            answers: &[],
-            after: vec![format!("{name}.next")],
-            does: read(false),
-        },
-        Action {
-            name: "ranges".into(),
-            summary: format!("List the ranges of a {name} that were leased, the newest first."),
-            target: "RangeLeaseState".into(),
-            shape: "read source",
-            mechanism: "strong range read by key".into(),
-            route: at(Method::Get, Place::Collection),
-            input: key_properties(&counter.key).into_iter().chain(paging::properties()).collect(),
-            output: Form::List(Box::new(range)),
-            refusals: vec![],
-            needs_version: false,
-            answers: &[],
-            after: vec![format!("{name}.lease")],
-            does: read(true),
-        },
+            ]))
+            .codes(&[Code::OutOfRange])
+            .answers(failures)
+            .writes(write(Verb::Next)),
+        ActionSpec::transition(
+            "lease",
+            "Take a range of numbers of a {name}, to be given out without asking again until the lease ends.",
+        )
+        .target(format!("{} + RangeLeaseState", state_name(&counter.name)))
+        .shape("create target")
+        .mechanism("guarded increment and the range's row, as one plan")
+        .takes([
+            Property::required(HOLDER, Form::Value(Type::Text), "who gives them out"),
+            Property::required(COUNT, Form::Range(1, COUNT_MAX), "how many"),
+            Property::optional(DURATION_MS, Form::Range(1, LEASE_MS_MAX), &about),
+        ])
+        .gives(ranges.row_form())
+        .codes(&[Code::OutOfRange, Code::Contended])
+        .answers(failures)
+        .writes(write(Verb::Lease)),
+        ActionSpec::read("read", "Read how far a {name} has come.")
+            .after(["next"])
+            .reads_row(RowRead::of(&counter.name, def).missing("has given out nothing yet")),
+        ActionSpec::list("ranges", "List the ranges of a {name} that were leased, the newest first.")
+            .target("RangeLeaseState")
+            .mechanism("strong range read by key")
+            .takes(key_properties(&counter.key))
+            .gives_rows(ranges.row_form())
+            .after(["lease"])
+            .reads(RangesReader(counter.clone())),
     ]
 }
 
@@ -220,8 +164,7 @@ impl Counter {
     async fn lease(&self, call: &Call, desk: &Desk<'_>, count: i64) -> Result<Pieces, Refusal> {
         let holder = call.input.get(HOLDER).and_then(Json::as_str).unwrap_or_default();
         if holder.is_empty() {
-            let detail = "a holder has a name".to_owned();
-            return Err(Refusal::misfits(vec![Misfit { pointer: format!("/{HOLDER}"), detail }]));
+            return Err(Refusal::field(HOLDER, "the holder must not be empty"));
         }
         let millis = call.input.get(DURATION_MS).and_then(Json::as_u64);
         let span = millis.map_or(self.lease, Duration::from_millis);
@@ -294,23 +237,14 @@ impl Write for Writer {
     }
 }
 
-struct Reader {
-    counter: Arc<Counter>,
-    list: bool,
-}
+/// Lists the ranges of a counter.
+struct RangesReader(Arc<Counter>);
 
 #[async_trait]
-impl Read for Reader {
+impl Read for RangesReader {
     async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
-        let counter = &self.counter;
-        if !self.list {
-            let row = counter.row(call, desk).await?.ok_or_else(|| {
-                Refusal::new(Code::NotFound, format!("{} has given out nothing yet", counter.what(call)))
-            })?;
-            return Ok(Arc::new(Answer::row(row.to_json())));
-        }
-        let key = paging::given(&counter.key, call)?;
-        let query = Query::table(&counter.ranges, &call.tenant, key)?.backward();
+        let key = paging::given(&self.0.key, call)?;
+        let query = Query::table(&self.0.ranges, &call.tenant, key)?.backward();
         let page = desk.store.query(&paging::page_of(query, call)?).await?;
         Ok(Arc::new(paging::answer(page.rows.iter().map(Row::to_json), page.next)))
     }

@@ -14,18 +14,16 @@ use statehouse_store::{
     Address, Consistency, Draft as EventDraft, Event, Query, Reason, Refused, Row, Step, Table, Type, Value,
 };
 
-use super::{LAST, UPDATED_AT, bounded, built, key_properties, keyed};
+use super::{LAST, STARTS, UPDATED_AT, key_properties};
 use crate::action::{
-    Action, Answer, Call, Code, Desk, Does, Draft, Method, Pieces, Place, Read, Refusal, Route, Verdict,
-    Write, common_verdict, row_of,
+    Answer, Call, Code, Desk, Draft, Pieces, Read, Refusal, Verdict, Write, common_verdict, row_of,
 };
-use crate::blueprint::Thing;
-use crate::blueprint::problem::Problems;
-use crate::blueprint::settings::{Field, Settings};
+use crate::blueprint::settings::Field;
+use crate::declare::{ActionSpec, Declare, ResourceSpec, TableSpec};
 use crate::form::{Form, Misfit, Property};
 use crate::lock;
 use crate::paging;
-use crate::resource::{Resource, key_text, state_name};
+use crate::resource::key_text;
 
 const SUBJECT: &str = "subject";
 const NUMBER: &str = "number";
@@ -58,117 +56,72 @@ struct Gapless {
     locks: Arc<Table>,
 }
 
-pub(super) fn declare(
-    thing: &Thing,
-    mut settings: Settings,
-    table: &str,
-    problems: &mut Problems,
-) -> Option<Resource> {
-    let before = problems.len();
-    let key = settings.key("key", problems);
-    let start = bounded(&mut settings, "start", 1, (i64::MIN / 2, i64::MAX / 2), problems);
-    settings.finish(problems);
-    let key = key?;
+pub(super) fn declare(cx: &mut Declare<'_>, table: &str) -> Option<()> {
+    let name = cx.name();
+    let settings = cx.settings();
+    let key = settings.key("key");
+    let start = settings.integer("start", 1, STARTS);
     let names: Vec<&str> = key.iter().map(|field| field.name.as_str()).collect();
-    let main = keyed(table, &key).required(LAST, Type::Int).required(UPDATED_AT, Type::Time);
-    let taken = keyed(&format!("{table}_taken"), &key)
-        .sort(SUBJECT, Type::Text)
-        .required(NUMBER, Type::Int)
-        .required(TAKEN_AT, Type::Time)
-        .index(BY_NUMBER, &names, &[NUMBER]);
-    let main = built(main, thing, &settings, problems)?;
-    let taken = built(taken, thing, &settings, problems)?;
-    let locks = built(lock::columns(keyed(&format!("{table}_lock"), &key)), thing, &settings, problems)?;
-    if problems.len() > before {
-        return None;
-    }
-    let gapless = Arc::new(Gapless { name: thing.name.clone(), key, start, table: main, taken, locks });
-    Some(Resource {
-        hidden: Vec::new(),
-        name: thing.name.clone(),
-        archetype: thing.archetype,
-        key: gapless.key.iter().map(|field| (field.name.clone(), field.kind)).collect(),
-        tables: vec![gapless.table.clone(), gapless.taken.clone(), gapless.locks.clone()],
-        actions: actions(&gapless),
-        workers: Vec::new(),
-        consumers: Vec::new(),
-        telling: super::telling(&thing.name),
-    })
+    let def = cx.build(TableSpec::named(table).key(&key).int(LAST).updated_at())?;
+    let taken_def = cx.build(
+        TableSpec::named(format!("{table}_taken"))
+            .key(&key)
+            .sort(SUBJECT, Type::Text)
+            .int(NUMBER)
+            .time(TAKEN_AT)
+            .index(BY_NUMBER, &names, &[NUMBER]),
+    )?;
+    let locks = Table::named(format!("{table}_lock"));
+    let locks = key.iter().fold(locks, |table, field| table.partition(&field.name, field.kind));
+    let gapless = Arc::new(Gapless {
+        name: name.to_owned(),
+        start,
+        table: def.table().clone(),
+        taken: taken_def.table().clone(),
+        locks: cx.build_internal(lock::columns(locks))?,
+        key,
+    });
+    cx.resource(
+        ResourceSpec::of(name, &def)
+            .table(&gapless.taken)
+            .table(&gapless.locks)
+            .telling(super::telling(name))
+            .actions(actions(&gapless, &taken_def.row_form())),
+    );
+    Some(())
 }
 
-fn actions(gapless: &Arc<Gapless>) -> Vec<Action> {
-    let name = &gapless.name;
-    let read = |list: bool| Does::Read(Arc::new(Reader { gapless: gapless.clone(), list }));
-    let at = |method, place| Route { method, place };
-    let object =
-        |more: Vec<Property>| Form::Object(key_properties(&gapless.key).into_iter().chain(more).collect());
+fn actions(gapless: &Arc<Gapless>, taken: &Form) -> [ActionSpec; 3] {
+    let read = |list: bool| Reader { gapless: gapless.clone(), list };
     let int = |name: &str, about: &str| Property::required(name, Form::Value(Type::Int), about);
-    let version = || int(VERSION, "raised by every write");
-    let row = object(vec![
-        Property::required(SUBJECT, Form::Value(Type::Text), "what bears the number"),
-        int(NUMBER, ""),
-        Property::required(TAKEN_AT, Form::Value(Type::Time), ""),
-        version(),
-    ]);
-    vec![
-        Action {
-            name: "take".into(),
-            summary: format!(
-                "Take the next number of a {name} for a subject, in one batch with what bears it. A subject that has one \
-                 keeps it."
-            ),
-            target: state_name(name),
-            shape: "overwrite",
-            mechanism: "guarded increment and the subject's row, in the plan of what bears the number".into(),
-            route: at(Method::Post, Place::ItemAction),
-            input: vec![
-                Property::required(SUBJECT, Form::Value(Type::Text), "what bears the number"),
-                Property::optional(
-                    NUMBER,
-                    Form::Value(Type::Int),
-                    "the number that `read` said is next, if a row of the same batch has to hold it",
-                ),
-            ],
-            output: row.clone(),
-            refusals: vec![Code::AlreadyExists, Code::VersionConflict, Code::Contended, Code::OutOfRange],
-            needs_version: false,
-            answers: &["duplicate IDs", "non-monotonic IDs"],
-            after: vec![],
-            does: Does::Write(Arc::new(Writer(gapless.clone()))),
-        },
-        Action {
-            name: "read".into(),
-            summary: format!("Read which number of a {name} is next."),
-            target: state_name(name),
-            shape: "read source",
-            mechanism: "strong read by key".into(),
-            route: at(Method::Get, Place::Item),
-            input: vec![],
-            output: object(vec![
-                int(NEXT, "the number that the next `take` gets"),
-                int(VERSION, "raised by every write").or_null(),
-            ]),
-            refusals: vec![],
-            needs_version: false,
-            answers: &[],
-            after: vec![],
-            does: read(false),
-        },
-        Action {
-            name: "list".into(),
-            summary: format!("List the numbers of a {name} that were taken, the highest first."),
-            target: state_name(name),
-            shape: "read source",
-            mechanism: "range read on the index by number".into(),
-            route: at(Method::Get, Place::Collection),
-            input: key_properties(&gapless.key).into_iter().chain(paging::properties()).collect(),
-            output: Form::List(Box::new(row)),
-            refusals: vec![],
-            needs_version: false,
-            answers: &[],
-            after: vec![],
-            does: read(true),
-        },
+    let next =
+        [int(NEXT, "the number that the next `take` gets"), int(VERSION, "raised by every write").or_null()];
+    let number = "the number that `read` said is next, if a row of the same batch has to hold it";
+    [
+        ActionSpec::transition(
+            "take",
+            "Take the next number of a {name} for a subject, in one batch with what bears it. A subject that has one \
+             keeps it.",
+        )
+        .shape("overwrite")
+        .mechanism("guarded increment and the subject's row, in the plan of what bears the number")
+        .takes([
+            Property::required(SUBJECT, Form::Value(Type::Text), "what bears the number"),
+            Property::optional(NUMBER, Form::Value(Type::Int), number),
+        ])
+        .gives(taken.clone())
+        .codes(&[Code::AlreadyExists, Code::VersionConflict, Code::Contended, Code::OutOfRange])
+        .answers(&["duplicate IDs", "non-monotonic IDs"])
+        .writes(Writer(gapless.clone())),
+        ActionSpec::read("read", "Read which number of a {name} is next.")
+            .gives(Form::Object(key_properties(&gapless.key).into_iter().chain(next).collect()))
+            .codes(&[])
+            .reads(read(false)),
+        ActionSpec::list("list", "List the numbers of a {name} that were taken, the highest first.")
+            .mechanism("range read on the index by number")
+            .takes(key_properties(&gapless.key))
+            .gives_rows(taken.clone())
+            .reads(read(true)),
     ]
 }
 

@@ -54,16 +54,16 @@ pub mod mint;
 mod time;
 
 pub use archetype::ARCHETYPE;
+use std::ops::RangeInclusive;
 
 use crate::blueprint::Thing;
-use crate::blueprint::problem::{Problem, Problems};
-use crate::blueprint::settings::{Field, Settings};
+use crate::blueprint::problem::Problems;
+use crate::blueprint::settings::Field;
+use crate::declare::Declare;
+use crate::declare::table::UPDATED_AT;
 use crate::form::{Form, Property};
 use crate::resource::{Resource, plural};
 use crate::told::Telling;
-use statehouse_store::Table;
-use statehouse_store::table::Builder;
-use std::sync::Arc;
 
 const COUNTER: &str = "counter";
 const GAPLESS: &str = "gapless";
@@ -74,7 +74,6 @@ const LAST: &str = "last";
 const FIRST: &str = "first";
 const COUNT: &str = "count";
 const HOLDER: &str = "holder";
-const UPDATED_AT: &str = "updated_at";
 
 /// What a view could be of: a sequence's row is a number already.
 fn telling(name: &str) -> Telling {
@@ -83,58 +82,28 @@ fn telling(name: &str) -> Telling {
 }
 
 /// Reads `[sequence.NAME]`.
-pub fn declare(thing: &Thing, problems: &mut Problems) -> Option<Resource> {
-    let mut settings = thing.settings.clone();
-    let kind = settings.choice("kind", &[COUNTER, GAPLESS, TIME], problems);
-    let table = settings.text("table", problems).unwrap_or_else(|| plural(&thing.name));
+pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
+    Declare::run(thing, None, problems, declare_sequence)
+}
+
+fn declare_sequence(cx: &mut Declare<'_>) -> Option<()> {
+    let name = cx.name();
+    let settings = cx.settings();
+    let kind = settings.required_choice(
+        "kind",
+        &[COUNTER, GAPLESS, TIME],
+        "say what it gives: `kind = \"counter\"`, \"gapless\" or \"time\"",
+    )?;
+    let table = settings.text("table", plural(name));
     match kind {
-        Some(COUNTER) => counter::declare(thing, settings, &table, problems),
-        Some(GAPLESS) => gapless::declare(thing, settings, &table, problems),
-        Some(_) => time::declare(thing, settings, &table, problems),
-        None => {
-            // What was given and is no kind was a problem already.
-            if settings.span_of("kind") == settings.span() {
-                let title = format!("`sequence.{}` has no kind", thing.name);
-                let advice = "say what it gives: `kind = \"counter\"`, \"gapless\" or \"time\"";
-                problems.add(Problem::at(settings.span(), title).advice(advice));
-            }
-            None
-        }
+        COUNTER => counter::declare(cx, &table),
+        GAPLESS => gapless::declare(cx, &table),
+        _ => time::declare(cx, &table),
     }
 }
 
-/// A table whose rows are named by fields.
-fn keyed(name: &str, key: &[Field]) -> Builder {
-    key.iter().fold(Table::named(name), |table, field| table.partition(&field.name, field.kind))
-}
-
-/// A table, or the problem with its declaration.
-fn built(table: Builder, thing: &Thing, settings: &Settings, problems: &mut Problems) -> Option<Arc<Table>> {
-    match table.build() {
-        Ok(table) => Some(table),
-        Err(error) => {
-            let title = format!("`sequence.{}`: {}", thing.name, error.why);
-            problems.add(Problem::at(settings.span(), title));
-            None
-        }
-    }
-}
-
-/// Reads a number that must lie in a range.
-fn bounded(
-    settings: &mut Settings,
-    name: &'static str,
-    default: i64,
-    (least, most): (i64, i64),
-    problems: &mut Problems,
-) -> i64 {
-    let given = settings.int(name, problems).unwrap_or(default);
-    if !(least..=most).contains(&given) {
-        let title = format!("`{name}` must be from {least} to {most}");
-        problems.add(Problem::at(settings.span_of(name), title));
-    }
-    given
-}
+/// The bounds of the number that a sequence starts with.
+const STARTS: RangeInclusive<i64> = i64::MIN / 2..=i64::MAX / 2;
 
 fn key_properties(key: &[Field]) -> Vec<Property> {
     key.iter().map(|field| Property::required(&field.name, Form::Value(field.kind), "")).collect()
@@ -156,13 +125,16 @@ mod tests {
         check("", "`sequence.number` has no kind");
         check("kind = \"counters\"", "did you mean \"counter\"?");
         check("kind = \"counter\"", "has no key");
-        check("kind = \"counter\"\nkey = { a = \"int\" }\nlease = \"2d\"", "a day at most");
+        check("kind = \"counter\"\nkey = { a = \"int\" }\nlease = \"2d\"", "`lease` must be from 1ms to 1d");
         check("kind = \"gapless\"\nkey = { last = \"int\" }", "declared twice");
         check("kind = \"gapless\"\nkey = { a = \"int\" }\nlease = \"1m\"", "no setting `lease`");
         check("kind = \"time\"\nworker_bits = 17", "`worker_bits` must be from 1 to 16");
         check("kind = \"time\"\nworker_bits = 16\nsequence_bits = 12", "can be 24 together");
         check("kind = \"time\"\nworker_bits = 1\nshared = 2", "none can be leased");
-        check("kind = \"time\"\nahead = \"1m\"\nlease = \"10s\"", "`lease` at least as long");
+        check(
+            "kind = \"time\"\nahead = \"1m\"\nlease = \"10s\"",
+            "`lease` must be at least as long as `ahead`",
+        );
         check("kind = \"time\"\nepoch = \"once\"", "is not a time");
         check("kind = \"time\"\nkey = { a = \"int\" }", "no setting `key`");
     }

@@ -1,5 +1,6 @@
 //! Time-ordered ids: worker ids that are leased, and spans of time that are reserved for them.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,18 +15,16 @@ use statehouse_store::{
 };
 
 use super::mint::{Layout, whole_millis};
-use super::{COUNT, HOLDER, bounded, built};
+use super::{COUNT, HOLDER};
 use crate::action::{
-    Action, Answer, Call, Code, Desk, Does, Draft, Method, Pieces, Place, Read, Refusal, Route, Verdict,
-    Write, common_verdict, row_of,
+    Answer, Call, Code, Desk, Draft, Method, Pieces, Place, Read, Refusal, Verdict, Write, common_verdict,
+    row_of,
 };
-use crate::blueprint::Thing;
-use crate::blueprint::problem::{Problem, Problems};
-use crate::blueprint::settings::Settings;
+use crate::declare::{ActionSpec, Declare, ResourceSpec};
 use crate::form::{Form, Misfit, Property};
 use crate::infra::lease::{self, ACQUIRED_AT, EPOCH, EXPIRES_AT, FREE, HELD, STATE};
 use crate::paging;
-use crate::resource::{Resource, key_text, state_name};
+use crate::resource::{key_text, state_name};
 
 const POOL: &str = "pool";
 pub(super) const WORKER: &str = "worker";
@@ -39,6 +38,8 @@ const STATES: [&str; 2] = [HELD, FREE];
 const COUNT_MAX: i64 = 10_000;
 const AHEAD_DEFAULT: Duration = Duration::from_secs(10);
 const AHEAD_MAX: Duration = Duration::from_secs(3_600);
+/// The bounds of `lease`.
+const LEASES: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(366 * 86_400);
 /// A lease lasts so many spans, if the blueprint does not say how long.
 const LEASE_SPANS: u32 = 3;
 /// 2020-01-01T00:00:00Z, from which 41 bits of milliseconds last until 2089.
@@ -60,166 +61,112 @@ struct Ids {
     table: Arc<Table>,
 }
 
-pub(super) fn declare(
-    thing: &Thing,
-    mut settings: Settings,
-    table: &str,
-    problems: &mut Problems,
-) -> Option<Resource> {
-    let before = problems.len();
-    let worker_bits = bounded(&mut settings, "worker_bits", 10, (1, 16), problems);
-    let sequence_bits = bounded(&mut settings, "sequence_bits", 12, (1, 20), problems);
-    let shared = bounded(&mut settings, "shared", 1, (0, 64), problems);
-    let epoch = settings.text("epoch", problems);
-    let ahead = settings.duration("ahead", problems).unwrap_or(AHEAD_DEFAULT);
-    let lease = settings.duration("lease", problems).unwrap_or(ahead.saturating_mul(LEASE_SPANS));
-    settings.finish(problems);
+pub(super) fn declare(cx: &mut Declare<'_>, table: &str) -> Option<()> {
+    let name = cx.name();
+    let settings = cx.settings();
+    let worker_bits = settings.count("worker_bits", 10, 1..=16);
+    let sequence_bits = settings.count("sequence_bits", 12, 1..=20);
+    let shared = i64::from(settings.count("shared", 1, 0..=64));
+    let epoch = settings.maybe_text("epoch");
+    let ahead = settings.duration("ahead", AHEAD_DEFAULT, Duration::from_millis(10)..=AHEAD_MAX);
+    let lease = settings.duration("lease", ahead.saturating_mul(LEASE_SPANS), LEASES);
     let epoch_ms = match epoch.map(|text| text.parse::<Time>()) {
         None => EPOCH_MS_DEFAULT,
         Some(Ok(time)) => time.micros().div_euclid(1_000),
         Some(Err(error)) => {
-            problems.add(Problem::at(settings.span_of("epoch"), error.to_string()));
+            settings.problem("epoch", error.to_string());
             EPOCH_MS_DEFAULT
         }
     };
-    let bits = |given: i64| u32::try_from(given).unwrap_or(1);
-    let layout = Layout { epoch_ms, worker_bits: bits(worker_bits), sequence_bits: bits(sequence_bits) };
-    if layout.time_bits() < TIME_BITS_MIN {
-        let most = 63 - TIME_BITS_MIN;
-        let title = format!("`worker_bits` and `sequence_bits` can be {most} together");
-        problems.add(Problem::at(settings.span_of("sequence_bits"), title));
-    }
-    if shared >= layout.workers() {
-        let title = format!("all {} worker ids are `shared`, so none can be leased", layout.workers());
-        problems.add(Problem::at(settings.span_of("shared"), title));
-    }
-    if ahead < Duration::from_millis(10) || ahead > AHEAD_MAX || lease < ahead {
-        let title = "`ahead` must be from 10 ms to an hour, and `lease` at least as long";
-        problems.add(Problem::at(settings.span_of("ahead"), title));
-    }
+    let layout = Layout { epoch_ms, worker_bits, sequence_bits };
+    let title = format!("`worker_bits` and `sequence_bits` can be {} together", 63 - TIME_BITS_MIN);
+    settings.refuse_if(layout.time_bits() < TIME_BITS_MIN, "sequence_bits", title);
+    let title = format!("all {} worker ids are `shared`, so none can be leased", layout.workers());
+    settings.refuse_if(shared >= layout.workers(), "shared", title);
+    settings.refuse_if(lease < ahead, "lease", "`lease` must be at least as long as `ahead`");
     let workers = lease::columns(Table::named(table).partition(POOL, Type::Int).sort(WORKER, Type::Int))
         .required(RESERVED_FROM, Type::Time)
         .required(RESERVED_UNTIL, Type::Time);
-    let table = built(workers, thing, &settings, problems)?;
-    if problems.len() > before {
-        return None;
-    }
-    let ids = Arc::new(Ids { name: thing.name.clone(), layout, shared, ahead, lease, table });
-    Some(Resource {
-        hidden: Vec::new(),
-        name: thing.name.clone(),
-        archetype: thing.archetype,
-        key: vec![(WORKER.to_owned(), Type::Int)],
-        tables: vec![ids.table.clone()],
-        actions: actions(&ids),
-        workers: Vec::new(),
-        consumers: Vec::new(),
-        telling: super::telling(&thing.name),
-    })
+    let table = cx.build_internal(workers)?;
+    let ids = Arc::new(Ids { name: name.to_owned(), layout, shared, ahead, lease, table });
+    let key = vec![(WORKER.to_owned(), Type::Int)];
+    let resource = ResourceSpec::without_rows(name, key, super::telling(name)).table(&ids.table);
+    cx.resource(resource.actions(actions(&ids)));
+    Some(())
 }
 
-fn actions(ids: &Arc<Ids>) -> Vec<Action> {
-    let name = &ids.name;
-    let write = |verb: Verb| Does::Write(Arc::new(Writer { ids: ids.clone(), verb }));
-    let read = |list: bool| Does::Read(Arc::new(Reader { ids: ids.clone(), list }));
-    let at = |method, place| Route { method, place };
+fn actions(ids: &Arc<Ids>) -> [ActionSpec; 6] {
     let holder =
         || Property::required(HOLDER, Form::Value(Type::Text), "who mints; a name that nobody else uses");
     let epoch = || Property::required(EPOCH, Form::Value(Type::Int), "the epoch that lease returned");
-    let row = row_form();
-    let step = |name: &'static str, summary: String, mechanism: &'static str, verb: Verb| Action {
-        name: name.into(),
-        summary,
-        target: "WorkerIdState + EpochState".into(),
-        shape: "state transition",
-        mechanism: mechanism.into(),
-        route: at(Method::Post, Place::ItemAction),
-        input: vec![holder(), epoch()],
-        output: row.clone(),
-        refusals: vec![Code::NotFound, Code::NotHolder, Code::Expired],
-        needs_version: false,
-        answers: &["duplicate IDs", "clock rollback / stale epoch"],
-        after: vec![format!("{}.lease", ids.name)],
-        does: write(verb),
+    let target = "WorkerIdState + EpochState";
+    let read = |action: ActionSpec, list: bool| {
+        action.target(target).after(["lease"]).reads(Reader { ids: ids.clone(), list })
     };
-    vec![
-        Action {
-            route: at(Method::Post, Place::Collection),
-            input: vec![holder()],
-            refusals: vec![Code::Held, Code::Contended],
-            answers: &["duplicate IDs", "worker-id exhaustion", "clock rollback / stale epoch"],
-            after: vec![],
-            ..step(
-                "lease",
-                format!("Take a worker id of {name} that is free or has expired, and a first span of time."),
-                "guarded exclusive claim with epoch, and reservation behind the mark",
-                Verb::Lease,
-            )
-        },
+    let step = |name: &'static str, summary: &'static str, mechanism: &'static str, verb: Verb| {
+        ActionSpec::transition(name, summary)
+            .target(target)
+            .mechanism(mechanism)
+            .gives(row_form())
+            .codes(&[Code::NotFound, Code::NotHolder, Code::Expired])
+            .answers(&["duplicate IDs", "clock rollback / stale epoch"])
+            .after(["lease"])
+            .writes(Writer { ids: ids.clone(), verb })
+    };
+    let drawn = Form::List(Box::new(Form::Value(Type::Int)));
+    [
+        step(
+            "lease",
+            "Take a worker id of {name} that is free or has expired, and a first span of time.",
+            "guarded exclusive claim with epoch, and reservation behind the mark",
+            Verb::Lease,
+        )
+        .on(Method::Post, Place::Collection)
+        .takes([holder()])
+        .codes(&[Code::Held, Code::Contended])
+        .answers(&["duplicate IDs", "worker-id exhaustion", "clock rollback / stale epoch"])
+        .after([]),
         step(
             "reserve",
-            format!("Reserve the next span of time for a worker id of {name}, and hold it for longer."),
+            "Reserve the next span of time for a worker id of {name}, and hold it for longer.",
             "conditional update guarded by epoch, and reservation behind the mark",
             Verb::Reserve,
+        )
+        .takes([holder(), epoch()]),
+        step(
+            "release",
+            "Let go of a worker id of {name}. What was reserved stays used.",
+            "conditional update guarded by epoch",
+            Verb::Release,
+        )
+        .takes([holder(), epoch()])
+        .codes(&[Code::NotFound, Code::NotHolder])
+        .answers(&["worker-id exhaustion"]),
+        step(
+            "next",
+            "Draw ids of {name} through the store, from a worker id that is shared.",
+            "reservation behind the mark, one write a call",
+            Verb::Next,
+        )
+        .target(state_name(&ids.name))
+        .shape("overwrite")
+        .takes([Property::optional(COUNT, Form::Range(1, COUNT_MAX), "how many; 1 if not given")])
+        .gives(Form::Object(vec![Property::required(IDS, drawn, "in the order of their making")]))
+        .codes(&[Code::WrongState, Code::OutOfRange, Code::Contended])
+        .answers(&["duplicate IDs", "non-monotonic IDs", "clock rollback / stale epoch"])
+        .after([]),
+        read(
+            ActionSpec::read("read", "Read who has a worker id of {name}, and what is reserved for it.")
+                .gives(row_form())
+                .codes(&[Code::OutOfRange]),
+            false,
         ),
-        Action {
-            refusals: vec![Code::NotFound, Code::NotHolder],
-            answers: &["worker-id exhaustion"],
-            ..step(
-                "release",
-                format!("Let go of a worker id of {name}. What was reserved stays used."),
-                "conditional update guarded by epoch",
-                Verb::Release,
-            )
-        },
-        Action {
-            target: state_name(name),
-            shape: "overwrite",
-            input: vec![Property::optional(COUNT, Form::Range(1, COUNT_MAX), "how many; 1 if not given")],
-            output: Form::Object(vec![Property::required(
-                IDS,
-                Form::List(Box::new(Form::Value(Type::Int))),
-                "in the order of their making",
-            )]),
-            refusals: vec![Code::WrongState, Code::OutOfRange, Code::Contended],
-            answers: &["duplicate IDs", "non-monotonic IDs", "clock rollback / stale epoch"],
-            after: vec![],
-            ..step(
-                "next",
-                format!("Draw ids of {name} through the store, from a worker id that is shared."),
-                "reservation behind the mark, one write a call",
-                Verb::Next,
-            )
-        },
-        Action {
-            shape: "read source",
-            route: at(Method::Get, Place::Item),
-            input: vec![],
-            refusals: vec![Code::OutOfRange],
-            answers: &[],
-            does: read(false),
-            ..step(
-                "read",
-                format!("Read who has a worker id of {name}, and what is reserved for it."),
-                "strong read by key",
-                Verb::Lease,
-            )
-        },
-        Action {
-            shape: "read source",
-            route: at(Method::Get, Place::Collection),
-            input: paging::properties().into(),
-            output: Form::List(Box::new(row.clone())),
-            refusals: vec![],
-            answers: &[],
-            does: read(true),
-            ..step(
-                "list",
-                format!("List the worker ids of {name} that were ever used."),
-                "strong range read of the pool",
-                Verb::Lease,
-            )
-        },
+        read(
+            ActionSpec::list("list", "List the worker ids of {name} that were ever used.")
+                .mechanism("strong range read of the pool")
+                .gives_rows(row_form()),
+            true,
+        ),
     ]
 }
 

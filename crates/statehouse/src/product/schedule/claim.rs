@@ -419,7 +419,7 @@ impl Several for Claimer {
             let found = schedule.claim(desk.store, desk.clock, desk.ids, want).await?;
             let left = until.saturating_sub(desk.clock.uptime());
             if !found.jobs.is_empty() || left.is_zero() {
-                let jobs: Vec<Json> = found.jobs.iter().map(Row::to_json).collect();
+                let jobs: Vec<Json> = found.jobs.iter().map(|row| self.0.jobs_def.row_json(row)).collect();
                 return Ok(Answer::row(json!(jobs)));
             }
             let due_in = found.next_at.map_or(LOOK_EVERY, |at| at.since(desk.clock.now()));

@@ -29,11 +29,9 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use serde_json::{Map, Value as Json};
 use statehouse_store::guard::{Operand, column, is_in, now, now_plus, value};
-use statehouse_store::table::{Builder, VERSION};
 use statehouse_store::{
     Address, Commit, Consistency, Draft as EventDraft, Entry, Event, Expr, Guard, Plan, PlanError, Query,
-    Reason, Refused, RetryPolicy, Row, Step, Store, StoreError, Table, Tenant, Time, Type, Value,
-    commit_known,
+    Reason, Refused, RetryPolicy, Row, Step, Store, StoreError, Tenant, Time, Type, Value, commit_known,
 };
 
 use super::rules::{Wanted, check_size, misfit, time};
@@ -44,14 +42,15 @@ use super::{
     PRIORITIES_LIMIT, PRIORITY, QUEUE, QUEUE_DEFAULT, SPAN_MS_MAX, STATE, Schedule, UPDATED_AT,
 };
 use crate::action::{
-    Action, Answer, Call, Code, Desk, Does, Draft, Expected, Method, Pieces, Place as RoutePlace, Read,
-    Refusal, Route, Verdict, Write, common_verdict, row_of,
+    Answer, Call, Code, Desk, Draft, Expected, Method, Pieces, Place as RoutePlace, Read, Refusal, Verdict,
+    Write, common_verdict, row_of,
 };
+use crate::declare::{ActionSpec, IndexList, TableSpec};
 use crate::form::{Form, Property};
-use crate::infra::due::{self, DUE, DUE_AT, DUE_SHARD};
+use crate::infra::due::{self, DUE, DUE_AT};
 use crate::infra::timer::Missed;
 use crate::paging;
-use crate::resource::{key_text, state_name};
+use crate::resource::key_text;
 use crate::told::{Counts, Told};
 use crate::worker::{Next, Progress, Shift, Wake, Worker};
 
@@ -85,29 +84,48 @@ const EVERY_MS_MIN: i64 = 1_000;
 const PAGES_MAX: usize = 8;
 const ZONE_DEFAULT: &str = "UTC";
 
-pub(super) fn table(name: &str) -> Builder {
-    let table = Table::named(format!("{name}_definitions"))
+pub(super) fn table(name: &str, shards: u32) -> TableSpec {
+    TableSpec::named(format!("{name}_definitions"))
         .partition(DEFINITION_ID, Type::Text)
-        .required(STATUS, Type::Text)
-        .optional(EVERY_MS, Type::Int)
-        .optional(CRON, Type::Text)
-        .optional(ZONE, Type::Text)
-        .optional(AT, Type::Time)
-        .required(QUEUE, Type::Text)
-        .required(PRIORITY, Type::Int)
-        .optional(ATTEMPTS_MAX, Type::Int)
-        .optional(PAYLOAD, Type::Json)
-        .required(MISSED, Type::Text)
-        .required(OVERLAP, Type::Text)
-        .optional(NEXT_TIME, Type::Time)
-        .optional(LAST_TIME, Type::Time)
-        .optional(LAST_JOB_ID, Type::Text)
-        .required(REVISION, Type::Int)
-        .defaulted(MADE, Type::Int, 0)
-        .defaulted(SKIPPED, Type::Int, 0)
-        .required(UPDATED_AT, Type::Time)
-        .index(BY_STATUS, &[STATUS], &[UPDATED_AT]);
-    due::columns(table)
+        .states_in(STATUS, &STATUSES)
+        .int(EVERY_MS)
+        .null()
+        .text(CRON)
+        .null()
+        .text(ZONE)
+        .null()
+        .time(AT)
+        .null()
+        .text(QUEUE)
+        .int(PRIORITY)
+        .int(ATTEMPTS_MAX)
+        .null()
+        .json(PAYLOAD)
+        .null()
+        .text(MISSED)
+        .one_of(&MISSED_WORDS)
+        .text(OVERLAP)
+        .one_of(&OVERLAP_WORDS)
+        .time(NEXT_TIME)
+        .null()
+        .about("the due time of the next job; null unless it is active")
+        .time(LAST_TIME)
+        .null()
+        .about("the due time of the last job")
+        .text(LAST_JOB_ID)
+        .null()
+        .int(REVISION)
+        .int(MADE)
+        .default(0)
+        .int(SKIPPED)
+        .default(0)
+        .about("due times without a job, because the one before was not over")
+        .updated_at()
+        .time(DUE_AT)
+        .null()
+        .about("when the next job is made")
+        .deadline(&[], DUE_AT, shards)
+        .index(BY_STATUS, &[STATUS], &[UPDATED_AT])
 }
 
 /// When the row of a definition is due, as it says.
@@ -570,7 +588,11 @@ impl Write for Writer {
     }
 
     fn answer(&self, _: &Call, event: &mut Event) -> Answer {
-        Answer::row(row_of(event))
+        let def = match self.verb {
+            Verb::Run => &self.schedule.jobs_def,
+            _ => &self.schedule.definitions_def,
+        };
+        Answer::row(def.visible(row_of(event)))
     }
 
     fn wakes(&self, _: &Call, event: &Event) -> Vec<Wake> {
@@ -586,7 +608,6 @@ impl Write for Writer {
 #[derive(Clone, Copy, Debug)]
 enum Reading {
     One,
-    List,
     History,
 }
 
@@ -607,124 +628,66 @@ impl Read for Reader {
                     let resource = schedule.definition_resource();
                     Refusal::new(Code::NotFound, format!("{resource} {definition_id} does not exist"))
                 })?;
-                return Ok(Arc::new(Answer::row(row.to_json())));
-            }
-            Reading::List => {
-                let status = call.input.get(STATUS).and_then(Json::as_str).unwrap_or(ACTIVE);
-                Query::index(&schedule.definitions, BY_STATUS, &call.tenant, [status.into()])?
+                return Ok(Arc::new(Answer::row(schedule.definitions_def.row_json(&row))));
             }
             Reading::History => {
                 Query::index(&schedule.jobs, BY_DEFINITION, &call.tenant, [definition_id.into()])?
             }
         };
         let page = desk.store.query(&paging::page_of(query.backward(), call)?).await?;
-        Ok(Arc::new(paging::answer(page.rows.iter().map(Row::to_json), page.next)))
+        let rows = page.rows.iter().map(|row| schedule.jobs_def.row_json(row));
+        Ok(Arc::new(paging::answer(rows, page.next)))
     }
 }
 
-pub(super) fn actions(schedule: &Arc<Schedule>, job: &Form) -> Vec<Action> {
-    let resource = schedule.definition_resource();
-    let row = definition_form(schedule);
-    let at = |method, place| Route { method, place };
-    let write = |verb: Verb| Does::Write(Arc::new(Writer { schedule: schedule.clone(), verb }));
-    let read = |what: Reading| Does::Read(Arc::new(Reader { schedule: schedule.clone(), what }));
-    let created = vec![format!("{resource}.create")];
-    let step = |name: &'static str, summary: String, mechanism: &'static str| Action {
-        name: name.into(),
-        summary,
-        target: state_name(&resource),
-        shape: "state transition",
-        mechanism: mechanism.into(),
-        route: at(Method::Post, RoutePlace::ItemAction),
-        input: vec![],
-        output: row.clone(),
-        refusals: vec![Code::NotFound, Code::WrongState, Code::VersionConflict],
-        needs_version: false,
-        answers: &[],
-        after: created.clone(),
-        does: write(Verb::Pause),
+pub(super) fn actions(schedule: &Arc<Schedule>) -> [ActionSpec; 8] {
+    let job = &schedule.name;
+    let read = |what: Reading| Reader { schedule: schedule.clone(), what };
+    let write = |action: ActionSpec, verb: Verb| {
+        action
+            .code(Code::VersionConflict)
+            .after(["create"])
+            .writes(Writer { schedule: schedule.clone(), verb })
     };
-    let name = &schedule.name;
-    vec![
-        Action {
-            shape: "create target",
-            route: at(Method::Put, RoutePlace::Item),
-            input: create_form(),
-            refusals: vec![Code::NotFound, Code::VersionConflict],
-            answers: &["due item never materialized"],
-            after: vec![],
-            does: write(Verb::Create),
-            ..step("create", format!("Define when {name} rows are made, or define it anew."), "insert/create")
-        },
-        Action {
-            does: write(Verb::Pause),
-            ..step(
-                "pause",
-                format!("Make no {name} rows, and take back the one that waits."),
-                "guarded conditional update",
-            )
-        },
-        Action {
-            after: created.iter().cloned().chain([format!("{resource}.pause")]).collect(),
-            does: write(Verb::Resume),
-            ..step("resume", format!("Make {name} rows again, from now on."), "guarded conditional update")
-        },
-        Action {
-            route: at(Method::Delete, RoutePlace::Item),
-            does: write(Verb::Delete),
-            ..step("delete", format!("Make no {name} rows any more."), "guarded conditional update")
-        },
-        Action {
-            shape: "create target",
-            output: job.clone(),
-            answers: &[],
-            does: write(Verb::Run),
-            ..step(
-                "run",
-                format!("Make a {name} now, besides those that are due."),
-                "materialize claimable run",
-            )
-        },
-        Action {
-            shape: "read source",
-            route: at(Method::Get, RoutePlace::Item),
-            refusals: vec![Code::NotFound],
-            does: read(Reading::One),
-            ..step("read", "Read a definition.".into(), "strong read by key")
-        },
-        Action {
-            shape: "read source",
-            route: at(Method::Get, RoutePlace::Collection),
-            input: [Property::optional(
-                STATUS,
-                Form::one_of(&STATUSES),
-                "which of them; ACTIVE if not given",
-            )]
-            .into_iter()
-            .chain(paging::properties())
-            .collect(),
-            output: Form::List(Box::new(row.clone())),
-            refusals: vec![],
-            does: read(Reading::List),
-            ..step(
-                "list",
-                "List definitions by status, newest first.".into(),
-                "range read on the status and time index",
-            )
-        },
-        Action {
-            shape: "read projection",
-            route: at(Method::Get, RoutePlace::ItemAction),
-            input: paging::properties().into(),
-            output: Form::List(Box::new(job.clone())),
-            refusals: vec![],
-            does: read(Reading::History),
-            ..step(
-                "history",
-                format!("List the {name} rows of a definition, by their due times, newest first."),
-                "range read on the definition and time index",
-            )
-        },
+    let status = Property::optional(STATUS, Form::one_of(&STATUSES), "which of them; ACTIVE if not given");
+    let transition = |name: &'static str, summary: String| ActionSpec::transition(name, summary);
+    [
+        write(
+            ActionSpec::put("create", format!("Define when {job} rows are made, or define it anew.")),
+            Verb::Create,
+        )
+        .shape("create target")
+        .mechanism("insert/create")
+        .takes(create_form())
+        .codes(&[Code::NotFound, Code::VersionConflict])
+        .answers(&["due item never materialized"])
+        .after([]),
+        write(
+            transition("pause", format!("Make no {job} rows, and take back the one that waits.")),
+            Verb::Pause,
+        ),
+        write(transition("resume", format!("Make {job} rows again, from now on.")), Verb::Resume)
+            .after(["create", "pause"]),
+        write(ActionSpec::delete("delete", format!("Make no {job} rows any more.")), Verb::Delete),
+        write(transition("run", format!("Make a {job} now, besides those that are due.")), Verb::Run)
+            .shape("create target")
+            .mechanism("materialize claimable run")
+            .gives(schedule.jobs_def.row_form()),
+        ActionSpec::read("read", "Read a definition.").after(["create"]).reads(read(Reading::One)),
+        ActionSpec::list("list", "List definitions by status, newest first.")
+            .mechanism("range read on the status and time index")
+            .after(["create"])
+            .reads_index(IndexList::newest_first(&schedule.definitions_def).by_or(BY_STATUS, status, ACTIVE)),
+        ActionSpec::list(
+            "history",
+            format!("List the {job} rows of a definition, by their due times, newest first."),
+        )
+        .on(Method::Get, RoutePlace::ItemAction)
+        .shape("read projection")
+        .mechanism("range read on the definition and time index")
+        .gives_rows(schedule.jobs_def.row_form())
+        .after(["create"])
+        .reads(read(Reading::History)),
     ]
 }
 
@@ -744,8 +707,12 @@ fn create_form() -> Vec<Property> {
         Property::required(WHEN, when, "one of every_ms, cron (and zone), and at"),
         Property::optional(QUEUE, text(), "`default` if not given"),
         Property::optional(PAYLOAD, Form::Any, "what the worker gets").or_null(),
-        Property::optional(PRIORITY, Form::Range(0, PRIORITIES_LIMIT - 1), "0 comes first"),
-        Property::optional(ATTEMPTS_MAX, Form::Range(1, ATTEMPTS_LIMIT), "how often each is tried"),
+        Property::optional(PRIORITY, Form::Range(0, i64::from(PRIORITIES_LIMIT) - 1), "0 comes first"),
+        Property::optional(
+            ATTEMPTS_MAX,
+            Form::Range(1, i64::from(ATTEMPTS_LIMIT)),
+            "how often each is tried",
+        ),
         Property::optional(
             MISSED,
             Form::one_of(&MISSED_WORDS),
@@ -757,33 +724,4 @@ fn create_form() -> Vec<Property> {
             "when the one before is not over: made, skipped, or in line behind it",
         ),
     ]
-}
-
-fn definition_form(schedule: &Schedule) -> Form {
-    let mut form: Vec<Property> = schedule
-        .definitions
-        .columns()
-        .iter()
-        .map(|column| {
-            let form = match column.name.as_str() {
-                STATUS => Form::one_of(&STATUSES),
-                MISSED => Form::one_of(&MISSED_WORDS),
-                OVERLAP => Form::one_of(&OVERLAP_WORDS),
-                _ if column.kind == Type::Json => Form::Any,
-                _ => Form::Value(column.kind),
-            };
-            let about = match column.name.as_str() {
-                NEXT_TIME => "the due time of the next job; null unless it is active",
-                DUE_AT => "when that job is made",
-                DUE_SHARD => "",
-                LAST_TIME => "the due time of the last job",
-                SKIPPED => "due times without a job, because the one before was not over",
-                _ => "",
-            };
-            let property = Property::required(&column.name, form, about);
-            if column.required { property } else { property.or_null() }
-        })
-        .collect();
-    form.push(Property::required(VERSION, Form::Value(Type::Int), "raised by every write"));
-    Form::Object(form)
 }

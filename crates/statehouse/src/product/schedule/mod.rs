@@ -57,6 +57,7 @@ mod write;
 
 pub use archetype::ARCHETYPE;
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -66,11 +67,12 @@ use tokio::sync::watch;
 
 use self::claim::Beginnings;
 use crate::blueprint::Thing;
-use crate::blueprint::problem::{Problem, Problems};
+use crate::blueprint::problem::Problems;
+use crate::declare::table::{STATE, UPDATED_AT};
+use crate::declare::{Declare, ResourceSpec, TableDef, TableSpec};
 use crate::infra::due::{self, Scanner};
 use crate::resource::{Resource, plural};
-use crate::told::{Alike, Telling, Told};
-use crate::worker::Worker;
+use crate::told::{Alike, Told};
 
 /// The states of a job.
 const STATES: [&str; 6] = [PENDING, IN_PROGRESS, RETRYING, COMPLETED, FAILED, CANCELLED];
@@ -89,7 +91,6 @@ const CANCELLED: &str = "CANCELLED";
 /// Columns of a job.
 const JOB_ID: &str = "job_id";
 const QUEUE: &str = "queue";
-const STATE: &str = "state";
 const OWNER: &str = "owner";
 const PRIORITY: &str = "priority";
 const RUN_SHARD: &str = "run_shard";
@@ -111,7 +112,6 @@ const EXECUTION_TIME: &str = "execution_time";
 const ENQUEUED_AT: &str = "enqueued_at";
 const STARTED_AT: &str = "started_at";
 const FINISHED_AT: &str = "finished_at";
-const UPDATED_AT: &str = "updated_at";
 /// Columns of a queue, and of a lane.
 const PAUSED: &str = "paused";
 const RUNNING: &str = "running";
@@ -132,12 +132,10 @@ const BACKOFF_MAX_DEFAULT: Duration = Duration::from_secs(3_600);
 const KEEP_DEFAULT: Duration = Duration::from_secs(7 * 24 * 3_600);
 const KEEP_FAILED_DEFAULT: Duration = Duration::from_secs(90 * 24 * 3_600);
 const LOOK_AHEAD_DEFAULT: Duration = Duration::from_secs(10);
-const ATTEMPTS_DEFAULT: i64 = 5;
-const ATTEMPTS_LIMIT: i64 = 1_000;
-const SHARDS_DEFAULT: i64 = 4;
-const SHARDS_LIMIT: i64 = 1_024;
-const PRIORITIES_LIMIT: i64 = 10;
-const PER_KEY_LIMIT: i64 = 1_000;
+/// The bounds of the other durations.
+const DURATIONS: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(100 * 366 * 86_400);
+const ATTEMPTS_LIMIT: u32 = 1_000;
+const PRIORITIES_LIMIT: u32 = 10;
 /// Jobs in one claim, heartbeat or batch of completions: as many as an engine likes to have in flight at once.
 const BATCH_MAX: i64 = 98;
 /// The longest that a claim waits for a job.
@@ -154,6 +152,9 @@ const SPAN_MS_MAX: i64 = 10 * 366 * 24 * 3_600 * 1_000;
 struct Schedule {
     /// `job`.
     name: String,
+    jobs_def: Arc<TableDef>,
+    queues_def: Arc<TableDef>,
+    definitions_def: Arc<TableDef>,
     jobs: Arc<Table>,
     queues: Arc<Table>,
     lanes: Arc<Table>,
@@ -214,116 +215,83 @@ impl Schedule {
 
 /// Reads `[schedule.NAME]`: the jobs, their queues, and what makes them.
 pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
-    declare_all(thing, problems).unwrap_or_default()
+    Declare::run(thing, None, problems, declare_all)
 }
 
-fn declare_all(thing: &Thing, problems: &mut Problems) -> Option<Vec<Resource>> {
-    let mut settings = thing.settings.clone();
-    let name = thing.name.as_str();
-    let table = settings.text("table", problems).unwrap_or_else(|| plural(name));
-    let spans = [
-        ("lease", LEASE_DEFAULT),
+fn declare_all(cx: &mut Declare<'_>) -> Option<()> {
+    let schedule = Arc::new(read_schedule(cx)?);
+    let lanes = [&schedule.lanes, &schedule.lines, &schedule.uniques];
+    let jobs = ResourceSpec::of(&schedule.name, &schedule.jobs_def).told(schedule.told());
+    cx.resource(
+        lanes
+            .into_iter()
+            .fold(jobs, ResourceSpec::table)
+            .actions(actions::job_actions(&schedule))
+            .worker(Scanner::new(schedule.sweeper(), schedule.shards, write::Forget(schedule.clone()))),
+    );
+    cx.resource(
+        ResourceSpec::of(&schedule.queue_resource(), &schedule.queues_def)
+            .actions(actions::queue_actions(&schedule)),
+    );
+    cx.resource(
+        ResourceSpec::of(&schedule.definition_resource(), &schedule.definitions_def)
+            .told(schedule.definitions_told())
+            .actions(definition::actions(&schedule))
+            .worker(definition::Maker { name: schedule.maker(), schedule: schedule.clone() }),
+    );
+    Some(())
+}
+
+fn read_schedule(cx: &mut Declare<'_>) -> Option<Schedule> {
+    let name = cx.name();
+    let settings = cx.settings();
+    let table = settings.text("table", plural(name));
+    let lease = settings.duration("lease", LEASE_DEFAULT, LEASE_MIN..=LEASE_MAX);
+    let [backoff, backoff_max, keep, keep_failed, look_ahead] = [
         ("backoff", BACKOFF_DEFAULT),
         ("backoff_max", BACKOFF_MAX_DEFAULT),
         ("keep", KEEP_DEFAULT),
         ("keep_failed", KEEP_FAILED_DEFAULT),
         ("look_ahead", LOOK_AHEAD_DEFAULT),
-    ];
-    let [lease, backoff, backoff_max, keep, keep_failed, look_ahead] =
-        spans.map(|(name, default)| settings.duration(name, problems).unwrap_or(default));
-    let counts = [
-        ("max_attempts", ATTEMPTS_DEFAULT, ATTEMPTS_LIMIT),
-        ("per_key", 1, PER_KEY_LIMIT),
-        ("priorities", 1, PRIORITIES_LIMIT),
-        ("shards", SHARDS_DEFAULT, SHARDS_LIMIT),
-    ];
-    let [attempts_max, per_key, priorities, shards] =
-        counts.map(|(name, default, _)| settings.int(name, problems).unwrap_or(default));
-    settings.finish(problems);
-    let before = problems.len();
-    for ((name, _, most), given) in counts.into_iter().zip([attempts_max, per_key, priorities, shards]) {
-        if !(1..=most).contains(&given) {
-            let title = format!("`{name}` must be from 1 to {most}");
-            problems.add(Problem::at(settings.span_of(name), title));
-        }
-    }
-    if !(LEASE_MIN..=LEASE_MAX).contains(&lease) {
-        problems.add(Problem::at(settings.span_of("lease"), "`lease` must be from 100ms to 1d"));
-    }
-    if problems.len() > before {
-        return None;
-    }
-    let mut built = |builder: statehouse_store::table::Builder| match builder.build() {
-        Ok(table) => Some(table),
-        Err(error) => {
-            problems.add(Problem::at(settings.span(), format!("`schedule.{name}`: {}", error.why)));
-            None
-        }
-    };
-    let jobs = Table::named(&table)
-        .partition(JOB_ID, Type::Text)
-        .required(QUEUE, Type::Text)
-        .required(STATE, Type::Text)
-        .required(OWNER, Type::Text)
-        .required(PRIORITY, Type::Int)
-        .optional(RUN_SHARD, Type::Int)
-        .optional(RUN_AT, Type::Time)
-        .required(NOT_BEFORE, Type::Time)
-        .defaulted(ATTEMPT, Type::Int, 0)
-        .required(ATTEMPTS_MAX, Type::Int)
-        .optional(WORKER, Type::Text)
-        .optional(CLAIM_ID, Type::Text)
-        .optional(PAYLOAD, Type::Json)
-        .optional(RESULT, Type::Json)
-        .optional(ERROR, Type::Text)
-        .optional(UNIQUE_KEY, Type::Text)
-        .optional(UNIQUE_HELD, Type::Bool)
-        .optional(ORDER_KEY, Type::Text)
-        .optional(LINE_SEQ, Type::Int)
-        .optional(DEFINITION_ID, Type::Text)
-        .optional(EXECUTION_TIME, Type::Time)
-        .required(ENQUEUED_AT, Type::Time)
-        .optional(STARTED_AT, Type::Time)
-        .optional(FINISHED_AT, Type::Time)
-        .required(UPDATED_AT, Type::Time)
-        .index_across(RUNNABLE, &[QUEUE, RUN_SHARD], &[OWNER, PRIORITY, RUN_AT])
-        .index(BY_STATE, &[QUEUE, STATE], &[UPDATED_AT])
-        .index(BY_DEFINITION, &[DEFINITION_ID], &[EXECUTION_TIME]);
-    let jobs = built(due::columns(jobs))?;
-    let queues = built(
-        Table::named(format!("{name}_queues"))
+    ]
+    .map(|(name, default)| settings.duration(name, default, DURATIONS));
+    let attempts_max = i64::from(settings.count("max_attempts", 5, 1..=ATTEMPTS_LIMIT));
+    let per_key = i64::from(settings.count("per_key", 1, 1..=1_000));
+    let priorities = i64::from(settings.count("priorities", 1, 1..=PRIORITIES_LIMIT));
+    let shards = settings.count("shards", 4, 1..=1_024);
+    let jobs_def = cx.build(jobs_table(table, shards))?;
+    let queues_def = cx.build(
+        TableSpec::named(format!("{name}_queues"))
             .partition(QUEUE, Type::Text)
-            .required(PAUSED, Type::Bool)
-            .required(UPDATED_AT, Type::Time),
+            .flag(PAUSED)
+            .about("whether nobody can claim from it")
+            .updated_at(),
     )?;
-    let lanes = built(
-        Table::named(format!("{name}_lanes"))
-            .partition(ORDER_KEY, Type::Text)
-            .defaulted(RUNNING, Type::Int, 0)
-            .defaulted(WAITING, Type::Int, 0)
-            .required(TAIL, Type::Int),
-    )?;
-    let lines = built(
-        Table::named(format!("{name}_lines"))
-            .partition(ORDER_KEY, Type::Text)
-            .sort(LINE_SEQ, Type::Int)
-            .required(JOB_ID, Type::Text)
-            .required(NOT_BEFORE, Type::Time),
-    )?;
-    let uniques = built(
-        Table::named(format!("{name}_uniques"))
-            .partition(UNIQUE_KEY, Type::Text)
-            .required(JOB_ID, Type::Text),
-    )?;
-    let definitions = built(definition::table(name))?;
-    let schedule = Arc::new(Schedule {
+    let definitions_def = cx.build(definition::table(name, shards))?;
+    let lanes = Table::named(format!("{name}_lanes"))
+        .partition(ORDER_KEY, Type::Text)
+        .defaulted(RUNNING, Type::Int, 0)
+        .defaulted(WAITING, Type::Int, 0)
+        .required(TAIL, Type::Int);
+    let lines = Table::named(format!("{name}_lines"))
+        .partition(ORDER_KEY, Type::Text)
+        .sort(LINE_SEQ, Type::Int)
+        .required(JOB_ID, Type::Text)
+        .required(NOT_BEFORE, Type::Time);
+    let uniques = Table::named(format!("{name}_uniques"))
+        .partition(UNIQUE_KEY, Type::Text)
+        .required(JOB_ID, Type::Text);
+    Some(Schedule {
         name: name.to_owned(),
-        jobs,
-        queues,
-        lanes,
-        lines,
-        uniques,
-        definitions,
+        jobs: jobs_def.table().clone(),
+        jobs_def,
+        queues: queues_def.table().clone(),
+        queues_def,
+        definitions: definitions_def.table().clone(),
+        definitions_def,
+        lanes: cx.build_internal(lanes)?,
+        lines: cx.build_internal(lines)?,
+        uniques: cx.build_internal(uniques)?,
         lease,
         attempts_max,
         backoff,
@@ -333,55 +301,68 @@ fn declare_all(thing: &Thing, problems: &mut Problems) -> Option<Vec<Resource>> 
         look_ahead,
         per_key,
         priorities,
-        shards: u32::try_from(shards).unwrap_or(1),
+        shards,
         news: watch::Sender::new(0),
         begun: Beginnings::default(),
         turn: AtomicUsize::new(0),
         stripes: std::iter::repeat_with(tokio::sync::Mutex::default).take(STRIPES).collect(),
-    });
-    let sweeper: Arc<dyn Worker> =
-        Arc::new(Scanner::new(schedule.sweeper(), schedule.shards, write::Forget(schedule.clone())));
-    let maker: Arc<dyn Worker> =
-        Arc::new(definition::Maker { name: schedule.maker(), schedule: schedule.clone() });
-    let text_key = |name: &str| vec![(name.to_owned(), Type::Text)];
-    Some(vec![
-        Resource {
-            hidden: Vec::new(),
-            name: name.to_owned(),
-            archetype: thing.archetype,
-            key: text_key(JOB_ID),
-            tables: vec![
-                schedule.jobs.clone(),
-                schedule.lanes.clone(),
-                schedule.lines.clone(),
-                schedule.uniques.clone(),
-            ],
-            actions: actions::job_actions(&schedule),
-            workers: vec![sweeper],
-            consumers: Vec::new(),
-            telling: Telling::Rows(Box::new(schedule.told())),
-        },
-        Resource {
-            hidden: Vec::new(),
-            name: schedule.queue_resource(),
-            archetype: thing.archetype,
-            key: text_key(QUEUE),
-            tables: vec![schedule.queues.clone()],
-            actions: actions::queue_actions(&schedule),
-            workers: Vec::new(),
-            consumers: Vec::new(),
-            telling: Telling::Rows(Box::new(Told::with_row(&schedule.queue_resource(), &schedule.queues))),
-        },
-        Resource {
-            hidden: Vec::new(),
-            name: schedule.definition_resource(),
-            archetype: thing.archetype,
-            key: text_key(DEFINITION_ID),
-            tables: vec![schedule.definitions.clone()],
-            actions: definition::actions(&schedule, &actions::job_form(&schedule)),
-            workers: vec![maker],
-            consumers: Vec::new(),
-            telling: Telling::Rows(Box::new(schedule.definitions_told())),
-        },
-    ])
+    })
+}
+
+fn jobs_table(table: String, shards: u32) -> TableSpec {
+    TableSpec::named(table)
+        .partition(JOB_ID, Type::Text)
+        .text(QUEUE)
+        .states(&STATES)
+        .text(OWNER)
+        .hidden()
+        .int(PRIORITY)
+        .int(RUN_SHARD)
+        .null()
+        .hidden()
+        .time(RUN_AT)
+        .null()
+        .about("from when on it can be claimed; null when it is over or waits for its order key")
+        .time(NOT_BEFORE)
+        .about("when it was to be due")
+        .int(ATTEMPT)
+        .default(0)
+        .about("how often it was claimed")
+        .int(ATTEMPTS_MAX)
+        .text(WORKER)
+        .null()
+        .text(CLAIM_ID)
+        .null()
+        .about("the last claim")
+        .json(PAYLOAD)
+        .null()
+        .json(RESULT)
+        .null()
+        .text(ERROR)
+        .null()
+        .text(UNIQUE_KEY)
+        .null()
+        .flag(UNIQUE_HELD)
+        .null()
+        .about("whether it still has its unique key")
+        .text(ORDER_KEY)
+        .null()
+        .int(LINE_SEQ)
+        .null()
+        .about("its number among those with its order key")
+        .text(DEFINITION_ID)
+        .null()
+        .time(EXECUTION_TIME)
+        .null()
+        .about("the due time of the definition that made it")
+        .time(ENQUEUED_AT)
+        .time(STARTED_AT)
+        .null()
+        .time(FINISHED_AT)
+        .null()
+        .updated_at()
+        .deadline(&[], due::DUE_AT, shards)
+        .index_across(RUNNABLE, &[QUEUE, RUN_SHARD], &[OWNER, PRIORITY, RUN_AT])
+        .index(BY_STATE, &[QUEUE, STATE], &[UPDATED_AT])
+        .index(BY_DEFINITION, &[DEFINITION_ID], &[EXECUTION_TIME])
 }

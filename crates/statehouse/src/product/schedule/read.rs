@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::{Value as Json, json};
 use statehouse_store::table::VERSION;
-use statehouse_store::{Address, Consistency, Query, Row, Value};
+use statehouse_store::{Address, Consistency, Query, Value};
 
 use super::{BY_STATE, PAUSED, PENDING, QUEUE, QUEUE_DEFAULT, STATE, Schedule, UPDATED_AT};
 use crate::action::{Answer, Call, Desk, Read, Refusal};
@@ -30,7 +30,10 @@ impl Read for Reader {
         let schedule = &self.schedule;
         let key = call.key.first().and_then(Value::as_text).unwrap_or_default();
         let answer = match self.what {
-            Reading::Job => Answer::row(schedule.job(desk.store, &call.tenant, key).await?.to_json()),
+            Reading::Job => {
+                let job = schedule.job(desk.store, &call.tenant, key).await?;
+                Answer::row(schedule.jobs_def.row_json(&job))
+            }
             Reading::Jobs => self.jobs(call, desk).await?,
             Reading::Queue => {
                 let address = Address::new(&schedule.queues, &call.tenant, [key.into()])?;
@@ -50,6 +53,7 @@ impl Reader {
         let partition = [text(QUEUE).unwrap_or(QUEUE_DEFAULT).into(), text(STATE).unwrap_or(PENDING).into()];
         let query = Query::index(&self.schedule.jobs, BY_STATE, &call.tenant, partition)?.backward();
         let page = desk.store.query(&paging::page_of(query, call)?).await?;
-        Ok(paging::answer(page.rows.iter().map(Row::to_json), page.next))
+        let rows = page.rows.iter().map(|row| self.schedule.jobs_def.row_json(row));
+        Ok(paging::answer(rows, page.next))
     }
 }

@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 use statehouse_store::guard::{column, is_in, is_null, is_set, now, now_plus};
 use statehouse_store::{
     Address, Consistency, Draft as EventDraft, Entry, Event, Expr, Guard, Plan, PlanError, Reason, Refused,
-    Row, Step, Store, Table, Tenant, Time, Type, Value,
+    Row, Step, Store, Table, Tenant, Time, Value,
 };
 
 use super::lanes::Place;
@@ -351,7 +351,10 @@ impl Write for Writer {
         }
         let row = row_of(event);
         let id = row.get(JOB_ID).and_then(Json::as_str).map(|id| key_text([&Value::from(id)]));
-        Answer { created: id.filter(|_| self.verb == Verb::Enqueue), ..Answer::row(row) }
+        Answer {
+            created: id.filter(|_| self.verb == Verb::Enqueue),
+            ..Answer::row(self.schedule.jobs_def.visible(row))
+        }
     }
 
     fn wakes(&self, _: &Call, event: &Event) -> Vec<Wake> {
@@ -409,9 +412,4 @@ impl Write for Gate {
         self.schedule.tell();
         Vec::new()
     }
-}
-
-/// The type of an input, by its column's.
-pub(super) fn kind_of(schedule: &Schedule, column: &str) -> Type {
-    schedule.jobs.type_of(column).unwrap_or(Type::Json)
 }
