@@ -472,8 +472,8 @@ to   = { c = "int" }
         check(&format!("{whole}\nauthor = \"body\""), "`body` of `post` is text; it must be int");
         check(&format!("{whole}\ncreated = \"when\""), "`post` has no column `when`");
         check(&format!("{whole}\npreview = \"title\""), "`title` of `post` is int; it must be text");
-        check(&format!("{whole}\nkeep = \"0s\""), "`keep` must be longer than nothing");
-        check(&format!("{whole}\npull_above = -1"), "`pull_above` must not be negative");
+        check(&format!("{whole}\nkeep = \"0s\""), "`keep` must be from 1ms");
+        check(&format!("{whole}\npull_above = -1"), "`pull_above` must be from 0");
         check(&format!("{whole}\nkeeps = \"1d\""), "did you mean `keep`?");
     }
 }
