@@ -266,7 +266,7 @@ impl<'p> SettingsReader<'p> {
 pub fn duration_text(duration: Duration) -> String {
     let millis = duration.as_millis();
     let units = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)];
-    let unit = units.into_iter().find(|(_, size)| millis > 0 && millis % size == 0);
+    let unit = units.into_iter().find(|(_, size)| millis > 0 && millis.is_multiple_of(*size));
     unit.map_or_else(|| format!("{millis}ms"), |(name, size)| format!("{}{name}", millis / size))
 }
 

@@ -351,7 +351,7 @@ impl TableDef {
 impl ColumnDef {
     /// The column in a response.
     fn shown(&self) -> Property {
-        let form = self.form.clone().unwrap_or_else(|| match self.column.kind {
+        let form = self.form.clone().unwrap_or(match self.column.kind {
             Type::Json => Form::Any,
             kind => Form::Value(kind),
         });
