@@ -10,9 +10,7 @@
 //! - The specimen of an archetype, together with those of the archetypes it depends on, is a blueprint without problems.
 
 use crate::atlas::AtlasEntry;
-use crate::blueprint::problem::Problems;
-use crate::blueprint::{Blueprint, Thing};
-use crate::resource::Resource;
+use crate::declare::Declare;
 use crate::{infra, product};
 
 /// Calls a macro with every archetype that is built, by module: `product::booking`, in the order of the keywords. The one
@@ -56,8 +54,10 @@ pub struct Archetype {
     pub keyword: &'static str,
     /// What it is for, in one line of the README.
     pub about: &'static str,
-    /// How a declaration becomes resources.
-    pub declare: DeclareFn,
+    /// Declares its resources; `None` if it is not declared in a blueprint, because other archetypes are built on it.
+    pub declare: Option<DeclareFn>,
+    /// Whether its rows follow from the rows of other resources.
+    pub derived: bool,
     /// Keywords of the archetypes whose things are declared before its own, because its own refer to them.
     pub depends_on: &'static [&'static str],
     /// The declaration of one thing, or of one of each kind. It may refer to the specimens of what it depends on.
@@ -68,18 +68,8 @@ pub struct Archetype {
     pub reliefs: &'static [Relief],
 }
 
-/// How a declaration becomes resources.
-#[derive(Clone, Copy, Debug)]
-pub enum DeclareFn {
-    /// One resource.
-    One(fn(&Thing, &mut Problems) -> Option<Resource>),
-    /// Several resources.
-    Several(fn(&Thing, &mut Problems) -> Vec<Resource>),
-    /// Resources that are derived from others, which were declared before.
-    Over(fn(&Thing, &Blueprint, &[Resource], &mut Problems) -> Vec<Resource>),
-    /// Not declared in a blueprint: other archetypes are built on it.
-    None,
-}
+/// Declares the resources of one thing of a blueprint. `None` if there were problems.
+pub type DeclareFn = fn(&mut Declare<'_>) -> Option<()>;
 
 /// What an archetype does about one failure.
 #[derive(Clone, Copy, Debug)]
@@ -135,7 +125,7 @@ impl Archetype {
 
     /// Whether a blueprint can declare it.
     pub fn is_declarable(&self) -> bool {
-        !matches!(self.declare, DeclareFn::None)
+        self.declare.is_some()
     }
 
     /// Its place in the order of declaration: greater than that of every archetype it depends on.
@@ -172,6 +162,7 @@ pub fn specimens() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blueprint::Blueprint;
     use crate::resource;
     use crate::told::Telling;
 

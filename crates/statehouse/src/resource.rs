@@ -7,10 +7,11 @@ use serde_json::Value as Json;
 use statehouse_store::{Table, Type, Value};
 
 use crate::action::{Action, Code, Refusal};
-use crate::archetypes::{ARCHETYPES, Archetype, DeclareFn};
+use crate::archetypes::{ARCHETYPES, Archetype};
 use crate::atlas::AtlasEntry;
 use crate::blueprint::problem::{Problem, Problems};
 use crate::blueprint::{self, Blueprint, Thing};
+use crate::declare::Declare;
 use crate::form::Misfit;
 use crate::infra::log::Handler;
 use crate::infra::projection::Projector;
@@ -147,7 +148,7 @@ pub(crate) fn state_name(name: &str) -> String {
 
 /// Whether a thing is derived from others.
 pub(crate) fn stands_on_others(thing: &Thing) -> bool {
-    Archetype::of(thing.keyword).is_some_and(|archetype| matches!(archetype.declare, DeclareFn::Over(_)))
+    Archetype::of(thing.keyword).is_some_and(|archetype| archetype.derived)
 }
 
 /// Whether an archetype of the atlas is built.
@@ -180,16 +181,11 @@ pub fn declare(blueprint: &Blueprint) -> Result<Vec<Resource>, Problems> {
     let mut things: Vec<&Thing> = blueprint.things.iter().collect();
     things.sort_by_key(rank);
     for thing in things {
-        let declare = Archetype::of(thing.keyword).map_or(DeclareFn::None, |archetype| archetype.declare);
-        let declared = match declare {
-            DeclareFn::One(declare) => declare(thing, &mut problems).into_iter().collect(),
-            DeclareFn::Several(declare) => declare(thing, &mut problems),
-            DeclareFn::Over(declare) => declare(thing, blueprint, &resources, &mut problems),
-            DeclareFn::None => {
-                problems.add(undeclarable(thing));
-                continue;
-            }
+        let Some(declare) = Archetype::of(thing.keyword).and_then(|archetype| archetype.declare) else {
+            problems.add(undeclarable(thing));
+            continue;
         };
+        let declared = Declare::run(thing, Some((blueprint, &resources)), &mut problems, declare);
         for resource in declared {
             let taken = resource.tables.iter().find(|table| {
                 let others = resources.iter().flat_map(|other| &other.tables);

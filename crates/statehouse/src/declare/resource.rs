@@ -6,7 +6,8 @@ use statehouse_store::{Table, Type};
 
 use super::action::ActionSpec;
 use super::table::TableDef;
-use crate::atlas::Archetype;
+use crate::action::Action;
+use crate::atlas::AtlasEntry;
 use crate::infra::log::Handler;
 use crate::infra::projection::Projector;
 use crate::resource::{Consuming, Resource};
@@ -20,6 +21,7 @@ pub struct ResourceSpec {
     def: Option<Arc<TableDef>>,
     tables: Vec<Arc<Table>>,
     actions: Vec<ActionSpec>,
+    built_actions: Vec<Action>,
     workers: Vec<Arc<dyn Worker>>,
     consumers: Vec<Consuming>,
     telling: Telling,
@@ -46,6 +48,7 @@ impl ResourceSpec {
             def: None,
             tables: Vec::new(),
             actions: Vec::new(),
+            built_actions: Vec::new(),
             workers: Vec::new(),
             consumers: Vec::new(),
             telling,
@@ -77,6 +80,13 @@ impl ResourceSpec {
     #[must_use]
     pub fn actions(mut self, actions: impl IntoIterator<Item = ActionSpec>) -> ResourceSpec {
         self.actions.extend(actions);
+        self
+    }
+
+    /// Actions that were put together without the kit.
+    #[must_use]
+    pub fn built_actions(mut self, actions: Vec<Action>) -> ResourceSpec {
+        self.built_actions = actions;
         self
     }
 
@@ -115,14 +125,17 @@ impl ResourceSpec {
         self
     }
 
-    pub(super) fn build(self, archetype: &'static Archetype) -> Resource {
+    pub(super) fn build(self, archetype: &'static AtlasEntry) -> Resource {
         let (name, def) = (self.name, self.def);
         let actions = self.actions.into_iter();
         Resource {
             archetype,
             key: self.key,
             hidden: def.as_ref().map(|def| def.hidden().to_vec()).unwrap_or_default(),
-            actions: actions.filter_map(|action| action.build(&name, def.as_deref())).collect(),
+            actions: actions
+                .filter_map(|action| action.build(&name, def.as_deref()))
+                .chain(self.built_actions)
+                .collect(),
             tables: self.tables,
             workers: self.workers,
             consumers: self.consumers,

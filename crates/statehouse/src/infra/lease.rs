@@ -55,11 +55,9 @@ use statehouse_store::{
 };
 
 use crate::action::{Answer, Call, Code, Desk, Draft, Pieces, Refusal, Verdict, Write, common_verdict};
-use crate::blueprint::Thing;
-use crate::blueprint::problem::Problems;
 use crate::declare::{ActionSpec, Declare, IndexList, ResourceSpec, RowRead, TableDef, TableSpec};
 use crate::form::{Form, Property};
-use crate::resource::{Resource, key_text, plural};
+use crate::resource::{key_text, plural};
 
 /// The states of a row. `EXPIRED` is how a held one reads after its time; it is not stored.
 const STATES: [&str; 3] = [HELD, FREE, EXPIRED];
@@ -364,11 +362,7 @@ const DURATION_MAX_DEFAULT: Duration = Duration::from_secs(3600);
 const DURATIONS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(10 * 366 * 86_400);
 
 /// Reads `[lease.NAME]`.
-pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
-    Declare::run(thing, None, problems, declare_lease)
-}
-
-fn declare_lease(cx: &mut Declare<'_>) -> Option<()> {
+pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     let name = cx.name();
     let settings = cx.settings();
     let key = settings.key("key");

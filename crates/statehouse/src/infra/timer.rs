@@ -51,13 +51,11 @@ use statehouse_store::{
 use crate::action::{
     Answer, Call, Code, Desk, Draft, Expected, Pieces, Refusal, Verdict, Write, common_verdict, row_of,
 };
-use crate::blueprint::Thing;
-use crate::blueprint::problem::Problems;
 use crate::declare::table::UPDATED_AT;
 use crate::declare::{ActionSpec, Declare, IndexList, ResourceSpec, RowRead, TableDef, TableSpec};
 use crate::form::{Form, Property};
 use crate::infra::due::{self, DUE_AT, Due, Scanner};
-use crate::resource::{Resource, key_text, plural};
+use crate::resource::{key_text, plural};
 use crate::worker::Wake;
 
 /// The states of a row.
@@ -106,11 +104,7 @@ const EVERY_MS_MIN: i64 = 1_000;
 const INTERVAL_MS_MAX: i64 = 10 * 366 * 24 * 3_600 * 1_000;
 
 /// Reads `[timer.NAME]`.
-pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
-    Declare::run(thing, None, problems, declare_timer)
-}
-
-fn declare_timer(cx: &mut Declare<'_>) -> Option<()> {
+pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     let name = cx.name();
     let settings = cx.settings();
     let key = settings.key("key");

@@ -1,13 +1,14 @@
 //! What `effect` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, DeclareFn, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, FailureAnswer, Relief};
 
 /// I12, Workflow + External Side Effect.
 pub const ARCHETYPE: Archetype = Archetype {
     code: "I12",
     keyword: "effect",
     about: "requests to others that must happen although answers get lost",
-    declare: DeclareFn::One(super::declare),
+    declare: Some(super::declare),
+    derived: false,
     depends_on: &[],
     specimen: r#"
 [effect.call]

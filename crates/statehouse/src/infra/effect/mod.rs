@@ -67,12 +67,9 @@ use std::time::Duration;
 use http::{HeaderName, Method, Uri};
 use statehouse_store::Table;
 
-use crate::blueprint::Thing;
-use crate::blueprint::problem::Problems;
 use crate::declare::table::{CREATED_AT, UPDATED_AT};
 use crate::declare::{Declare, ResourceSpec, TableDef};
 use crate::infra::due;
-use crate::resource::Resource;
 use crate::told::Told;
 use rules::Rules;
 use secret::{Reference, Template};
@@ -259,11 +256,7 @@ fn encoded(text: &str) -> String {
 }
 
 /// Reads `[effect.NAME]`.
-pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
-    Declare::run(thing, None, problems, declare_effect)
-}
-
-fn declare_effect(cx: &mut Declare<'_>) -> Option<()> {
+pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     let effect = Arc::new(settings::read(cx)?);
     // Events of attempts do without the row, whose body may be large; and rows are forgotten.
     let told = Told::by_name(&effect.table, [(effect.name.as_str(), KEY)])

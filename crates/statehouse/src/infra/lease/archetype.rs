@@ -1,13 +1,14 @@
 //! What `lease` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, DeclareFn, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, FailureAnswer, Relief};
 
 /// I02, Claim / Lease / Exclusive Ownership.
 pub const ARCHETYPE: Archetype = Archetype {
     code: "I02",
     keyword: "lease",
     about: "what one program may hold at a time",
-    declare: DeclareFn::One(super::declare),
+    declare: Some(super::declare),
+    derived: false,
     depends_on: &[],
     specimen: r#"
 [lease.claim]

@@ -1,13 +1,14 @@
 //! What `log` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, DeclareFn, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, FailureAnswer, Relief};
 
 /// I05, Append Log + Consumer Progress.
 pub const ARCHETYPE: Archetype = Archetype {
     code: "I05",
     keyword: "log",
     about: "groups of readers that each act on every record of the log, once",
-    declare: DeclareFn::Several(super::declare),
+    declare: Some(super::declare),
+    derived: false,
     depends_on: &[],
     specimen: r#"
 [log.readers]

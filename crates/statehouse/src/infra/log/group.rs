@@ -28,8 +28,7 @@ use crate::action::{
     Action, Answer, Call, Code, Desk, Does, Draft, Method, Pieces, Place, Read, Refusal, Route, Verdict,
     Write, common_verdict,
 };
-use crate::blueprint::Thing;
-use crate::blueprint::problem::{Problem, Problems};
+use crate::declare::{Declare, ResourceSpec};
 use crate::form::{Form, Misfit, Property};
 use crate::infra::lease::{self, EPOCH, EXPIRES_AT, HOLDER};
 use crate::paging;
@@ -71,46 +70,25 @@ struct Declared {
 }
 
 /// Reads `[log.NAME]`: the group, and what it has parked.
-pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
-    let mut settings = thing.settings.clone();
-    let of = settings.texts("of", problems).unwrap_or_default();
-    let duration = settings.duration("lease", problems).unwrap_or(DURATION_DEFAULT);
-    settings.finish(problems);
-    if duration.is_zero() || duration.as_millis() > u128::from(DURATION_MS_MAX.unsigned_abs()) {
-        let title = "`lease` must be longer than nothing and at most an hour";
-        problems.add(Problem::at(settings.span_of("lease"), title));
-    }
-    let group = Arc::new(Declared { name: thing.name.clone(), of, duration });
-    let parked = format!("{}_parked", thing.name);
+pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
+    let name = cx.name();
+    let settings = cx.settings();
+    let of = settings.texts("of");
+    let lease_max = Duration::from_millis(DURATION_MS_MAX.unsigned_abs());
+    let duration = settings.duration("lease", DURATION_DEFAULT, Duration::from_millis(1)..=lease_max);
+    let group = Arc::new(Declared { name: name.to_owned(), of, duration });
+    let parked = format!("{name}_parked");
     let key = |parts: &[(&str, Type)]| parts.iter().map(|(name, kind)| ((*name).to_owned(), *kind)).collect();
     let telling = Telling::nothing(
         "its rows say how far readers have got",
-        format!("call `{}.list`, or make the view of a resource that is written", thing.name),
+        format!("call `{name}.list`, or make the view of a resource that is written"),
     );
-    vec![
-        Resource {
-            hidden: Vec::new(),
-            name: thing.name.clone(),
-            archetype: thing.archetype,
-            key: key(&[(LOG_PARTITION, Type::Int)]),
-            tables: Vec::new(),
-            actions: actions(&group),
-            workers: Vec::new(),
-            consumers: Vec::new(),
-            telling: telling.clone(),
-        },
-        Resource {
-            hidden: Vec::new(),
-            name: parked.clone(),
-            archetype: thing.archetype,
-            key: key(&[(LOG_PARTITION, Type::Int), (SUBJECT, Type::Text), (LOG_OFFSET, Type::Int)]),
-            tables: Vec::new(),
-            actions: parked_actions(&group, &parked),
-            workers: Vec::new(),
-            consumers: Vec::new(),
-            telling: telling.clone(),
-        },
-    ]
+    let progress = key(&[(LOG_PARTITION, Type::Int)]);
+    let records = key(&[(LOG_PARTITION, Type::Int), (SUBJECT, Type::Text), (LOG_OFFSET, Type::Int)]);
+    cx.resource(ResourceSpec::without_rows(name, progress, telling.clone()).built_actions(actions(&group)));
+    let parked_actions = parked_actions(&group, &parked);
+    cx.resource(ResourceSpec::without_rows(&parked, records, telling).built_actions(parked_actions));
+    Some(())
 }
 
 fn row_form() -> Form {

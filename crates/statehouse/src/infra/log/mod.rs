@@ -64,7 +64,7 @@ use async_trait::async_trait;
 use statehouse_store::{Entry, Fate, Record, Step, Store, StoreError, Tenant, Time};
 
 pub use consumer::{Consumer, feed};
-pub use group::declare;
+pub(crate) use group::declare;
 pub use parking::{PARKED, Parked, parked_table};
 pub(crate) use progress::has_passed;
 pub use progress::{Books, Group, PROGRESS, Standing, progress_table};

@@ -1,13 +1,14 @@
 //! What `projection` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, DeclareFn, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, FailureAnswer, Relief};
 
 /// I06, Projection / Index / Search Pipeline.
 pub const ARCHETYPE: Archetype = Archetype {
     code: "I06",
     keyword: "projection",
     about: "rows that follow from other rows, rebuilt beside themselves: what feeds and views stand on",
-    declare: DeclareFn::None,
+    declare: None,
+    derived: false,
     depends_on: &[],
     specimen: "",
     failures: &[

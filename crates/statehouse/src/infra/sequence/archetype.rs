@@ -1,13 +1,14 @@
 //! What `sequence` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, DeclareFn, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, FailureAnswer, Relief};
 
 /// I09, Sequence / Identifier Generation.
 pub const ARCHETYPE: Archetype = Archetype {
     code: "I09",
     keyword: "sequence",
     about: "numbers and ids that nobody gets twice",
-    declare: DeclareFn::One(super::declare),
+    declare: Some(super::declare),
+    derived: false,
     depends_on: &[],
     specimen: r#"
 [sequence.number]

@@ -56,13 +56,11 @@ mod time;
 pub use archetype::ARCHETYPE;
 use std::ops::RangeInclusive;
 
-use crate::blueprint::Thing;
-use crate::blueprint::problem::Problems;
 use crate::blueprint::settings::Field;
 use crate::declare::Declare;
 use crate::declare::table::UPDATED_AT;
 use crate::form::{Form, Property};
-use crate::resource::{Resource, plural};
+use crate::resource::plural;
 use crate::told::Telling;
 
 const COUNTER: &str = "counter";
@@ -82,11 +80,7 @@ fn telling(name: &str) -> Telling {
 }
 
 /// Reads `[sequence.NAME]`.
-pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
-    Declare::run(thing, None, problems, declare_sequence)
-}
-
-fn declare_sequence(cx: &mut Declare<'_>) -> Option<()> {
+pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     let name = cx.name();
     let settings = cx.settings();
     let kind = settings.required_choice(

@@ -1,13 +1,14 @@
 //! What `timer` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, DeclareFn, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, FailureAnswer, Relief};
 
 /// I03, Due-Time Release + Claimable Run.
 pub const ARCHETYPE: Archetype = Archetype {
     code: "I03",
     keyword: "timer",
     about: "what has to happen at a time, once",
-    declare: DeclareFn::One(super::declare),
+    declare: Some(super::declare),
+    derived: false,
     depends_on: &[],
     specimen: r#"
 [timer.alarm]
@@ -22,7 +23,7 @@ key = { id = "int" }
         FailureAnswer::of(
             "due item never materialized",
             "The process died, or nobody ran. The timer stands in the index of what is due until it is released, whenever that is.",
-            "`due_at` and `due_shard` change with the release only",
+            "`due_at` changes with the release only",
         ),
         FailureAnswer::of(
             "job claimed twice",

@@ -1,13 +1,14 @@
 //! What `booking` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, DeclareFn, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, FailureAnswer, Relief};
 
 /// A08, Time-Bounded Exclusive Allocation.
 pub const ARCHETYPE: Archetype = Archetype {
     code: "A08",
     keyword: "booking",
     about: "seats, rooms and slots that one buyer holds for a while and then has, or not",
-    declare: DeclareFn::Several(super::declare),
+    declare: Some(super::declare),
+    derived: false,
     depends_on: &[],
     specimen: r#"
 [booking.unit]

@@ -61,14 +61,13 @@ use std::time::Duration;
 
 use statehouse_store::{Table, Type};
 
-use crate::blueprint::problem::Problems;
 use crate::blueprint::settings::Field;
 use crate::blueprint::{Blueprint, Thing};
 use crate::declare::table::{CREATED_AT, STATE, UPDATED_AT};
 use crate::declare::{Declare, ResourceSpec, TableDef, TableSpec};
 use crate::form::Form;
 use crate::infra::due::Scanner;
-use crate::resource::{Resource, plural};
+use crate::resource::plural;
 use crate::told::Told;
 
 /// The states of a unit.
@@ -157,11 +156,7 @@ pub fn leased(blueprint: &Blueprint) -> Vec<&str> {
 }
 
 /// Reads `[booking.NAME]`: the units, and their bookings.
-pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
-    Declare::run(thing, None, problems, declare_both)
-}
-
-fn declare_both(cx: &mut Declare<'_>) -> Option<()> {
+pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     let name = cx.name();
     let settings = cx.settings();
     let mut group = settings.key("key");

@@ -1,13 +1,14 @@
 //! What `entity` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, DeclareFn, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, FailureAnswer, Relief};
 
 /// A01, Current-Value Entity.
 pub const ARCHETYPE: Archetype = Archetype {
     code: "A01",
     keyword: "entity",
     about: "rows that are read and changed under versions",
-    declare: DeclareFn::One(super::declare),
+    declare: Some(super::declare),
+    derived: false,
     depends_on: &[],
     specimen: r#"
 [entity.thing]

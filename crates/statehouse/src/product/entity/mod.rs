@@ -61,13 +61,11 @@ use std::sync::Arc;
 
 use statehouse_store::Table;
 
-use crate::blueprint::Thing;
-use crate::blueprint::problem::Problems;
 use crate::blueprint::settings::Field;
 use crate::declare::table::UPDATED_AT;
 use crate::declare::{Declare, ResourceSpec, SettingsReader, TableDef, TableSpec};
 use crate::lock;
-use crate::resource::{Resource, plural};
+use crate::resource::plural;
 use crate::told::{Counts, Told};
 
 /// The states of a row.
@@ -96,11 +94,7 @@ struct Entity {
 }
 
 /// Reads `[entity.NAME]`.
-pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
-    Declare::run(thing, None, problems, declare_entity)
-}
-
-fn declare_entity(cx: &mut Declare<'_>) -> Option<()> {
+pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     let name = cx.name();
     let settings = cx.settings();
     let key = settings.key("key");

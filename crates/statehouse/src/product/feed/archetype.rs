@@ -1,13 +1,14 @@
 //! What `feed` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, DeclareFn, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, FailureAnswer, Relief};
 
 /// A05, Derived Projection.
 pub const ARCHETYPE: Archetype = Archetype {
     code: "A05",
     keyword: "feed",
     about: "home feeds: posts of those whom somebody follows, pushed to readers or pulled above a number of followers",
-    declare: DeclareFn::Over(super::declare),
+    declare: Some(super::declare),
+    derived: true,
     depends_on: &["entity", "projection", "relation"],
     specimen: r#"
 [feed.home]

@@ -78,8 +78,7 @@ use statehouse_store::{Record, Row, Table, Time, Type, Value};
 use self::bundle::Remembered;
 use self::sweep::Sweeper;
 use super::relation::{self, Relation};
-use crate::blueprint::problem::Problems;
-use crate::blueprint::{Blueprint, Thing};
+use crate::blueprint::Thing;
 use crate::declare::{Declare, ResourceSpec};
 use crate::infra::projection::{
     Change, Content, Delta, GENERATION, Projector, Reach, SOURCE, SOURCE_ORDER, entries_table,
@@ -149,16 +148,7 @@ pub(super) struct Feed {
 }
 
 /// Reads `[feed.NAME]`, over posts and follows that are declared elsewhere in the blueprint.
-pub fn declare(
-    thing: &Thing,
-    blueprint: &Blueprint,
-    resources: &[Resource],
-    problems: &mut Problems,
-) -> Vec<Resource> {
-    Declare::run(thing, Some((blueprint, resources)), problems, declare_feed)
-}
-
-fn declare_feed(cx: &mut Declare<'_>) -> Option<()> {
+pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     let name = cx.name();
     let settings = cx.settings();
     let posts = settings.maybe_text("posts");

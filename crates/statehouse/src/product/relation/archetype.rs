@@ -1,13 +1,14 @@
 //! What `relation` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, DeclareFn, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, FailureAnswer, Relief};
 
 /// A02, Relation / Edge.
 pub const ARCHETYPE: Archetype = Archetype {
     code: "A02",
     keyword: "relation",
     about: "who follows whom: edges, with a list and a count at either end",
-    declare: DeclareFn::Several(super::declare),
+    declare: Some(super::declare),
+    derived: false,
     depends_on: &[],
     specimen: r#"
 [relation.edge]

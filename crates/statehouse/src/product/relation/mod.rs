@@ -51,7 +51,7 @@ use crate::blueprint::problem::Problems;
 use crate::blueprint::settings::Field;
 use crate::declare::table::UPDATED_AT;
 use crate::declare::{Declare, ResourceSpec, TableDef, TableSpec};
-use crate::resource::{Resource, key_text, plural};
+use crate::resource::{key_text, plural};
 use crate::told::{Counts, Telling, Told};
 
 /// Since when the edge is there; null for one that is not.
@@ -82,11 +82,6 @@ enum End {
     Out,
     /// Where the edges come from that lead to something.
     In,
-}
-
-/// Reads `[relation.NAME]`: the edges, and the lists of both ends.
-pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
-    Declare::run(thing, None, problems, declare_all)
 }
 
 /// What `[relation.NAME]` declares, for archetypes that read it.
@@ -131,7 +126,8 @@ fn read_relation(cx: &mut Declare<'_>) -> Option<Relation> {
     Some(Relation { name: name.to_owned(), from, to, fields, def, table, outward, inward })
 }
 
-fn declare_all(cx: &mut Declare<'_>) -> Option<()> {
+/// Reads `[relation.NAME]`: the edges, and the lists of both ends.
+pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     let relation = Arc::new(read_relation(cx)?);
     let told = Told::with_row(&relation.name, &relation.table).counting(Counts::Having(SINCE));
     let edges = ResourceSpec::of(&relation.name, &relation.def).told(told);

@@ -1,13 +1,14 @@
 //! What `schedule` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, DeclareFn, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, FailureAnswer, Relief};
 
 /// A09, Future Constraint + Claimable Run.
 pub const ARCHETYPE: Archetype = Archetype {
     code: "A09",
     keyword: "schedule",
     about: "jobs, now, later or by a calendar, that one worker at a time does, and that end once",
-    declare: DeclareFn::Several(super::declare),
+    declare: Some(super::declare),
+    derived: false,
     depends_on: &[],
     specimen: r#"
 [schedule.job]

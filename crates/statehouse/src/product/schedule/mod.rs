@@ -66,12 +66,10 @@ use statehouse_store::{Table, Tenant, Type};
 use tokio::sync::watch;
 
 use self::claim::Beginnings;
-use crate::blueprint::Thing;
-use crate::blueprint::problem::Problems;
 use crate::declare::table::{STATE, UPDATED_AT};
 use crate::declare::{Declare, ResourceSpec, TableDef, TableSpec};
 use crate::infra::due::{self, Scanner};
-use crate::resource::{Resource, plural};
+use crate::resource::plural;
 use crate::told::{Alike, Told};
 
 /// The states of a job.
@@ -214,11 +212,7 @@ impl Schedule {
 }
 
 /// Reads `[schedule.NAME]`: the jobs, their queues, and what makes them.
-pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
-    Declare::run(thing, None, problems, declare_all)
-}
-
-fn declare_all(cx: &mut Declare<'_>) -> Option<()> {
+pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     let schedule = Arc::new(read_schedule(cx)?);
     let lanes = [&schedule.lanes, &schedule.lines, &schedule.uniques];
     let jobs = ResourceSpec::of(&schedule.name, &schedule.jobs_def).told(schedule.told());

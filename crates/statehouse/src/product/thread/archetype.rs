@@ -1,13 +1,14 @@
 //! What `thread` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, DeclareFn, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, FailureAnswer, Relief};
 
 /// A03, Append-Only Child Object.
 pub const ARCHETYPE: Archetype = Archetype {
     code: "A03",
     keyword: "thread",
     about: "comments and reviews: children of a parent, in the order of their coming",
-    declare: DeclareFn::Several(super::declare),
+    declare: Some(super::declare),
+    derived: false,
     depends_on: &[],
     specimen: r#"
 [thread.note]

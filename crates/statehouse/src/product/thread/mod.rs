@@ -47,12 +47,10 @@ use statehouse_store::{Address, Consistency, Row, Table, Tenant, Type, Value};
 
 use super::listing::{self, BUCKETS_MAX, Listing, Place};
 use crate::action::{Call, Code, Desk, Refusal};
-use crate::blueprint::Thing;
-use crate::blueprint::problem::Problems;
 use crate::blueprint::settings::Field;
 use crate::declare::table::UPDATED_AT;
 use crate::declare::{Declare, ResourceSpec, TableDef, TableSpec};
-use crate::resource::{Resource, key_text, plural};
+use crate::resource::{key_text, plural};
 use crate::told::{Counts, Telling, Told};
 
 /// The states of a child.
@@ -92,11 +90,7 @@ struct Thread {
 }
 
 /// Reads `[thread.NAME]`: the children, and their threads.
-pub fn declare(thing: &Thing, problems: &mut Problems) -> Vec<Resource> {
-    Declare::run(thing, None, problems, declare_both)
-}
-
-fn declare_both(cx: &mut Declare<'_>) -> Option<()> {
+pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     let name = cx.name();
     let settings = cx.settings();
     let parent = settings.key("parent");

@@ -1,13 +1,14 @@
 //! What `view` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, DeclareFn, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, FailureAnswer, Relief};
 
 /// A05, Derived Projection.
 pub const ARCHETYPE: Archetype = Archetype {
     code: "A05",
     keyword: "view",
     about: "counts, sums and extremes of a resource, by group",
-    declare: DeclareFn::Over(super::declare),
+    declare: Some(super::declare),
+    derived: true,
     depends_on: &[
         "booking",
         "effect",

@@ -44,8 +44,7 @@ use statehouse_store::table::Builder;
 use statehouse_store::{Record, Row, Table, Type, Value};
 
 use crate::action::Does;
-use crate::blueprint::problem::Problems;
-use crate::blueprint::{self, Blueprint, Thing};
+use crate::blueprint::{self, Blueprint};
 use crate::declare::{Declare, ResourceSpec, SettingsReader};
 use crate::infra::projection::{Change, Content, Delta, GENERATION, Look, Projector, SOURCE, entries_table};
 use crate::resource::{Resource, key_text, stands_on_others};
@@ -81,16 +80,7 @@ struct View {
 }
 
 /// Reads `[view.NAME]`, over a resource that is declared elsewhere in the blueprint.
-pub fn declare(
-    thing: &Thing,
-    blueprint: &Blueprint,
-    resources: &[Resource],
-    problems: &mut Problems,
-) -> Vec<Resource> {
-    Declare::run(thing, Some((blueprint, resources)), problems, declare_view)
-}
-
-fn declare_view(cx: &mut Declare<'_>) -> Option<()> {
+pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     let (name, (blueprint, resources)) = (cx.name(), cx.others()?);
     let settings = cx.settings();
     let of = settings.maybe_text("of");
