@@ -75,7 +75,7 @@ impl Routes {
                     Place::Collection => places.collection.push(served),
                     Place::Item => places.item.push(served),
                     Place::ItemAction => {
-                        places.item_actions.entry(action.name.to_string()).or_default().push(served)
+                        places.item_actions.entry(action.name.to_string()).or_default().push(served);
                     }
                 }
             }
