@@ -6,7 +6,7 @@ use crate::archetypes::{Archetype, FailureAnswer, Relief};
 pub const ARCHETYPE: Archetype = Archetype {
     code: "I12",
     keyword: "effect",
-    about: "requests to others that must happen although answers get lost",
+    about: "HTTP requests to other systems that must happen, also when responses are lost",
     declare: Some(super::declare),
     derived: false,
     depends_on: &[],

@@ -6,7 +6,7 @@ use crate::archetypes::{Archetype, FailureAnswer, Relief};
 pub const ARCHETYPE: Archetype = Archetype {
     code: "I02",
     keyword: "lease",
-    about: "what one program may hold at a time",
+    about: "exclusive ownership for a limited time, with fencing tokens",
     declare: Some(super::declare),
     derived: false,
     depends_on: &[],

@@ -6,7 +6,7 @@ use crate::archetypes::{Archetype, FailureAnswer, Relief};
 pub const ARCHETYPE: Archetype = Archetype {
     code: "I05",
     keyword: "log",
-    about: "groups of readers that each act on every record of the log, once",
+    about: "consumer groups that process every record of the log, each once and in order by key",
     declare: Some(super::declare),
     derived: false,
     depends_on: &[],

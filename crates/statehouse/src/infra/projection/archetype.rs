@@ -6,7 +6,7 @@ use crate::archetypes::{Archetype, FailureAnswer, Relief};
 pub const ARCHETYPE: Archetype = Archetype {
     code: "I06",
     keyword: "projection",
-    about: "rows that follow from other rows, rebuilt beside themselves: what feeds and views stand on",
+    about: "derived rows with generations and rebuild: the basis of feeds and views",
     declare: None,
     derived: false,
     depends_on: &[],

@@ -6,7 +6,7 @@ use crate::archetypes::{Archetype, FailureAnswer, Relief};
 pub const ARCHETYPE: Archetype = Archetype {
     code: "I09",
     keyword: "sequence",
-    about: "numbers and ids that nobody gets twice",
+    about: "unique numbers and ids: counters, gapless numbers, time-ordered ids",
     declare: Some(super::declare),
     derived: false,
     depends_on: &[],

@@ -6,7 +6,7 @@ use crate::archetypes::{Archetype, FailureAnswer, Relief};
 pub const ARCHETYPE: Archetype = Archetype {
     code: "I03",
     keyword: "timer",
-    about: "what has to happen at a time, once",
+    about: "durable timers, one-shot and recurring, each due time released once",
     declare: Some(super::declare),
     derived: false,
     depends_on: &[],

@@ -6,7 +6,7 @@ use crate::archetypes::{Archetype, FailureAnswer, Relief};
 pub const ARCHETYPE: Archetype = Archetype {
     code: "A08",
     keyword: "booking",
-    about: "seats, rooms and slots that one buyer holds for a while and then has, or not",
+    about: "seats, rooms and slots: one buyer holds a unit for a limited time, then buys it or loses it",
     declare: Some(super::declare),
     derived: false,
     depends_on: &[],

@@ -6,7 +6,7 @@ use crate::archetypes::{Archetype, FailureAnswer, Relief};
 pub const ARCHETYPE: Archetype = Archetype {
     code: "A01",
     keyword: "entity",
-    about: "rows that are read and changed under versions",
+    about: "rows that are read and changed with optimistic locking",
     declare: Some(super::declare),
     derived: false,
     depends_on: &[],

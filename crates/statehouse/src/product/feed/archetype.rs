@@ -6,7 +6,7 @@ use crate::archetypes::{Archetype, FailureAnswer, Relief};
 pub const ARCHETYPE: Archetype = Archetype {
     code: "A05",
     keyword: "feed",
-    about: "home feeds: posts of those whom somebody follows, pushed to readers or pulled above a number of followers",
+    about: "home feeds: posts of followed authors, pushed to readers, or pulled for authors with many followers",
     declare: Some(super::declare),
     derived: true,
     depends_on: &["entity", "projection", "relation"],

@@ -6,7 +6,7 @@ use crate::archetypes::{Archetype, FailureAnswer, Relief};
 pub const ARCHETYPE: Archetype = Archetype {
     code: "A02",
     keyword: "relation",
-    about: "who follows whom: edges, with a list and a count at either end",
+    about: "edges such as follows and likes, with a list and an exact count at both ends",
     declare: Some(super::declare),
     derived: false,
     depends_on: &[],

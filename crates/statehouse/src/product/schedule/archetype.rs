@@ -6,7 +6,7 @@ use crate::archetypes::{Archetype, FailureAnswer, Relief};
 pub const ARCHETYPE: Archetype = Archetype {
     code: "A09",
     keyword: "schedule",
-    about: "jobs, now, later or by a calendar, that one worker at a time does, and that end once",
+    about: "jobs that run now, later or by cron, one worker at a time, each finished once",
     declare: Some(super::declare),
     derived: false,
     depends_on: &[],

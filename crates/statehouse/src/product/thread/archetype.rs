@@ -6,7 +6,7 @@ use crate::archetypes::{Archetype, FailureAnswer, Relief};
 pub const ARCHETYPE: Archetype = Archetype {
     code: "A03",
     keyword: "thread",
-    about: "comments and reviews: children of a parent, in the order of their coming",
+    about: "comments and reviews: children of a parent, in order of creation",
     declare: Some(super::declare),
     derived: false,
     depends_on: &[],
