@@ -125,11 +125,16 @@ fn the_atlas_tells_the_actions_of_what_can_be_declared() {
 }
 
 #[test]
-fn every_refusal_is_documented() {
+fn every_problem_is_documented_with_its_status_and_title() {
     let page = text("docs/http.md");
-    for code in statehouse::Code::ALL {
-        assert!(page.contains(&format!("`{}`", code.name())), "docs/http.md does not name {}", code.name());
-    }
+    let rows = page.lines().skip_while(|line| *line != "| status | code | title |").skip(2);
+    let mut listed: Vec<String> = rows.take_while(|line| line.starts_with('|')).map(str::to_owned).collect();
+    let kinds = statehouse_server::problem::ALL.iter();
+    let mut expected: Vec<String> =
+        kinds.map(|kind| format!("| {} | `{}` | {} |", kind.status, kind.code, kind.title)).collect();
+    listed.sort();
+    expected.sort();
+    assert_eq!(listed, expected, "the table of problems in docs/http.md");
 }
 
 #[test]

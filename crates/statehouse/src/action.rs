@@ -24,6 +24,7 @@ use statehouse_store::{
 };
 
 use crate::cache::Cache;
+pub use crate::code::Code;
 use crate::form::{Form, Misfit, Property};
 use crate::holds::Holds;
 use crate::lock;
@@ -318,136 +319,6 @@ pub struct Refusal {
     pub current_version: Option<i64>,
     /// What does not fit, for bad input.
     pub misfits: Vec<Misfit>,
-}
-
-/// The stable codes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Code {
-    /// The input does not fit the action's form.
-    InvalidInput,
-    /// There is no such row, or no such action or resource.
-    NotFound,
-    /// A row with this key exists.
-    AlreadyExists,
-    /// The row is at another version than the caller has seen.
-    VersionConflict,
-    /// The caller has to say which version it has seen.
-    VersionRequired,
-    /// The row was deleted.
-    Deleted,
-    /// The row is not deleted.
-    NotDeleted,
-    /// Somebody else holds it, and its time is not up.
-    Held,
-    /// The caller does not hold it, or no longer under this epoch.
-    NotHolder,
-    /// The caller's time was up.
-    Expired,
-    /// The row is in a state that the action does not begin with.
-    WrongState,
-    /// Too many callers write this row; it was tried several times.
-    Contended,
-    /// The result would be out of a number's range.
-    OutOfRange,
-    /// The row or the request is larger than any engine can hold.
-    TooLarge,
-    /// The operation id was used for another request.
-    OperationReused,
-    /// The operation id was given up before it was applied; use a new one.
-    OperationFenced,
-    /// It is not known whether the write was applied. Repeat it under the same operation id.
-    OutcomeUnknown,
-    /// The store cannot be reached. Nothing was done.
-    Unavailable,
-    /// Something that should not happen has happened.
-    Internal,
-}
-
-impl Code {
-    /// Whether it says that something stands in the way of a request that is right in itself.
-    pub fn is_conflict(self) -> bool {
-        match self {
-            Code::AlreadyExists
-            | Code::VersionConflict
-            | Code::VersionRequired
-            | Code::Deleted
-            | Code::NotDeleted
-            | Code::Held
-            | Code::NotHolder
-            | Code::Expired
-            | Code::WrongState
-            | Code::Contended
-            | Code::OutOfRange
-            | Code::OperationReused
-            | Code::OperationFenced => true,
-            Code::InvalidInput
-            | Code::NotFound
-            | Code::TooLarge
-            | Code::OutcomeUnknown
-            | Code::Unavailable
-            | Code::Internal => false,
-        }
-    }
-
-    /// Whether the very same request may be done a moment later.
-    pub fn is_passing(self) -> bool {
-        matches!(self, Code::Contended | Code::Unavailable)
-    }
-
-    /// Every code.
-    pub const ALL: [Code; 19] = [
-        Code::InvalidInput,
-        Code::NotFound,
-        Code::AlreadyExists,
-        Code::VersionConflict,
-        Code::VersionRequired,
-        Code::Deleted,
-        Code::NotDeleted,
-        Code::Held,
-        Code::NotHolder,
-        Code::Expired,
-        Code::WrongState,
-        Code::Contended,
-        Code::OutOfRange,
-        Code::TooLarge,
-        Code::OperationReused,
-        Code::OperationFenced,
-        Code::OutcomeUnknown,
-        Code::Unavailable,
-        Code::Internal,
-    ];
-
-    /// As it is written.
-    pub fn name(self) -> &'static str {
-        match self {
-            Code::InvalidInput => "invalid_input",
-            Code::NotFound => "not_found",
-            Code::AlreadyExists => "already_exists",
-            Code::VersionConflict => "version_conflict",
-            Code::VersionRequired => "version_required",
-            Code::Deleted => "deleted",
-            Code::NotDeleted => "not_deleted",
-            Code::Held => "held",
-            Code::NotHolder => "not_holder",
-            Code::Expired => "expired",
-            Code::WrongState => "wrong_state",
-            Code::Contended => "contended",
-            Code::OutOfRange => "out_of_range",
-            Code::TooLarge => "too_large",
-            Code::OperationReused => "operation_reused",
-            Code::OperationFenced => "operation_fenced",
-            Code::OutcomeUnknown => "outcome_unknown",
-            Code::Unavailable => "unavailable",
-            Code::Internal => "internal",
-        }
-    }
-}
-
-impl fmt::Display for Code {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
 }
 
 impl Refusal {
