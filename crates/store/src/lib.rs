@@ -42,6 +42,7 @@ pub mod error;
 pub mod eval;
 pub mod faulty;
 pub mod guard;
+pub mod label;
 pub mod limits;
 pub mod log;
 pub mod migration;
@@ -62,6 +63,7 @@ pub use commit::{Backoff, CommitReport, RetryPolicy, commit_known, commit_report
 pub use error::{PlanError, SchemaError, StoreError};
 pub use faulty::FaultyStore;
 pub use guard::{Expr, Guard, Operand};
+pub use label::Label;
 pub use log::{Draft, Entry, Event, Fate, LogPage, Position, Record};
 pub use migration::{Change, Migrate};
 pub use model::ModelStore;

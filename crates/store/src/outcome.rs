@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::guard::Guard;
+use crate::label::Label;
 use crate::log::{Fate, Record};
 use crate::plan::Plan;
 use crate::row::Row;
@@ -111,6 +112,16 @@ impl Refused {
             Some(address) => format!("step {} on {address}: {}", self.step, self.reason),
             None => format!("step {}: {}", self.step, self.reason),
         }
+    }
+
+    /// The label of the refused step, if the plan's author gave it one.
+    pub fn label<'p>(&self, plan: &'p Plan) -> Option<&'p Label> {
+        plan.steps().get(self.step)?.label.as_ref()
+    }
+
+    /// The conjunct that failed, if the guard was the reason.
+    pub fn guard(&self) -> Option<&Guard> {
+        if let Reason::Guard { guard, .. } = &self.reason { Some(guard) } else { None }
     }
 }
 

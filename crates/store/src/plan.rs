@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use crate::error::PlanError;
 use crate::guard::{Expr, Guard, Operand};
+use crate::label::Label;
 use crate::limits;
 use crate::log::{Draft, Entry};
 use crate::row::{Address, Tenant, admit_key, admit_required};
@@ -72,12 +73,15 @@ pub struct Step {
     pub guard: Guard,
     /// What a put stores. Columns that are not named keep their content, or get their default in a new row.
     pub assignments: Vec<Assignment>,
+    /// What the author of the plan calls the step. Engines ignore it.
+    pub label: Option<Label>,
 }
 
 impl Step {
     fn new(table: &Arc<Table>, key: impl IntoIterator<Item = Value>, verb: Verb, expect: Expect) -> Step {
         let key = key.into_iter().collect();
-        Step { table: table.clone(), key, verb, expect, guard: Guard::always(), assignments: Vec::new() }
+        let (table, guard, assignments) = (table.clone(), Guard::always(), Vec::new());
+        Step { table, key, verb, expect, guard, assignments, label: None }
     }
 
     /// Inserts a row; refused if it is there.
@@ -129,6 +133,13 @@ impl Step {
         self
     }
 
+    /// Names the step, so that a refusal can be attributed ([`crate::Refused::label`]).
+    #[must_use]
+    pub fn label(mut self, label: impl Into<Label>) -> Step {
+        self.label = Some(label.into());
+        self
+    }
+
     /// Whether the step can change its row.
     pub fn writes(&self) -> bool {
         self.verb != Verb::Assert
@@ -158,6 +169,9 @@ impl fmt::Display for Step {
             (Verb::Assert, Expect::Absent) => "assert absent",
             (Verb::Assert, _) => "assert",
         };
+        if let Some(label) = &self.label {
+            write!(f, "{label}: ")?;
+        }
         write!(f, "{verb} {}(", self.table)?;
         for (place, (column, value)) in self.table.key_columns().iter().zip(&self.key).enumerate() {
             write!(f, "{}{}={value}", if place > 0 { ", " } else { "" }, column.name)?;
@@ -353,7 +367,7 @@ fn admit_step(mut step: Step, tenant: &Tenant) -> Result<Step, PlanError> {
 
 /// The same for everything but the key.
 pub(crate) fn admit_change(step: Step) -> Result<Step, PlanError> {
-    let Step { table, key, verb, expect, guard, assignments } = step;
+    let Step { table, key, verb, expect, guard, assignments, label } = step;
     if expect == Expect::Absent && !guard.conjuncts().is_empty() {
         return Err(PlanError::Mistyped {
             table: table.name().to_owned(),
@@ -391,7 +405,7 @@ pub(crate) fn admit_change(step: Step) -> Result<Step, PlanError> {
             }
         }
     }
-    Ok(Step { table, key, verb, expect, guard, assignments: admitted })
+    Ok(Step { table, key, verb, expect, guard, assignments: admitted, label })
 }
 
 fn unknown_column(table: &Table, column: &str) -> PlanError {
