@@ -55,6 +55,7 @@ pub mod row;
 pub mod store;
 pub mod table;
 pub mod take;
+mod text;
 pub mod time;
 pub mod value;
 

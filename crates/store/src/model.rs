@@ -384,37 +384,16 @@ impl Store for ModelStore {
     }
 
     fn explain(&self, asked: Asked<'_>) -> Explanation {
-        let under_lock = |text: String| {
-            let request = Request { purpose: "under the store's lock".into(), text, parameters: Vec::new() };
-            Explanation { requests: vec![request], cost: Vec::new() }
-        };
-        let plan = match asked {
-            Asked::Commit(plan) => plan,
-            Asked::Get(addresses, _) => {
-                let rows: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-                return under_lock(format!("get {}", rows.join(", ")));
+        // The model is the reference: what it is sent is the engine-neutral text.
+        let text = asked.to_string();
+        let purpose = "under the store's lock".into();
+        let cost = match asked {
+            Asked::Commit(_) | Asked::Take(..) => {
+                vec![("durability".into(), "none: gone with the process".into())]
             }
-            Asked::Query(query) => return under_lock(format!("a range of {}", query.read_table())),
-            Asked::Scan(scan) => return under_lock(format!("a walk over {}", scan.read_table())),
-            Asked::Look(asks) => {
-                return Explanation::of_all(asks.iter().map(|ask| self.explain((*ask).into())));
-            }
-            Asked::Take(take, row) => return take.explained(row, |asked| self.explain(asked)),
+            _ => Vec::new(),
         };
-        let steps = plan.steps().iter().map(|step| Request {
-            purpose: "under the store's lock".into(),
-            text: step.to_string(),
-            parameters: Vec::new(),
-        });
-        let entry = plan.entry().map(|entry| Request {
-            purpose: "append to the log".into(),
-            text: format!("log {}/{} once as {}", entry.resource, entry.key, plan.operation()),
-            parameters: Vec::new(),
-        });
-        Explanation {
-            requests: steps.chain(entry).collect(),
-            cost: vec![("durability".into(), "none: gone with the process".into())],
-        }
+        Explanation { requests: vec![Request { purpose, text, parameters: Vec::new() }], cost }
     }
 
     async fn close(&self) {

@@ -158,33 +158,6 @@ impl Step {
     }
 }
 
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verb = match (self.verb, self.expect) {
-            (Verb::Put, Expect::Absent) => "insert",
-            (Verb::Put, Expect::Present) => "update",
-            (Verb::Put, Expect::Either) => "upsert",
-            (Verb::Delete, Expect::Either) => "remove",
-            (Verb::Delete, _) => "delete",
-            (Verb::Assert, Expect::Absent) => "assert absent",
-            (Verb::Assert, _) => "assert",
-        };
-        if let Some(label) = &self.label {
-            write!(f, "{label}: ")?;
-        }
-        write!(f, "{verb} {}(", self.table)?;
-        for (place, (column, value)) in self.table.key_columns().iter().zip(&self.key).enumerate() {
-            write!(f, "{}{}={value}", if place > 0 { ", " } else { "" }, column.name)?;
-        }
-        f.write_str(")")?;
-        for (place, assignment) in self.assignments.iter().enumerate() {
-            let lead = if place > 0 { ", " } else { " set " };
-            write!(f, "{lead}{} = {}", assignment.column, assignment.expr)?;
-        }
-        if self.guard.conjuncts().is_empty() { Ok(()) } else { write!(f, " where {}", self.guard) }
-    }
-}
-
 /// One atomic write, checked and ready to be committed. Cheap to clone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan(Arc<Content>);
