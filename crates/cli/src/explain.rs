@@ -13,8 +13,8 @@ use statehouse::action::{Action, Does, WAIT};
 use statehouse::engine::{self, Engine};
 use statehouse::holds::{self, Hold, Holds, MemoryHolds, Unreachable};
 use statehouse::infra::lease::Leases;
-use statehouse::worker::Shift;
-use statehouse::{Blueprint, House, Operation, Resource, own};
+use statehouse::worker::{Shift, Worker};
+use statehouse::{Blueprint, House, Operation, Refusal, Resource, own};
 use statehouse_drills::specimen as sample;
 use statehouse_store::clock::ManualClock;
 use statehouse_store::random::{Ids, Random};
@@ -27,6 +27,13 @@ use crate::arguments::Explain;
 use crate::blueprint;
 use crate::output::{Failure, Output};
 use crate::settings::Settings;
+
+#[cfg(test)]
+mod golden;
+#[cfg(test)]
+mod plans;
+#[cfg(test)]
+mod shapes;
 
 /// How long [`WAIT`] is.
 const DAY: Duration = Duration::from_secs(86_400);
@@ -102,64 +109,106 @@ pub(crate) async fn explain_action(
     action: &Action,
     engine: Engine,
 ) -> Result<Vec<Explanation>, Failure> {
-    // On a clock that stands still, so that the same is explained in the same words.
-    let clock = Arc::new(ManualClock::at(engine::explained_at()));
-    let witness = Arc::new(Witness::on(clock.clone()));
-    let ids = Ids::new(clock.clone(), Random::seeded(1));
-    let holds = Arc::new(HoldsWitness { held: MemoryHolds::on(clock.clone()), witness: witness.clone() });
-    let house = House::with(witness.clone(), blueprint, clock.clone(), ids)?.with_holds(holds);
-    house.migrate(Migrate::Apply).await?;
-    let tenant = Tenant::new("default").map_err(|error| Failure::Usage(error.to_string()))?;
-    for name in &action.after {
-        if name == WAIT {
-            clock.advance(DAY);
-            continue;
-        }
-        let (resource, action) = house.action(name)?;
-        let request = sample::request(house.resources(), resource, action, 1);
-        house.call(&tenant, request, Operation::default()).await?;
-    }
-    catch_up(&house).await?;
+    let (asked, _) = record_action(blueprint, resource, action).await?;
+    asked.iter().map(|asked| asked.explained(engine)).collect()
+}
+
+/// What an action asks the store for, and the refusal of the sampled call if it was refused.
+async fn record_action(
+    blueprint: &Blueprint,
+    resource: &Resource,
+    action: &Action,
+) -> Result<(Vec<Kept>, Option<Refusal>), Failure> {
+    let stage = Stage::of(blueprint).await?;
+    stage.perform(&action.after).await?;
+    catch_up(&stage.house).await?;
+    let Stage { house, witness, tenant, .. } = &stage;
     witness.forget();
     let operation = Operation { id: Some("operation-1".into()), fingerprint: String::new() };
-    let request = || sample::request(house.resources(), resource, action, 2);
-    let mut called = house.call(&tenant, request(), operation.clone()).await;
+    let mut request = sample::request(house.resources(), resource, action, 2);
+    let mut called = house.call(tenant, request.clone(), operation.clone()).await;
     let mut asked = witness.asked();
+    if called.is_err() && asked.is_empty() && !request.key.is_empty() {
+        // The action does not take this key, before any row is read: of worker ids, only the first can be drawn from.
+        request.key = sample::key(resource, 0);
+        called = house.call(tenant, request.clone(), operation.clone()).await;
+        asked = witness.asked();
+    }
     if matches!(action.does, Does::Read(_)) {
         // By its second call the house knows what it has learnt by the first, like which generation is live, and asks for
         // it no more. What is kept for a while is not asked for at all then.
         witness.forget();
-        called = house.call(&tenant, request(), operation).await;
+        called = house.call(tenant, request, operation).await;
         asked = Some(witness.asked()).filter(|again| !again.is_empty()).unwrap_or(asked);
     }
     // What was sent is what is explained, also if it was refused: a sample does not know the epoch of a lease.
-    if !asked.iter().any(|asked| matches!(asked, Kept::Commit(_))) {
-        called?;
+    match called {
+        Err(refusal) if asked.iter().any(|asked| matches!(asked, Kept::Commit(_))) => {
+            Ok((asked, Some(refusal)))
+        }
+        called => called.map(|_| (asked, None)).map_err(Failure::from),
     }
-    asked.iter().map(|asked| asked.explained(engine)).collect()
+}
+
+/// A house over a store in memory that records what it is asked for.
+struct Stage {
+    house: House,
+    witness: Arc<Witness>,
+    clock: Arc<ManualClock>,
+    tenant: Tenant,
+}
+
+impl Stage {
+    /// An empty house of a blueprint.
+    async fn of(blueprint: &Blueprint) -> Result<Stage, Failure> {
+        // On a clock that stands still, so that the same is explained in the same words.
+        let clock = Arc::new(ManualClock::at(engine::explained_at()));
+        let witness = Arc::new(Witness::on(clock.clone()));
+        let ids = Ids::new(clock.clone(), Random::seeded(1));
+        let holds = Arc::new(HoldsWitness { held: MemoryHolds::on(clock.clone()), witness: witness.clone() });
+        let house = House::with(witness.clone(), blueprint, clock.clone(), ids)?.with_holds(holds);
+        house.migrate(Migrate::Apply).await?;
+        let tenant = Tenant::new("default").map_err(|error| Failure::Usage(error.to_string()))?;
+        Ok(Stage { house, witness, clock, tenant })
+    }
+
+    /// Calls actions by their full names, in order, with sampled inputs; [`WAIT`] lets a day pass.
+    async fn perform(&self, names: &[String]) -> Result<(), Failure> {
+        for name in names {
+            if name == WAIT {
+                self.clock.advance(DAY);
+                continue;
+            }
+            let (resource, action) = self.house.action(name)?;
+            let request = sample::request(self.house.resources(), resource, action, 1);
+            self.house.call(&self.tenant, request, Operation::default()).await?;
+        }
+        Ok(())
+    }
 }
 
 /// Brings the house's projections up to what was written, so that a view has something to show.
 async fn catch_up(house: &House) -> Result<(), Failure> {
-    let (Some(tenant), Ok(table)) = (own::tenant(), own::leases()) else { return Ok(()) };
     let projecting: Vec<_> =
         house.workers().iter().filter(|worker| worker.name().ends_with(PROJECTING)).collect();
-    if projecting.is_empty() {
-        return Ok(());
-    }
-    let leases = Leases::of(house.store().clone(), house.clock().clone(), table, tenant);
-    let Ok(held) = leases.acquire(&["explain".into(), "explain".into()], "explain", DAY).await? else {
-        return Ok(());
-    };
     for _ in 0..STEPS {
         for worker in &projecting {
-            for shard in 0..worker.shards() {
-                let (store, clock, ids) = (house.store(), &**house.clock(), house.ids());
-                let outside = house.outside();
-                let shift = Shift { store, clock, ids, outside, shard, held: &held };
-                worker.step(&shift, STEPS).await?;
-            }
+            step_worker(house, &***worker).await?;
         }
+    }
+    Ok(())
+}
+
+/// One step of each shard of a worker.
+async fn step_worker(house: &House, worker: &dyn Worker) -> Result<(), Failure> {
+    let (Some(tenant), Ok(table)) = (own::tenant(), own::leases()) else { return Ok(()) };
+    let leases = Leases::of(house.store().clone(), house.clock().clone(), table, tenant);
+    let name = ["explain".into(), worker.name().into()];
+    let Ok(held) = leases.acquire(&name, "explain", DAY).await? else { return Ok(()) };
+    for shard in 0..worker.shards() {
+        let (store, clock, ids) = (house.store(), &**house.clock(), house.ids());
+        let shift = Shift { store, clock, ids, outside: house.outside(), shard, held: &held };
+        worker.step(&shift, STEPS).await?;
     }
     Ok(())
 }
@@ -188,22 +237,22 @@ enum Kept {
 impl Kept {
     /// What an engine would get for this.
     fn explained(&self, engine: Engine) -> Result<Explanation, Failure> {
-        let asks: Vec<Ask<'_>>;
-        let asked = match self {
-            Kept::Commit(plan) => Asked::Commit(plan),
-            Kept::Get(addresses, consistency) => Asked::Get(addresses, *consistency),
+        self.matched(|holds| Ok(holds.clone()), |asked| Ok(engine::explain(engine, asked)?))
+    }
+
+    /// Calls one function with what the holds were asked for, or the other with what the store was asked for.
+    fn matched<T>(&self, holds: impl FnOnce(&Explanation) -> T, store: impl FnOnce(Asked<'_>) -> T) -> T {
+        match self {
+            Kept::Commit(plan) => store(Asked::Commit(plan)),
+            Kept::Get(addresses, consistency) => store(Asked::Get(addresses, *consistency)),
             // Only ever one of several.
-            Kept::Value(cell) => Asked::from(Ask::Value(cell)),
-            Kept::Query(query) => Asked::Query(query),
-            Kept::Scan(scan) => Asked::Scan(scan),
-            Kept::Take(take, row) => Asked::Take(take, row.as_ref()),
-            Kept::Look(kept) => {
-                asks = kept.iter().filter_map(Kept::ask).collect();
-                Asked::Look(&asks)
-            }
-            Kept::Holds(explanation) => return Ok(explanation.clone()),
-        };
-        Ok(engine::explain(engine, asked)?)
+            Kept::Value(cell) => store(Asked::from(Ask::Value(cell))),
+            Kept::Query(query) => store(Asked::Query(query)),
+            Kept::Scan(scan) => store(Asked::Scan(scan)),
+            Kept::Take(take, row) => store(Asked::Take(take, row.as_ref())),
+            Kept::Look(kept) => store(Asked::Look(&kept.iter().filter_map(Kept::ask).collect::<Vec<_>>())),
+            Kept::Holds(explanation) => holds(explanation),
+        }
     }
 
     fn of(ask: &Ask<'_>) -> Kept {

@@ -185,7 +185,27 @@ fn cost(requests: usize, write: usize, read: usize, later: Option<usize>) -> Vec
 
 fn pretty(name: &str, json: &Json) -> String {
     // Printing a tree of JSON values cannot fail.
-    format!("{name} {}", serde_json::to_string_pretty(json).unwrap_or_default())
+    let text = serde_json::to_string_pretty(json).unwrap_or_default();
+    format!("{name} {}", with_short_objects(&text))
+}
+
+/// Puts objects of one field, as attribute values are, on one line: `{ "S": "x" }`.
+fn with_short_objects(pretty: &str) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for line in pretty.lines() {
+        let text = line.trim_start();
+        if let ("}" | "},", [.., open, only]) = (text, lines.as_slice())
+            && open.ends_with('{')
+            && !only.ends_with(['{', '}', '[', ']', ','])
+        {
+            let whole = format!("{open} {} {text}", only.trim_start());
+            lines.truncate(lines.len() - 2);
+            lines.push(whole);
+        } else {
+            lines.push(line.to_owned());
+        }
+    }
+    lines.join("\n")
 }
 
 fn single_request(action: &Action) -> Request {
@@ -277,5 +297,19 @@ fn symbolic(writer: &Writer<'_>, target: &Target<'_>) -> Action {
             let condition = writer.mark(&mut terms, &mut clauses, condition);
             Action::update(&target.key.table, target.key.attributes(), &clauses, condition, terms)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_of_one_field_stand_on_one_line() {
+        let json =
+            json!({ "Key": { "pk": { "S": "a,{" } }, "Keys": [{ "n": { "N": "1" }, "m": 2 }], "Limit": 3 });
+        let expected = "Get {\n  \"Key\": {\n    \"pk\": { \"S\": \"a,{\" }\n  },\n  \"Keys\": [\n    {\n      \"m\": 2,\n      \
+                        \"n\": { \"N\": \"1\" }\n    }\n  ],\n  \"Limit\": 3\n}";
+        assert_eq!(pretty("Get", &json), expected);
     }
 }
