@@ -7,6 +7,7 @@
 pub mod action;
 pub mod read;
 pub mod resource;
+pub mod rule;
 pub mod settings;
 pub mod table;
 
