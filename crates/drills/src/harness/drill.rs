@@ -33,6 +33,7 @@ use crate::harness::engines::{Engine, Lab};
 use crate::harness::house::Visitor;
 use crate::harness::specimen;
 use crate::harness::witness::Witness;
+use crate::proof::Proof;
 
 /// One failure, provoked.
 #[derive(Clone, Copy)]
@@ -116,6 +117,7 @@ impl Drill {
                 let (faulty, houses) = Default::default();
                 let ground = Ground { lab, plot: plot.clone(), seed, rounds, faulty, houses };
                 run(&ground).await?;
+                ground.check_invariants(self.archetype).await.context("after the drill")?;
                 Ok(ground.achieved())
             }
             (Kind::Ground { .. }, None) => bail!("{} has no ground", self.name()),
@@ -385,6 +387,13 @@ impl Ground {
     pub(crate) fn achieved(&self) -> Achieved {
         let faulty = self.faulty.lock().unwrap_or_else(PoisonError::into_inner);
         faulty.iter().map(|store| store.achieved()).fold(Achieved::default(), Achieved::plus)
+    }
+
+    /// Checks what must hold of the archetype, in a house of its own.
+    async fn check_invariants(&self, archetype: &str) -> Result<()> {
+        let Some(check) = Proof::of(archetype).and_then(|proof| proof.invariants) else { return Ok(()) };
+        let visitor = self.house().await?;
+        check(&visitor.scope(&self.plot.resource)).await
     }
 
     /// The resource that is drilled.

@@ -17,6 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::harness::client::{Client, shown};
 use crate::harness::engines::Lab;
+use crate::harness::invariants::CheckScope;
 use crate::harness::witness::{Actor, WORKER, acting, on_behalf};
 
 /// A tenant at work in a house. Clones share it.
@@ -87,6 +88,11 @@ impl Visitor {
     /// The store below, as this tenant's client.
     pub fn client(&self) -> Result<Client> {
         Client::of(self.house.store().clone(), self.tenant.as_str())
+    }
+
+    /// What a checker of invariants looks at for this tenant.
+    pub fn scope<'a>(&'a self, resource: &'a str) -> CheckScope<'a> {
+        CheckScope { house: &self.house, store: self.house.store().clone(), tenant: &self.tenant, resource }
     }
 
     /// A table of the house.

@@ -10,6 +10,7 @@ pub mod drill;
 pub mod engines;
 pub mod faults;
 pub(crate) mod house;
+pub(crate) mod invariants;
 pub mod linearize;
 pub mod mutation;
 pub mod outside;

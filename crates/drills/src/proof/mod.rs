@@ -8,6 +8,7 @@
 
 use crate::conformance::Case;
 use crate::harness::drill::Drill;
+use crate::harness::invariants::InvariantCheck;
 use crate::harness::mutation::Redundant;
 use crate::harness::simulation::Course;
 
@@ -36,6 +37,9 @@ pub struct Proof {
     pub drills: &'static [Drill],
     /// What simulated clients do, if it is simulated.
     pub workload: Option<&'static Course>,
+    /// What must hold of the stored rows and the log: checked by cases, after each drill on a resource, at the end of each simulated
+    /// history and by scenarios.
+    pub(crate) invariants: Option<InvariantCheck>,
     /// Other archetypes, by keyword, whose guards its drills and cases judge as well.
     pub also_judges: &'static [&'static str],
     /// Guards that follow from others: whose they are, the condition, and why nothing goes wrong without it.

@@ -17,9 +17,10 @@ use serde_json::{Map, Value as Json};
 use statehouse::{Answer, Blueprint, Code, Expected, House, Operation, Refusal, Request};
 use statehouse_store::clock::Stopwatch;
 use statehouse_store::faulty::Odds;
-use statehouse_store::{
-    Event, Fate, FaultyStore, Ids, Migrate, Random, Record, Store, SystemClock, Tenant, Value,
-};
+use statehouse_store::{Fate, FaultyStore, Ids, Migrate, Random, Record, Store, SystemClock, Tenant, Value};
+
+use crate::harness::invariants::CheckScope;
+use crate::proof::entity::invariants;
 
 #[path = "../../../../../systems/catalog/scenario.rs"]
 mod catalog;
@@ -211,6 +212,11 @@ impl Stage {
         Ok(())
     }
 
+    /// What a checker of invariants looks at.
+    fn scope<'a>(&'a self, tenant: &'a Tenant, resource: &'a str) -> CheckScope<'a> {
+        CheckScope { house: &self.house, store: self.store.clone(), tenant, resource }
+    }
+
     /// One action is done.
     fn done(&self) {
         let done = self.tally.done.fetch_add(1, Ordering::Relaxed) + 1;
@@ -291,40 +297,20 @@ fn under(version: i64, request: Request) -> Request {
     Request { expected: Some(Expected::Version(version)), ..request }
 }
 
-/// What was written, by tenant, resource and key: the events, in order, with the operations that wrote them.
-type Histories<'r> = BTreeMap<(&'r str, &'r str, String), Vec<(&'r str, &'r Event)>>;
-
-fn histories(records: &[Record]) -> Histories<'_> {
-    let mut histories = Histories::new();
-    for record in records.iter().filter(|record| record.fate == Fate::Applied) {
-        for event in &record.events {
-            let Some((resource, key)) = statehouse::house::subject_of(record, event) else { continue };
-            let subject = (record.tenant.as_str(), resource, key.to_owned());
-            histories.entry(subject).or_default().push((&record.operation, event));
-        }
-    }
-    histories
+/// Checks the invariants of entities of a tenant, and counts their versions and deletions.
+async fn entities_are_sound(scope: CheckScope<'_>) -> Result<(usize, usize)> {
+    invariants::check(&scope).await?;
+    let changes = scope.changes(scope.sibling("")?, &["counted"]).await?;
+    let deletions = changes.values().flat_map(BTreeMap::values).filter(|change| change.name == "deleted");
+    Ok((changes.values().map(BTreeMap::len).sum(), deletions.count()))
 }
 
-/// Checks that the versions of every row are 1, 2, 3…, each written once. Events of hot rows are not counted.
-fn versions_have_one_writer(histories: &Histories<'_>) -> Result<Invariant> {
-    let mut versions = 0;
-    for (subject, events) in histories {
-        let of_row = events.iter().filter(|(_, event)| !event.name.ends_with(".counted"));
-        for (place, (operation, event)) in of_row.enumerate() {
-            let version = event.data.get("row").and_then(|row| row.get("version")).and_then(Json::as_i64);
-            let expected = place as i64 + 1;
-            ensure!(
-                version == Some(expected),
-                "{subject:?}: {operation} wrote version {version:?}, and {expected} was to be next"
-            );
-            versions += 1;
-        }
-    }
-    Ok(Invariant {
+/// What was counted to find out that versions have one writer.
+fn versions_have_one_writer(versions: usize) -> Invariant {
+    Invariant {
         holds: "each version of a row has exactly one writer",
         counted: format!("{versions} versions"),
-    })
+    }
 }
 
 /// Checks that what was acknowledged is in the log, and that nothing is there twice.

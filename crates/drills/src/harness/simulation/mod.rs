@@ -33,7 +33,7 @@ use crate::harness::client::whole_log;
 use crate::harness::drill::{Plot, is_passing};
 use crate::harness::house::Visitor;
 use crate::harness::linearize::Call;
-use crate::proof::PROOFS;
+use crate::proof::{PROOFS, Proof};
 use time::VirtualClock;
 use world::{Gatekeeper, Wire, World};
 
@@ -217,7 +217,11 @@ impl Course {
         });
         finish(&world.clock, swept).await??;
         end.check_operations().await?;
-        (self.check)(&end).await
+        (self.check)(&end).await?;
+        match Proof::of(self.archetype).and_then(|proof| proof.invariants) {
+            Some(check) => check(&end.sound.scope(&plot.resource)).await,
+            None => Ok(()),
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use statehouse_store::{
 };
 use tokio::task::JoinHandle;
 
-use super::cases as booking;
+use super::{cases as booking, invariants};
 use crate::conformance::{Case, cases};
 use crate::harness::around::{Around, Meanwhile};
 use crate::harness::client::{pause, same, whole_log};
@@ -109,34 +109,8 @@ fn id(booking: &str) -> [Value; 1] {
     [booking.into()]
 }
 
-/// Checks I1 and I2 on what is stored: the units of bookings in progress are held by them, those of confirmed ones are
-/// sold to them, and no others are.
 async fn check_rows(visitor: &Visitor) -> Result<()> {
-    let store = visitor.house.store();
-    let bookings = store.scan(&Scan::of(visitor.table("seat_bookings")?, &visitor.tenant)).await?.rows;
-    let mut owners: BTreeMap<i64, (String, &str)> = BTreeMap::new();
-    for row in &bookings {
-        let state = match row.text("state") {
-            Some("IN_PROGRESS") => "HELD",
-            Some("CONFIRMED") => "SOLD",
-            _ => continue,
-        };
-        let id = row.text("booking_id").unwrap_or_default();
-        for unit in row.json("units").and_then(Json::as_array).context("a booking without units")? {
-            let unit = unit.as_i64().context("a unit that is no number")?;
-            let other = owners.insert(unit, (id.to_owned(), state));
-            ensure!(other.is_none(), "seat {unit} belongs to {id} and to {other:?}");
-        }
-    }
-    for row in store.scan(&Scan::of(visitor.table("seats")?, &visitor.tenant)).await?.rows {
-        let number = row.int("seat_no").context("a seat without a number")?;
-        let owner = owners.remove(&number);
-        let stored = row.text("booking_id").map(|id| (id.to_owned(), row.text("state").unwrap_or_default()));
-        same(&format!("the owner of seat {number}"), &stored, &owner)?;
-        ensure!(owner.is_some() || row.text("state") == Some("AVAILABLE"), "seat {number}: {row}");
-    }
-    ensure!(owners.is_empty(), "bookings have units that do not exist: {owners:?}");
-    Ok(())
+    invariants::check(&visitor.scope("seat")).await
 }
 
 async fn a_unit_is_held_confirmed_and_sold(lab: &dyn Lab) -> Result<()> {

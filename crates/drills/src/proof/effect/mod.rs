@@ -10,6 +10,7 @@ pub const PROOF: Proof = Proof {
     cases: cases::CASES,
     drills: cases::DRILLS,
     workload: None,
+    invariants: None,
     also_judges: &[],
     redundant: &[],
 };

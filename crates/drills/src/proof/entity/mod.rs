@@ -2,6 +2,7 @@
 
 pub(crate) mod cases;
 pub(crate) mod drills;
+pub(crate) mod invariants;
 pub(crate) mod workload;
 
 use crate::proof::Proof;
@@ -12,6 +13,7 @@ pub const PROOF: Proof = Proof {
     cases: cases::CASES,
     drills: drills::DRILLS,
     workload: Some(&workload::COURSE),
+    invariants: Some(|scope| Box::pin(invariants::check(scope))),
     also_judges: &[],
     redundant: &[],
 };

@@ -11,6 +11,7 @@ pub const PROOF: Proof = Proof {
     cases: cases::CASES,
     drills: cases::DRILLS,
     workload: None,
+    invariants: None,
     also_judges: &[],
     redundant: &[
         Redundant {

@@ -12,6 +12,7 @@ pub const PROOF: Proof = Proof {
     cases: cases::CASES,
     drills: cases::DRILLS,
     workload: None,
+    invariants: None,
     // Views fill no tables but by the pipeline. They are A05's, as feeds are.
     also_judges: &["feed"],
     redundant: &[

@@ -1,6 +1,6 @@
 //! A02 Relation: an edge is there or not, whoever adds and removes it, and both lists and both counts say the same.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use statehouse::{Code, Expected};
 use statehouse_store::faulty::{FaultyStore, Odds};
 use statehouse_store::{ManualClock, Random, Scan, Step, SystemClock, Time, Value};
 
-use super::cases as relation;
+use super::{cases as relation, invariants};
 use crate::conformance::{Case, cases};
 use crate::harness::around::{Around, Meanwhile};
 use crate::harness::client::{same, scan};
@@ -133,51 +133,15 @@ async fn page(
     Ok((found, page.next))
 }
 
-/// Checks I1 and I2 on what is stored, and returns the edges that are there: both lists have each once, in the bucket that
-/// its row says, and nothing else, and the shards of every count add up to them.
-pub(crate) async fn check_rows(visitor: &Visitor) -> Result<BTreeSet<(i64, i64)>> {
-    let store = visitor.house.store();
-    let rows = async |table: &str| -> Result<_> {
-        scan(store.as_ref(), Scan::of(visitor.table(table)?, &visitor.tenant)).await
+/// Checks the invariants, and returns the edges that are there.
+async fn check_rows(visitor: &Visitor) -> Result<BTreeSet<(i64, i64)>> {
+    let scope = visitor.scope("follow");
+    invariants::check(&scope).await?;
+    let edge = |key: String| -> Result<(i64, i64)> {
+        let (from, to) = key.split_once(',').context("an edge with one end")?;
+        Ok((from.parse()?, to.parse()?))
     };
-    let ends = |row: &statehouse_store::Row| -> Result<(i64, i64)> {
-        Ok((row.int("follower").context("no follower")?, row.int("followee").context("no followee")?))
-    };
-    let mut there = BTreeSet::new();
-    let mut places = BTreeMap::new();
-    for row in rows("follows").await? {
-        if let Some(since) = row.time("since") {
-            there.insert(ends(&row)?);
-            let bucket = |name: &str| row.int(name).with_context(|| format!("no {name} in {row}"));
-            places.insert(ends(&row)?, (since, bucket("out_bucket")?, bucket("in_bucket")?));
-        }
-    }
-    for (end, owner) in [("out", "follower"), ("in", "followee")] {
-        let mut listed = BTreeMap::new();
-        for row in rows(&format!("follows_{end}")).await? {
-            let (at, bucket) = (row.time("at").context("no time")?, row.int("bucket").context("no bucket")?);
-            let twice = listed.insert(ends(&row)?, (at, bucket));
-            ensure!(twice.is_none(), "{row} stands twice in the lists");
-        }
-        let expected: BTreeMap<_, _> = places
-            .iter()
-            .map(|(ends, (since, outward, inward))| {
-                (*ends, (*since, if end == "out" { *outward } else { *inward }))
-            })
-            .collect();
-        same(&format!("the lists {end}"), &listed, &expected)?;
-        let mut counted: BTreeMap<i64, i64> = BTreeMap::new();
-        for row in rows(&format!("follows_{end}_count")).await? {
-            *counted.entry(row.int(owner).context("no owner")?).or_default() += row.int("count").unwrap_or(0);
-        }
-        counted.retain(|_, count| *count != 0);
-        let mut expected: BTreeMap<i64, i64> = BTreeMap::new();
-        for (from, to) in &there {
-            *expected.entry(if end == "out" { *from } else { *to }).or_default() += 1;
-        }
-        same(&format!("the counts {end}"), &counted, &expected)?;
-    }
-    Ok(there)
+    invariants::check_rows(&scope).await?.into_iter().map(edge).collect()
 }
 
 async fn an_edge_comes_and_goes(lab: &dyn Lab) -> Result<()> {

@@ -1,6 +1,7 @@
 //! The proof of `relation`.
 
 pub(crate) mod cases;
+pub(crate) mod invariants;
 pub(crate) mod workload;
 
 use crate::proof::Proof;
@@ -11,6 +12,7 @@ pub const PROOF: Proof = Proof {
     cases: cases::CASES,
     drills: cases::DRILLS,
     workload: Some(&workload::COURSE),
+    invariants: Some(|scope| Box::pin(invariants::check(scope))),
     also_judges: &[],
     redundant: &[],
 };

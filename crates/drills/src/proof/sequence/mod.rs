@@ -12,6 +12,7 @@ pub const PROOF: Proof = Proof {
     cases: cases::CASES,
     drills: cases::DRILLS,
     workload: Some(&workload::COURSE),
+    invariants: None,
     also_judges: &[],
     redundant: &[Redundant {
         actors: &["order_id.lease", "lone_id.lease"],

@@ -1,6 +1,7 @@
 //! The proof of `thread`.
 
 pub(crate) mod cases;
+pub(crate) mod invariants;
 
 use crate::proof::Proof;
 
@@ -10,6 +11,7 @@ pub const PROOF: Proof = Proof {
     cases: cases::CASES,
     drills: cases::DRILLS,
     workload: None,
+    invariants: Some(|scope| Box::pin(invariants::check(scope))),
     also_judges: &[],
     redundant: &[],
 };

@@ -12,7 +12,7 @@ use statehouse_store::clock::SkewedClock;
 use statehouse_store::faulty::{FaultyStore, Odds};
 use statehouse_store::{Clock, ManualClock, Random, Record, Step, Store, SystemClock, Time, Value};
 
-use super::cases as timer;
+use super::{cases as timer, invariants};
 use crate::conformance::{Case, cases};
 use crate::harness::around::{Around, Meanwhile, Paused};
 use crate::harness::client::{pause, same, whole_log};
@@ -82,6 +82,7 @@ impl Scene {
 
     /// What was released: by tenant and key, the due times in the order of their records.
     async fn released(&self, resource: &str) -> Result<BTreeMap<String, Vec<String>>> {
+        invariants::check(&self.visitor.scope(resource)).await?;
         released(self.visitor.house.store().as_ref(), resource).await
     }
 }

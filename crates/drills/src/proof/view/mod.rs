@@ -11,6 +11,7 @@ pub const PROOF: Proof = Proof {
     cases: &[],
     drills: &[],
     workload: Some(&workload::COURSE),
+    invariants: None,
     also_judges: &[],
     redundant: &[],
 };
