@@ -1,4 +1,4 @@
-//! The rooms that other rooms stand on, one file each.
+//! The rooms that other rooms stand on, one folder each.
 
 pub mod due;
 pub mod effect;
