@@ -137,3 +137,62 @@ pub(crate) fn columns_text(row: &Row, columns: &[(String, Type)]) -> Result<Stri
     let values: Vec<&Value> = columns.iter().map(value).collect::<Result<_>>()?;
     Ok(key_text(values))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use statehouse::archetypes::Archetype;
+    use statehouse_store::Step;
+
+    use super::*;
+    use crate::harness::engines::{Engine, Model};
+    use crate::harness::house::Visitor;
+    use crate::proof::PROOFS;
+
+    /// An action with its key and input.
+    type Made = (&'static str, &'static [i64], Json);
+
+    /// The specimen's resource of an archetype, what makes a row of it, and the table of that row.
+    fn made(archetype: &str) -> (&'static str, Vec<Made>, &'static str) {
+        match archetype {
+            "booking" => {
+                let hold = json!({"booking_id": "b", "group_id": "g", "id": [1], "holder": "ann"});
+                let create = ("unit.create", &[][..], json!({"group_id": "g", "id": 1}));
+                ("unit", vec![create, ("unit_booking.hold", &[], hold)], "unit_bookings")
+            }
+            "entity" => ("thing", vec![("thing.create", &[], json!({"id": 1}))], "things"),
+            "lease" => ("claim", vec![("claim.acquire", &[1], json!({"holder": "ann"}))], "claims"),
+            "relation" => ("edge", vec![("edge.add", &[1, 2], json!({}))], "edges"),
+            "thread" => {
+                let append = json!({"about": 1, "note_id": "a", "body": "hello"});
+                ("note", vec![("note.append", &[], append)], "notes")
+            }
+            "timer" => ("alarm", vec![("alarm.set", &[1], json!({"after_ms": 1_000}))], "alarms"),
+            other => panic!("what makes a row of {other}?"),
+        }
+    }
+
+    /// A checker that accepts a change which is not in the log would accept a lost or a doubled one.
+    #[tokio::test]
+    async fn each_checker_notices_a_change_that_is_not_in_the_log() {
+        for proof in PROOFS {
+            let Some(check) = proof.invariants else { continue };
+            let (resource, calls, table) = made(proof.archetype);
+            let blueprint = Archetype::of(proof.archetype).unwrap().specimen_blueprint();
+            let lab = Model.lab("invariants").unwrap();
+            let visitor = Visitor::open(&*lab, &blueprint).await.unwrap();
+            for (action, key, input) in calls {
+                let key: Vec<Value> = key.iter().map(|part| (*part).into()).collect();
+                visitor.done(action, &key, input, None).await.unwrap();
+            }
+            let scope = visitor.scope(resource);
+            check(&scope).await.unwrap_or_else(|error| panic!("{}: {error:#}", proof.archetype));
+            let rows = scope.rows(visitor.table(table).unwrap()).await.unwrap();
+            assert_eq!(rows.len(), 1, "{table}");
+            let client = visitor.client().unwrap();
+            let step = Step::update(rows[0].table(), rows[0].key().to_vec());
+            client.apply(client.one(step)).await.unwrap();
+            assert!(check(&scope).await.is_err(), "{}", proof.archetype);
+        }
+    }
+}

@@ -581,7 +581,7 @@ async fn rows_that_do_not_agree_are_not_made_worse(lab: &dyn Lab) -> Result<()> 
     }
     hold(&visitor, "b2", &[1]).await?;
     visitor.shows("seat_booking", &id("b1"), &json!({"state": "EXPIRED"})).await?;
-    check_rows(&visitor).await
+    invariants::check_rows(&visitor.scope("seat")).await
 }
 
 async fn a_unit_that_is_gone_is_not_made_up(lab: &dyn Lab) -> Result<()> {

@@ -392,7 +392,7 @@ async fn what_cannot_be_released_does_not_hold_up_the_rest(lab: &dyn Lab) -> Res
             break;
         }
     }
-    same("what was released", &scene.released("reminder").await?.len(), &10)
+    same("what was released", &released(scene.visitor.house.store().as_ref(), "reminder").await?.len(), &10)
 }
 
 /// Waits for releases that workers bring about in their own time.
