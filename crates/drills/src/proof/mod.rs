@@ -17,6 +17,7 @@ pub(crate) mod booking;
 pub(crate) mod effect;
 pub(crate) mod entity;
 pub(crate) mod feed;
+pub mod generated;
 pub(crate) mod lease;
 pub(crate) mod log;
 pub mod projection;
