@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 use statehouse::engine::guarantees::{self, Difference};
 use statehouse::engine::{self, Engine, limits};
 use statehouse::product::booking;
-use statehouse::{Blueprint, House, resource};
+use statehouse::{Blueprint, House, Resource, resource};
 use statehouse_drills::scenario::{SYSTEMS, System};
 use statehouse_store::{Change, Migrate};
 
@@ -17,11 +17,21 @@ use crate::settings::{Own, Settings};
 
 /// Reads a blueprint.
 pub(crate) fn read(own: &Own) -> Result<Blueprint, Failure> {
-    let path = &own.blueprint;
-    let text = std::fs::read_to_string(path).with_context(|| {
-        format!("{} cannot be read; `statehouse init` writes a first one", path.display())
-    })?;
-    Ok(Blueprint::read(&path.display().to_string(), &text)?)
+    let (path, text) = text(own)?;
+    Ok(Blueprint::read(&path, &text)?)
+}
+
+/// The path of the blueprint, and its text.
+fn text(own: &Own) -> Result<(String, String), Failure> {
+    let path = own.blueprint.display().to_string();
+    let text = std::fs::read_to_string(&own.blueprint)
+        .with_context(|| format!("{path} cannot be read; `statehouse init` writes a first one"))?;
+    Ok((path, text))
+}
+
+/// The word that declares a resource: of a view it is not that of its archetype.
+fn keyword(blueprint: &Blueprint, resource: &Resource) -> &'static str {
+    blueprint.thing(&resource.name).map_or_else(|| resource.archetype.keyword(), |thing| thing.keyword)
 }
 
 /// Opens the store and puts a house over it, without touching its tables.
@@ -83,8 +93,8 @@ pub(crate) fn check(check: &Check, output: &Output) -> Result<(), Failure> {
         Some(engine) => engine.engine(),
         None => Engine::of_url(&own.store)?,
     };
-    let blueprint = read(&own)?;
-    let resources = resource::declare(&blueprint)?;
+    let (path, text) = text(&own)?;
+    let (blueprint, resources) = resource::check(&path, &text)?;
     limits::problems(&blueprint, &resources, engine).or(())?;
     let list: Vec<Json> = resources
         .iter()
@@ -92,7 +102,7 @@ pub(crate) fn check(check: &Check, output: &Output) -> Result<(), Failure> {
             let tables: Vec<&str> = resource.tables.iter().map(|table| table.name()).collect();
             let actions: Vec<&str> = resource.actions.iter().map(|action| &*action.name).collect();
             json!({
-                "name": resource.name, "archetype": resource.archetype.keyword(),
+                "name": resource.name, "archetype": keyword(&blueprint, resource),
                 "tables": tables, "actions": actions,
             })
         })
@@ -100,7 +110,7 @@ pub(crate) fn check(check: &Check, output: &Output) -> Result<(), Failure> {
     output.show(&json!({"house": blueprint.name, "engine": engine.name(), "resources": list}), || {
         let lines = resources.iter().map(|resource| {
             let actions: Vec<&str> = resource.actions.iter().map(|action| &*action.name).collect();
-            format!("  {} {}: {}", resource.archetype.keyword(), resource.name, actions.join(", "))
+            format!("  {} {}: {}", keyword(&blueprint, resource), resource.name, actions.join(", "))
         });
         let lines: Vec<String> = lines.collect();
         format!(
@@ -171,7 +181,12 @@ fn show_move(own: &Own, to: Engine, output: &Output) -> Result<(), Failure> {
             [] => format!("Nothing changes from {from} to {to}."),
             some => {
                 let weaker = some.iter().filter(|one| one.weaker).count();
-                format!("{to} can carry this blueprint. From {from} to {to} {weaker} guarantees get weaker.")
+                let weaker = match weaker {
+                    0 => "no guarantee gets weaker".to_owned(),
+                    1 => "1 guarantee gets weaker".to_owned(),
+                    _ => format!("{weaker} guarantees get weaker"),
+                };
+                format!("{to} can carry this blueprint. From {from} to {to} {weaker}.")
             }
         };
         let parts = differences.iter().map(part);

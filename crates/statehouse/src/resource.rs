@@ -173,6 +173,29 @@ fn undeclarable(thing: &Thing) -> Problem {
     Problem::at(thing.settings.span(), title).advice(format!("this version has {}", built.join(", ")))
 }
 
+/// Whether this word declares something in a blueprint.
+pub(crate) fn is_declared_by(keyword: &str) -> bool {
+    Archetype::of(keyword).is_some_and(Archetype::is_declarable)
+}
+
+/// Reads a blueprint and declares its resources, or says everything that is wrong with it: with sections that cannot be read,
+/// and with the settings of the others. A blueprint that declares nothing is wrong, too.
+pub fn check(file: &str, text: &str) -> Result<(Blueprint, Vec<Resource>), Problems> {
+    let (mut blueprint, mut problems) = Blueprint::read_what_can_be(file, text);
+    if blueprint.things.is_empty() && problems.is_empty() {
+        let advice = "declare something: `[entity.NAME]`; `statehouse init` writes a first blueprint";
+        problems.add(Problem::at(0..0, "this blueprint declares nothing").advice(advice));
+    }
+    if !problems.is_empty() {
+        // What a view or a feed stands on may be in a section that cannot be read.
+        blueprint.things.retain(|thing| !stands_on_others(thing));
+    }
+    match declare(&blueprint) {
+        Ok(resources) => problems.or((blueprint, resources)),
+        Err(more) => Err(problems.and(more)),
+    }
+}
+
 /// The resources of a blueprint, or everything that is wrong with their settings.
 pub fn declare(blueprint: &Blueprint) -> Result<Vec<Resource>, Problems> {
     let mut problems = blueprint.problems();
@@ -223,4 +246,60 @@ pub fn no_such<'n>(what: &str, name: &str, known: impl Iterator<Item = &'n str>)
         None => format!("there are {}", known.join(", ")),
     };
     Refusal::new(Code::NotFound, format!("there is no {what} `{name}`; {advice}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problems(text: &str) -> String {
+        check("statehouse.toml", text).unwrap_err().render(false)
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_at_once_whatever_cannot_be_read() {
+        let text = "[entty.one]\n[zebra.two]\n[entity.post]\nkey = { id = \"int\" }\nfeilds = {}\n[view.three]\nof = \"one\"\n";
+        let said = problems(text);
+        for expected in ["`entty` is not an archetype", "`zebra` is not an archetype", "no setting `feilds`"]
+        {
+            assert!(said.contains(expected), "{said}");
+        }
+        assert!(!said.contains("view"), "{said}");
+    }
+
+    #[test]
+    fn every_reserved_column_is_pointed_at() {
+        let text = "[entity.post]\nkey = { id = \"int\", tenant = \"text\" }\nfields = { status = \"text\", body = \"text\", version = \"int\", id = \"text\" }\n";
+        let found = check("statehouse.toml", text).unwrap_err().to_json();
+        let found: Vec<(u64, u64, &str)> = found
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| {
+                (
+                    one["line"].as_u64().unwrap(),
+                    one["column"].as_u64().unwrap(),
+                    one["message"].as_str().unwrap(),
+                )
+            })
+            .collect();
+        let every = |name: &str| format!("every `entity` has a column `{name}` already");
+        let expected = [
+            (2, 21, every("tenant")),
+            (3, 12, every("status")),
+            (3, 44, every("version")),
+            (3, 61, "`id` is declared twice".to_owned()),
+        ];
+        for (line, column, message) in &expected {
+            assert!(found.contains(&(*line, *column, message.as_str())), "{message}: {found:?}");
+        }
+        assert_eq!(found.len(), expected.len(), "{found:?}");
+    }
+
+    #[test]
+    fn a_blueprint_declares_something() {
+        for text in ["", "# nothing\n", "[house]\nname = \"shop\"\n"] {
+            assert!(problems(text).contains("this blueprint declares nothing"));
+        }
+    }
 }

@@ -229,6 +229,19 @@ impl Builder {
         self.declared_index(index(name, partition, sort, true))
     }
 
+    /// The names of columns that cannot be declared, each once: those that every table has, and those that are declared before.
+    pub fn clashes(&self) -> Vec<String> {
+        let (mut seen, mut found) = (vec![TENANT, VERSION], Vec::new());
+        for column in self.partition.iter().chain(&self.sort).chain(&self.others) {
+            if !seen.contains(&column.name.as_str()) {
+                seen.push(&column.name);
+            } else if !found.contains(&column.name) {
+                found.push(column.name.clone());
+            }
+        }
+        found
+    }
+
     /// Checks the declaration.
     pub fn build(self) -> Result<Arc<Table>, SchemaError> {
         let Builder { name: table, partition, sort, others, indexes } = self;

@@ -23,6 +23,7 @@ use statehouse_store::table::NAME_MAX;
 
 use crate::atlas;
 use crate::infra::log::Keeping;
+use crate::resource;
 use problem::{Problem, Problems};
 use settings::Settings;
 use tree::{Entry, Node};
@@ -62,6 +63,12 @@ pub struct Thing {
 impl Blueprint {
     /// Reads a blueprint, or says everything that is wrong with it.
     pub fn read(file: &str, text: &str) -> Result<Blueprint, Problems> {
+        let (blueprint, problems) = Blueprint::read_what_can_be(file, text);
+        problems.or(blueprint)
+    }
+
+    /// Reads what can be read of a blueprint, and says what is wrong with the rest.
+    pub(crate) fn read_what_can_be(file: &str, text: &str) -> (Blueprint, Problems) {
         let mut problems = Problems::of(file, text);
         let root = tree::parse(text, &mut problems);
         let (mut name, mut keeping) = (None, None);
@@ -74,7 +81,7 @@ impl Blueprint {
             {
                 read_things(archetype, keyword, value, &mut things, &mut problems);
             } else {
-                let known = atlas::keywords();
+                let known = atlas::keywords().filter(|keyword| resource::is_declared_by(keyword));
                 let mut problem = Problem::at(key_span, format!("`{key}` is not an archetype"))
                     .label("no archetype has this name");
                 if let Some(near) = nearest(&key, known.chain(["house"])) {
@@ -87,7 +94,7 @@ impl Blueprint {
         }
         things.sort_by_key(|thing| thing.settings.span().start);
         let name = name.unwrap_or_else(|| "house".to_owned());
-        problems.or(Blueprint { file: file.to_owned(), text: text.to_owned(), name, keeping, things })
+        (Blueprint { file: file.to_owned(), text: text.to_owned(), name, keeping, things }, problems)
     }
 
     /// The thing of that name.
@@ -249,6 +256,8 @@ error: `entty` is not an archetype
   = help: did you mean `entity`?",
         );
         check("[zebra.product]\n", "`statehouse atlas` lists the archetypes");
+        // What is not built is not proposed.
+        check("[aucton.lot]\n", "`statehouse atlas` lists the archetypes");
     }
 
     #[test]

@@ -64,6 +64,13 @@ impl Problems {
         self.list.len()
     }
 
+    /// These, and others of the same file.
+    #[must_use]
+    pub fn and(mut self, others: Problems) -> Problems {
+        self.list.extend(others.list);
+        self
+    }
+
     /// The result, if nothing is wrong.
     pub fn or<T>(self, result: T) -> Result<T, Problems> {
         if self.list.is_empty() { Ok(result) } else { Err(self) }

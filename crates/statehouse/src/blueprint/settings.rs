@@ -103,11 +103,16 @@ impl Settings {
 
     /// Where a name stands that one of the settings declares, like a field: or the settings as a whole.
     pub fn span_of_declared(&self, name: &str) -> Range<usize> {
-        let declared = self.entries.iter().find_map(|entry| match &entry.value.value {
-            tree::Value::Table(inner) => inner.iter().find(|declared| declared.key == name),
-            _ => None,
-        });
+        let declared = self.declared().find(|declared| declared.key == name);
         declared.map_or_else(|| self.span(), |declared| declared.key_span.clone())
+    }
+
+    /// What the settings declare, like fields.
+    fn declared(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().flat_map(|entry| match &entry.value.value {
+            tree::Value::Table(inner) => inner.as_slice(),
+            _ => &[],
+        })
     }
 
     fn take(&mut self, name: &'static str) -> Option<Node> {
@@ -263,6 +268,24 @@ impl Settings {
             problems.add(Problem::at(field.span.clone(), title));
         }
         Some(key)
+    }
+
+    /// Reports names that cannot be columns, because a table has them already, each where it is declared.
+    pub(crate) fn report_clashes(&self, names: &[String], problems: &mut Problems) {
+        for name in names {
+            let mut declared = self.declared().filter(|entry| entry.key == *name);
+            let first = declared.next().map_or_else(|| self.span(), |entry| entry.key_span.clone());
+            let (span, title) = match declared.last() {
+                Some(again) => (again.key_span.clone(), format!("`{name}` is declared twice")),
+                None => (first, format!("every `{}` has a column `{name}` already", self.archetype())),
+            };
+            problems.add(Problem::at(span, title).advice("give it another name"));
+        }
+    }
+
+    /// The word before the name.
+    fn archetype(&self) -> &str {
+        self.subject.split('.').next().unwrap_or(&self.subject)
     }
 
     /// Says which settings nobody asked for.

@@ -90,11 +90,17 @@ impl<'a> Declare<'a> {
 
     /// Builds a table, or reports why it cannot be.
     pub fn build(&mut self, spec: TableSpec) -> Option<Arc<TableDef>> {
+        if self.settings.clashes(&spec.clashes()) {
+            return None;
+        }
         self.built(spec.build())
     }
 
     /// Builds a table whose rows are not shown to callers, or reports why it cannot be.
     pub fn build_internal(&mut self, builder: Builder) -> Option<Arc<Table>> {
+        if self.settings.clashes(&builder.clashes()) {
+            return None;
+        }
         self.built(builder.build())
     }
 

@@ -244,6 +244,12 @@ impl<'p> SettingsReader<'p> {
         self.problems.add(Problem::at(self.settings.span(), title));
     }
 
+    /// Reports names that cannot be columns, each where it is declared. Whether there are some.
+    pub(super) fn clashes(&mut self, names: &[String]) -> bool {
+        self.settings.report_clashes(names, self.problems);
+        !names.is_empty()
+    }
+
     /// Reports settings that no method asked for. Returns what was read, and the problems.
     pub(super) fn finish(self) -> (Vec<SettingInfo>, &'p mut Problems) {
         self.settings.finish(self.problems);

@@ -268,6 +268,12 @@ impl TableSpec {
         self
     }
 
+    /// The names of columns that cannot be declared, because the table has them already.
+    pub(super) fn clashes(&self) -> Vec<String> {
+        let others = self.columns.iter().skip(self.key_len).map(|def| def.column.clone());
+        others.fold(self.builder.clone(), Builder::declared).clashes()
+    }
+
     /// Checks the declaration.
     pub fn build(self) -> Result<Arc<TableDef>, SchemaError> {
         let TableSpec { builder, columns, key_len, state_column, states, deadline } = self;

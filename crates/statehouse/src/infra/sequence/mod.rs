@@ -120,7 +120,7 @@ mod tests {
         check("kind = \"counters\"", "did you mean \"counter\"?");
         check("kind = \"counter\"", "has no key");
         check("kind = \"counter\"\nkey = { a = \"int\" }\nlease = \"2d\"", "`lease` must be from 1ms to 1d");
-        check("kind = \"gapless\"\nkey = { last = \"int\" }", "declared twice");
+        check("kind = \"gapless\"\nkey = { last = \"int\" }", "has a column `last` already");
         check("kind = \"gapless\"\nkey = { a = \"int\" }\nlease = \"1m\"", "no setting `lease`");
         check("kind = \"time\"\nworker_bits = 17", "`worker_bits` must be from 1 to 16");
         check("kind = \"time\"\nworker_bits = 16\nsequence_bits = 12", "can be 24 together");

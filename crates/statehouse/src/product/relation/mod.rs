@@ -229,9 +229,9 @@ mod tests {
     fn declarations_are_checked() {
         let ends = "from = { a = \"int\" }\nto = { b = \"int\" }";
         check("from = { a = \"int\" }", "has no to");
-        check("from = { a = \"int\" }\nto = { a = \"int\" }", "column a is declared twice");
+        check("from = { a = \"int\" }\nto = { a = \"int\" }", "`a` is declared twice");
         check("from = { a = \"int?\" }\nto = { b = \"int\" }", "must always be given");
-        check(&format!("{ends}\nfields = {{ since = \"int\" }}"), "column since is declared twice");
+        check(&format!("{ends}\nfields = {{ since = \"int\" }}"), "has a column `since` already");
         check(&format!("{ends}\nbuckets = 65"), "`buckets` must be from 1 to 64");
         check(&format!("{ends}\ncount_shards = 0"), "`count_shards` must be from 1 to 64");
         check(&format!("{ends}\nbucket = 3"), "did you mean `buckets`?");

@@ -194,10 +194,7 @@ mod tests {
         let fields = "fields = { body = \"text\" }";
         check(fields, "has no parent");
         check("parent = { post_id = \"int\" }", "has no fields");
-        check(
-            &format!("parent = {{ comment_id = \"int\" }}\n{fields}"),
-            "column comment_id is declared twice",
-        );
+        check(&format!("parent = {{ comment_id = \"int\" }}\n{fields}"), "has a column `comment_id` already");
         check(&format!("parent = {{ post_id = \"int\" }}\n{fields}\nbuckets = 0"), "from 1 to 64");
         check(&format!("parents = {{ post_id = \"int\" }}\n{fields}"), "did you mean `parent`?");
     }

@@ -212,7 +212,11 @@ fn check_columns(
             Some(_) => continue,
         };
         fits = false;
-        settings.problem_with_advice(setting, title, format!("`{setting}` of `{of}` can be of {}", usable()));
+        let advice = match usable().as_str() {
+            "" => format!("no column of `{of}` is {}, so leave out `{setting}`", words.join(" or ")),
+            some => format!("`{setting}` of `{of}` can be of {some}"),
+        };
+        settings.problem_with_advice(setting, title, advice);
     }
     fits
 }
