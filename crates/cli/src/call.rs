@@ -41,7 +41,7 @@ pub(crate) fn request(house: &House, spoken: &Spoken) -> Result<(Tenant, Request
     };
     let mut input = match &spoken.input {
         None => Map::new(),
-        Some(text) => match serde_json::from_str(text) {
+        Some(text) => match statehouse_server::strict_json(text) {
             Ok(Json::Object(fields)) => fields,
             Ok(_) => return Err(Failure::Usage("--input must be a JSON object".into())),
             Err(error) => return Err(Failure::Usage(format!("--input is not JSON: {error}"))),
@@ -52,7 +52,8 @@ pub(crate) fn request(house: &House, spoken: &Spoken) -> Result<(Tenant, Request
             return Err(Failure::Usage(format!("`{field}` is not NAME=VALUE")));
         };
         let form = action.input.iter().find(|property| property.name == name).map(|property| &property.form);
-        input.insert(name.to_owned(), value_of(value, form));
+        let value = value_of(value, form).map_err(|why| Failure::Usage(format!("{name}: {why}")))?;
+        input.insert(name.to_owned(), value);
     }
     let expected = match spoken.version.as_deref() {
         None => None,
@@ -66,13 +67,17 @@ pub(crate) fn request(house: &House, spoken: &Spoken) -> Result<(Tenant, Request
 }
 
 /// A value on the command line: text where text is wanted, JSON where it can be.
-fn value_of(text: &str, form: Option<&statehouse::form::Form>) -> Json {
+fn value_of(text: &str, form: Option<&statehouse::form::Form>) -> Result<Json, serde_json::Error> {
     use statehouse::form::Form;
     use statehouse_store::Type;
     let wants_text =
         matches!(form, Some(Form::Value(Type::Text | Type::Bytes | Type::Time) | Form::OneOf(_)));
     if wants_text && text != "null" {
-        return text.into();
+        return Ok(text.into());
     }
-    serde_json::from_str(text).unwrap_or_else(|_| text.into())
+    match statehouse_server::strict_json(text) {
+        // What is no JSON at all is a text.
+        Err(_) if serde_json::from_str::<serde::de::IgnoredAny>(text).is_err() => Ok(text.into()),
+        read => read,
+    }
 }

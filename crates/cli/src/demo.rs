@@ -1,7 +1,8 @@
 //! `demo`: a ready system under load, and what must hold when it is over.
 
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -19,9 +20,13 @@ pub(crate) async fn run(demo: &Demo, output: &Output) -> Result<(), Failure> {
     let folder = tempfile::tempdir().context("a folder for the demo cannot be made")?;
     let own = || format!("sqlite:{}", folder.path().join("demo.db").display());
     let store = engine::open(&demo.store.clone().unwrap_or_else(own)).await?;
-    let bar = progress_bar((size.callers * size.actions) as u64);
+    let total = (size.callers * size.actions) as u64;
+    let (bar, lines) = (progress_bar(total), ProgressLines::of(system.name, total));
     let told = bar.clone();
-    let progress: Progress = Arc::new(move |done, _| told.set_position(done));
+    let progress: Progress = Arc::new(move |done, _| {
+        told.set_position(done);
+        lines.reached(done);
+    });
     let run = system.run(store.clone(), size, progress).await;
     bar.finish_and_clear();
     let engine = store.engine();
@@ -37,6 +42,40 @@ fn progress_bar(total: u64) -> ProgressBar {
     }
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} actions, {per_sec}, {eta} left");
     ProgressBar::new(total).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// Lines about the progress, on standard error where it is no terminal.
+struct ProgressLines {
+    name: &'static str,
+    total: u64,
+    /// Tenths of the actions that a line was written for; more than ten if none is to be written.
+    tenths: AtomicU64,
+}
+
+impl ProgressLines {
+    fn of(name: &'static str, total: u64) -> ProgressLines {
+        let is_terminal = std::io::stderr().is_terminal();
+        let lines =
+            ProgressLines { name, total, tenths: AtomicU64::new(if is_terminal { u64::MAX } else { 0 }) };
+        lines.write(0);
+        lines
+    }
+
+    fn reached(&self, done: u64) {
+        let tenths = done.saturating_mul(10) / self.total.max(1);
+        if self.tenths.fetch_max(tenths, Ordering::Relaxed) < tenths {
+            self.write(done);
+        }
+    }
+
+    fn write(&self, done: u64) {
+        if self.tenths.load(Ordering::Relaxed) == u64::MAX {
+            return;
+        }
+        let then = if done >= self.total { "; what must hold is checked" } else { "" };
+        // A caller that does not read standard error misses the lines.
+        let _ = writeln!(std::io::stderr(), "{}: {done} of {} actions{then}", self.name, self.total);
+    }
 }
 
 fn to_json(system: &System, engine: &str, size: Size, report: &Report) -> Json {

@@ -18,6 +18,7 @@ mod secret;
 mod serve;
 mod settings;
 mod simulate;
+mod stop;
 
 use std::process::ExitCode;
 

@@ -15,6 +15,7 @@ use tokio::net::TcpListener;
 use crate::arguments::Serve;
 use crate::output::{Failure, Output};
 use crate::settings::{LogFormat, Own, Settings, Workers};
+use crate::stop::told_to_stop;
 use crate::{blueprint, hint};
 
 /// The shortest lease of a process on its part of the work.
@@ -61,13 +62,14 @@ fn worker_lease(own: &Own) -> Result<Duration, Failure> {
 
 /// Nothing but the house's own work, until the process is told to end.
 async fn work(house: &House, output: &Output) -> Result<(), Failure> {
+    let stop = told_to_stop();
     let workers: Vec<String> = house.worker_figures().into_iter().map(|figures| figures.worker).collect();
     let json = json!({"house": house.name(), "engine": house.store().engine(), "workers": workers});
     output.line(&json, || {
         let list = if workers.is_empty() { "no workers".to_owned() } else { workers.join(", ") };
         format!("{} is worked on, in {}: {list}. Ctrl-C stops it.", house.name(), house.store().engine())
     });
-    told_to_stop().await;
+    stop.await;
     Ok(())
 }
 
@@ -87,6 +89,7 @@ async fn listen(
     settings: &Settings,
     output: &Output,
 ) -> Result<(), Failure> {
+    let stop = told_to_stop();
     let server = Server::new(house.clone(), settings.server.clone()).await.map_err(anyhow::Error::from)?;
     let bound = listener.local_addr().context("the socket has no address")?;
     let scheme = if settings.server.tls.is_some() { "https" } else { "http" };
@@ -97,7 +100,7 @@ async fn listen(
         "house": house.name(), "url": url, "engine": house.store().engine(), "try": commands,
     });
     output.line(&json, || greeting(house, &url, needs_key, &commands));
-    server.serve(listener, told_to_stop()).await.map_err(|error| anyhow::Error::from(error).into())
+    server.serve(listener, stop).await.map_err(|error| anyhow::Error::from(error).into())
 }
 
 fn greeting(house: &House, url: &str, needs_key: bool, commands: &[hint::Command]) -> String {
@@ -114,24 +117,6 @@ fn greeting(house: &House, url: &str, needs_key: bool, commands: &[hint::Command
     }
     lines.push(format!("\nEverything else: {url}/openapi.json\n"));
     lines.join("\n")
-}
-
-/// Ready when the process is asked to end.
-async fn told_to_stop() {
-    let interrupted = tokio::signal::ctrl_c();
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut ended) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = interrupted => {}
-                _ = ended.recv() => {}
-            }
-            return;
-        }
-    }
-    // Without a handler the signal ends the process by itself.
-    let _ = interrupted.await;
 }
 
 /// Log lines go to standard error: text for people at a terminal, JSON elsewhere.

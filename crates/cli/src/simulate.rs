@@ -1,7 +1,7 @@
 //! `simulate`: histories of simulated processes, each from a seed.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -11,6 +11,7 @@ use statehouse_store::clock::Stopwatch;
 
 use crate::arguments::Simulate;
 use crate::output::{Failure, Output};
+use crate::stop::told_to_stop;
 
 /// What came of all seeds.
 #[derive(Default)]
@@ -19,6 +20,8 @@ struct Sum {
     tally: Tally,
     elapsed: Duration,
     violated: Vec<Run>,
+    /// Whether it was asked to end before all seeds were run.
+    is_stopped: bool,
     /// The last one, for a single seed.
     last: Option<Run>,
 }
@@ -27,20 +30,32 @@ pub(crate) async fn run(simulate: &Simulate, output: &Output) -> Result<(), Fail
     let (first, seeds, history) = (simulate.first, simulate.seeds.max(1), simulate.history);
     let limit = Duration::from_secs(simulate.minutes.saturating_mul(60));
     let watch = Stopwatch::start();
-    let work = move || all(first, seeds, history, limit);
-    let sum = tokio::task::spawn_blocking(work).await.context("the simulation did not end")??;
+    let stopped = Arc::new(AtomicBool::new(false));
+    let is_stopped = stopped.clone();
+    let work = move || all(first, seeds, history, limit, &is_stopped);
+    let mut work = tokio::task::spawn_blocking(work);
+    let ended = tokio::select! {
+        ended = &mut work => ended,
+        () = told_to_stop() => {
+            // The histories under way are brought to their end, and what there is so far is shown.
+            stopped.store(true, Ordering::Relaxed);
+            work.await
+        }
+    };
+    let mut sum = ended.context("the simulation did not end")??;
+    sum.is_stopped = stopped.load(Ordering::Relaxed);
     output.show(&to_json(&sum, watch.elapsed()), || describe(&sum, simulate, watch.elapsed()));
     if sum.violated.is_empty() { Ok(()) } else { Err(Failure::Shown) }
 }
 
-fn all(first: u64, seeds: u64, history: bool, limit: Duration) -> anyhow::Result<Sum> {
+fn all(first: u64, seeds: u64, history: bool, limit: Duration, stopped: &AtomicBool) -> anyhow::Result<Sum> {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let (next, sum, failed) = (AtomicU64::new(0), Mutex::new(Sum::default()), Mutex::new(None));
     let watch = Stopwatch::start();
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                while watch.elapsed() < limit {
+                while watch.elapsed() < limit && !stopped.load(Ordering::Relaxed) {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     if number >= seeds {
                         break;
@@ -85,7 +100,7 @@ fn to_json(sum: &Sum, took: Duration) -> Json {
         })
     });
     json!({
-        "histories": sum.histories, "operations": sum.tally.operations, "store_calls": sum.tally.calls,
+        "histories": sum.histories, "stopped": sum.is_stopped, "operations": sum.tally.operations, "store_calls": sum.tally.calls,
         "faults": faults.into_iter().collect::<serde_json::Map<_, _>>(),
         "virtual_seconds": sum.elapsed.as_secs(), "seconds": took.as_secs_f64(),
         "violations": violated.collect::<Vec<_>>(),
@@ -108,6 +123,9 @@ fn describe(sum: &Sum, simulate: &Simulate, took: Duration) -> String {
         if simulate.history && sum.histories > 1 {
             lines.extend(run.told.iter().map(|plan| format!("  {plan}")));
         }
+    }
+    if sum.is_stopped {
+        lines.push(format!("stopped before all {} seeds were run", simulate.seeds.max(1)));
     }
     lines.push(format!(
         "{} histories in {:.1} s, {} hours of virtual time\n{}\n{} violations",

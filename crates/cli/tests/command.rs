@@ -141,6 +141,36 @@ fn a_drill_that_can_show_nothing_is_skipped_with_the_reason() {
 }
 
 #[test]
+fn a_blueprint_is_checked_as_a_whole() {
+    let shell = Shell::new();
+    let good = "[entity.a]\nkey = { id = \"int\" }\n[view.b]\nof = \"a\"\n";
+    shell.write("statehouse.toml", good);
+    assert!(shell.expect(0, &["check"]).contains("  view b: "));
+    assert_eq!(shell.json(0, &["check"])["resources"][1]["archetype"], "view");
+    shell.write("statehouse.toml", "[entty.a]\n[zebra.b]\n[entity.c]\n");
+    assert_eq!(shell.json(3, &["check"])["problems"].as_array().unwrap().len(), 3);
+    shell.write("statehouse.toml", "");
+    assert!(shell.expect(3, &["check"]).contains("declares nothing"));
+    shell.write("statehouse.toml", &format!("{good}sum = [\"note\"]\n"));
+    assert!(shell.expect(3, &["check"]).contains("can be of id"));
+    let text = "[entity.a]\nkey = { id = \"text\" }\n[view.b]\nof = \"a\"\nsum = [\"note\"]\n";
+    shell.write("statehouse.toml", text);
+    assert!(shell.expect(3, &["check"]).contains("no column of `a` is int, so leave out `sum`"));
+}
+
+#[test]
+fn numbers_on_the_command_line_stay_what_they_are() {
+    let shell = Shell::new();
+    shell.write("statehouse.toml", "[entity.a]\nkey = { id = \"int\" }\nfields = { tags = \"json?\" }\n");
+    for input in
+        [&["id=1", "tags=99999999999999999999"], &["--input", r#"{"id": 1, "tags": [99999999999999999999]}"#]]
+    {
+        let said = shell.expect(2, &[&["call", "a.create"], &input[..]].concat());
+        assert!(said.contains("99999999999999999999 does not fit 64 bits"), "{said}");
+    }
+}
+
+#[test]
 fn a_removal_asks_first() {
     let shell = Shell::new();
     shell.write("statehouse.toml", "[entity.a]\nkey = { id = \"int\" }\nfields = { n = \"int?\" }\n");

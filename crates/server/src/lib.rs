@@ -50,6 +50,11 @@ use crate::listen::Connections;
 use crate::metrics::Metrics;
 pub use config::Config;
 
+/// Reads JSON as bodies of requests are read: no member of an object twice, no integer that does not fit 64 bits.
+pub fn strict_json(text: &str) -> Result<serde_json::Value, serde_json::Error> {
+    http::strict::read(text)
+}
+
 /// What cursors are sealed for.
 const CURSORS: &str = "cursors";
 

@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json, json};
 use statehouse::action::{Action, Does, Method, Place};
 use statehouse::form::Form;
 use statehouse::{Code, House, Resource};
-use statehouse_store::Type;
+use statehouse_store::{Type, limits};
 
 use crate::problem::{self, Kind};
 
@@ -18,7 +18,8 @@ pub fn document(house: &House) -> Json {
     let mut paths: Map<String, Json> = Map::new();
     let mut schemas: Map<String, Json> = Map::new();
     schemas.insert("Problem".into(), problem_schema());
-    schemas.insert("BatchCall".into(), batch_call_schema(house));
+    let call = batch_call_schema(house, &mut schemas);
+    schemas.insert("BatchCall".into(), call);
     schemas.insert("BatchResult".into(), batch_result_schema());
     for resource in house.resources() {
         for action in &resource.actions {
@@ -107,8 +108,12 @@ fn operation(resource: &Resource, action: &Action, schemas: &mut Map<String, Jso
     }
     if writes {
         parameters.push(reference("parameters", "IdempotencyKey"));
-        let if_match = if action.needs_version { "RequiredIfMatch" } else { "IfMatch" };
-        parameters.push(reference("parameters", if_match));
+        let condition = match (creates(action), action.needs_version) {
+            (true, _) => "IfNoneMatchAny",
+            (false, true) => "RequiredIfMatch",
+            (false, false) => "IfMatch",
+        };
+        parameters.push(reference("parameters", condition));
     } else {
         for property in &action.input {
             parameters.push(json!({
@@ -146,6 +151,11 @@ fn operation(resource: &Resource, action: &Action, schemas: &mut Map<String, Jso
     operation
 }
 
+/// Whether an action makes a row whose key is part of its input.
+fn creates(action: &Action) -> bool {
+    action.is_write() && action.route.method == Method::Post && action.route.place == Place::Collection
+}
+
 fn put(object: &mut Json, name: &str, value: Json) {
     if let Some(object) = object.as_object_mut() {
         object.insert(name.to_owned(), value);
@@ -154,7 +164,7 @@ fn put(object: &mut Json, name: &str, value: Json) {
 
 fn responses(resource: &Resource, action: &Action, writes: bool, schemas: &mut Map<String, Json>) -> Json {
     let schema = named(schemas, &schema_name(&resource.name, ""), &action.output);
-    let creates = writes && action.route.method == Method::Post && action.route.place == Place::Collection;
+    let creates = creates(action);
     let mut headers = Map::new();
     let mut header =
         |name: &str, component: &str| drop(headers.insert(name.to_owned(), reference("headers", component)));
@@ -280,13 +290,18 @@ fn parameters() -> Json {
         "RequiredIfMatch": header("If-Match", true, etag, "The version that was seen, or * for any."),
         "IfNoneMatch": header(
             "If-None-Match", false,
-            json!({"type": "string", "minLength": 1, "pattern": r#"^"[1-9][0-9]{0,17}"$"#}),
-            "A version that the caller holds: 304 while the row is at it.",
+            json!({"type": "string", "examples": ["\"3\""]}),
+            "A version that the caller holds: 304 while the row is at it. What is no entity tag matches nothing.",
+        ),
+        "IfNoneMatchAny": header(
+            "If-None-Match", false,
+            json!({"type": "string", "examples": ["*"]}),
+            "`*`: the row must be new, and one that exists is answered with 412 and not with 409.",
         ),
         "Prefer": header(
             "Prefer", false,
-            json!({"type": "string", "minLength": 1, "pattern": "^wait=[0-9]+$"}),
-            "With If-None-Match: the seconds to wait for another version.",
+            json!({"type": "string", "examples": ["wait=5"]}),
+            "With If-None-Match, `wait=5`: the seconds to wait for another version.",
         ),
     })
 }
@@ -333,27 +348,51 @@ fn problem_schema() -> Json {
     })
 }
 
-fn batch_call_schema(house: &House) -> Json {
-    let actions: Vec<String> = house
-        .resources()
-        .iter()
-        .flat_map(|resource| resource.actions.iter().map(move |action| (resource, action)))
-        .filter(|(_, action)| matches!(action.does, Does::Write(_)))
-        .map(|(resource, action)| format!("{}.{}", resource.name, action.name))
-        .collect();
+/// One call of a batch: a variant for each action, with the input that the action takes.
+fn batch_call_schema(house: &House, schemas: &mut Map<String, Json>) -> Json {
+    let mut variants = Vec::new();
+    for resource in house.resources() {
+        for action in resource.actions.iter().filter(|action| matches!(action.does, Does::Write(_))) {
+            variants.push(batch_variant(resource, action, schemas));
+        }
+    }
+    if variants.is_empty() {
+        return json!({"description": "No resource of this house has an action for a batch.", "not": {}});
+    }
+    json!({"description": "A write; `action` says which.", "oneOf": variants})
+}
+
+fn batch_variant(resource: &Resource, action: &Action, schemas: &mut Map<String, Json>) -> Json {
+    let (mut properties, mut required) = (Map::new(), vec!["action"]);
+    let name = format!("{}.{}", resource.name, action.name);
+    properties.insert("action".into(), json!({"type": "string", "const": name}));
+    if action.route.place != Place::Collection {
+        required.push("key");
+        let about = "The key of the row, as it stands in its path, decoded.";
+        properties.insert("key".into(), json!({"type": "string", "description": about}));
+    }
+    if action.input.iter().any(|property| property.required) {
+        required.push("input");
+    }
+    let form = Form::Object(action.input.clone());
+    let input = match action.input.is_empty() {
+        true => form.schema(),
+        false => named(schemas, &schema_name(&resource.name, &action.name), &form),
+    };
+    properties.insert("input".into(), input);
+    if action.needs_version {
+        required.push("expected_version");
+    }
+    let version = json!({
+        "description": "What If-Match says for a single call.",
+        "oneOf": [{"type": "integer", "minimum": 1}, {"const": "*"}],
+    });
+    properties.insert("expected_version".into(), version);
     json!({
         "type": "object",
-        "required": ["action"],
+        "required": required,
         "additionalProperties": false,
-        "properties": {
-            "action": {"type": "string", "enum": actions},
-            "key": {"type": "string", "description": "The key of the row, for actions that name one."},
-            "input": {"type": "object", "description": "What the action takes as its body."},
-            "expected_version": {
-                "description": "What If-Match says for a single call.",
-                "oneOf": [{"type": "integer", "minimum": 1}, {"const": "*"}],
-            },
-        },
+        "properties": properties,
     })
 }
 
@@ -394,6 +433,12 @@ fn batch_operation() -> Json {
     json!({
         "operationId": "batch",
         "summary": "Run several writes as one: all of them, or none.",
+        "description": format!(
+            "All calls are one plan. A plan has at most {} operations, its log record included, and its log record at most {} \
+             bytes; a larger batch is refused with too_large, as a whole.",
+            limits::PLAN_OPERATIONS_MAX,
+            limits::ROW_BYTES_MAX,
+        ),
         "tags": [],
         "parameters": [reference("parameters", "IdempotencyKey")],
         "requestBody": {"required": true, "content": {"application/json": {"schema": calls}}},

@@ -102,6 +102,9 @@ kinds! {
         Unavailable => UNAVAILABLE, 503, "Service unavailable",
             "The store cannot be reached, or the server is stopping or full. Nothing was done. Repeat the request after a \
              moment.";
+        SchemaMismatch => SCHEMA_MISMATCH, 503, "Schema mismatch",
+            "Another blueprint was applied to the store while this server runs. Nothing was done. Start the server with the \
+             blueprint that was applied, or apply this one again; `statehouse plan` shows the difference.";
     }
     // Requests that do not reach the house.
     requests {
@@ -191,6 +194,14 @@ impl Problem {
         problem
     }
 
+    /// The store's tables are not those of the house; the cause says which.
+    pub fn mismatch(cause: impl Into<String>) -> Problem {
+        let detail = "another blueprint was applied to the store: start this server with that one, or apply this one again";
+        let mut problem = Problem::new(SCHEMA_MISMATCH, detail);
+        problem.cause = Some(cause.into());
+        problem
+    }
+
     /// A path that does not take the method.
     pub fn method_not_allowed(allowed: &[&str]) -> Problem {
         let list = allowed.join(", ");
@@ -248,6 +259,7 @@ impl From<Refusal> for Problem {
         let errors = misfits.into_iter().map(|misfit| (misfit.pointer, misfit.detail)).collect();
         // What a store says when it fails names files, hosts and tables.
         let mut problem = match refusal.code {
+            Code::SchemaMismatch => Problem::mismatch(message),
             Code::Internal | Code::Unavailable | Code::OutcomeUnknown => Problem::hidden(kind, message),
             _ => Problem::new(kind, message),
         };

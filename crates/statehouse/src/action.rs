@@ -357,6 +357,7 @@ impl From<StoreError> for Refusal {
             StoreError::Unavailable { .. } => Code::Unavailable,
             StoreError::OutcomeUnknown { .. } => Code::OutcomeUnknown,
             StoreError::LimitExceeded { .. } => Code::TooLarge,
+            StoreError::Schema { .. } => Code::SchemaMismatch,
             _ => Code::Internal,
         };
         Refusal::new(code, error.to_string())

@@ -81,6 +81,8 @@ codes! {
         "It is not known whether the write was applied. Repeat it under the same operation id.";
     Unavailable = "unavailable" [Passing],
         "The store cannot be reached. Nothing was done.";
+    SchemaMismatch = "schema_mismatch" [],
+        "The tables of the store do not fit this house: another blueprint was applied. Nothing was done.";
     Internal = "internal" [],
         "A defect of the server.";
 }

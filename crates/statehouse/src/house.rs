@@ -418,13 +418,14 @@ impl House {
         read.read(&admit(resource, action, tenant, request)?, &self.desk(0)).await
     }
 
-    /// Runs several writes as one plan: all or none. A refusal says which one it was, from 0.
+    /// Runs several writes as one plan: all or none. A refusal says which one it was, from 0, unless it is about all of them,
+    /// as that of a plan which is too large.
     pub async fn batch(
         &self,
         tenant: &Tenant,
         requests: Vec<Request>,
         operation: Operation,
-    ) -> Result<Vec<Answer>, (usize, Refusal)> {
+    ) -> Result<Vec<Answer>, (Option<usize>, Refusal)> {
         self.at_once(tenant, requests, operation, RACES_MAX).await
     }
 
@@ -434,10 +435,10 @@ impl House {
         requests: Vec<Request>,
         operation: Operation,
         races_max: u32,
-    ) -> Result<Vec<Answer>, (usize, Refusal)> {
+    ) -> Result<Vec<Answer>, (Option<usize>, Refusal)> {
         let mut ready = Vec::with_capacity(requests.len());
         for (number, request) in requests.into_iter().enumerate() {
-            let at = |refusal| (number, refusal);
+            let at = |refusal| (Some(number), refusal);
             let (resource, action) = self.action(&request.action).map_err(at)?;
             let Does::Write(write) = &action.does else {
                 let why = format!("{} is no single write; a batch is for those", request.action);
@@ -472,11 +473,11 @@ impl House {
         Desk { store: &*self.store, cache, clock, holds, ids: &self.ids, resources: &self.resources, tries }
     }
 
-    async fn draft(&self, ready: &[Ready<'_>], tries: u32) -> Result<Vec<Draft>, (usize, Refusal)> {
+    async fn draft(&self, ready: &[Ready<'_>], tries: u32) -> Result<Vec<Draft>, (Option<usize>, Refusal)> {
         let desk = self.desk(tries);
         let mut drafts = Vec::with_capacity(ready.len());
         for (number, one) in ready.iter().enumerate() {
-            drafts.push(one.write.draft(&one.call, &desk).await.map_err(|refusal| (number, refusal))?);
+            drafts.push(one.write.draft(&one.call, &desk).await.map_err(|refusal| (Some(number), refusal))?);
         }
         Ok(drafts)
     }
@@ -487,16 +488,14 @@ impl House {
         ready: &[Ready<'_>],
         operation: Operation,
         races_max: u32,
-    ) -> Result<Vec<Answer>, (usize, Refusal)> {
-        let at_first = |refusal: Refusal| (0, refusal);
+    ) -> Result<Vec<Answer>, (Option<usize>, Refusal)> {
+        let of_all = |refusal: Refusal| (None, refusal);
         let Operation { id, fingerprint } = operation;
         let given = id.is_some();
         let id = id.unwrap_or_else(|| self.ids.next());
         // H3: an id that a caller chose may have been used before.
-        if given
-            && let Some(record) = self.store.recorded(tenant, &id).await.map_err(|e| at_first(e.into()))?
-        {
-            return answers(ready, record, &fingerprint).map_err(at_first);
+        if given && let Some(record) = self.store.recorded(tenant, &id).await.map_err(|e| of_all(e.into()))? {
+            return answers(ready, record, &fingerprint).map_err(of_all);
         }
         let in_doubt = given && self.doubts.has(tenant, &id);
         let mut patience = Patience { races: 0, races_max, waits: 0, waited: Duration::ZERO, in_doubt };
@@ -509,7 +508,7 @@ impl House {
             }
             Err((number, refusal)) if patience.in_doubt && refusal.code != Code::OutcomeUnknown => {
                 match self.store.resolve(tenant, &id).await {
-                    Ok(Resolution::Applied(record)) => answers(ready, record, &fingerprint).map_err(at_first),
+                    Ok(Resolution::Applied(record)) => answers(ready, record, &fingerprint).map_err(of_all),
                     Ok(Resolution::Aborted) => Err((number, refusal)),
                     Err(error) => {
                         let why = format!("it was refused after a lost answer, and {error}");
@@ -533,7 +532,7 @@ impl House {
         id: &str,
         fingerprint: &str,
         patience: &mut Patience,
-    ) -> Result<Vec<Answer>, (usize, Refusal)> {
+    ) -> Result<Vec<Answer>, (Option<usize>, Refusal)> {
         loop {
             let locks = self.take_locks(tenant, ready, id, patience).await?;
             let attempt = self.attempt(tenant, ready, &locks, patience, id, fingerprint).await;
@@ -548,7 +547,7 @@ impl House {
             match attempt? {
                 Attempt::Written(answers) | Attempt::Unchanged(answers) => return Ok(answers),
                 Attempt::Lost(number, verdict) => {
-                    self.bear(verdict, patience).await.map_err(|refusal| (number, refusal))?;
+                    self.bear(verdict, patience).await.map_err(|refusal| (Some(number), refusal))?;
                 }
             }
         }
@@ -563,25 +562,25 @@ impl House {
         patience: &mut Patience,
         id: &str,
         fingerprint: &str,
-    ) -> Result<Attempt, (usize, Refusal)> {
-        let at_first = |refusal: Refusal| (0, refusal);
+    ) -> Result<Attempt, (Option<usize>, Refusal)> {
+        let of_all = |refusal: Refusal| (None, refusal);
         let drafts = self.draft(ready, patience.races).await?;
-        let (plan, steps) = match assemble(tenant, ready, drafts, locks, id, fingerprint).map_err(at_first)? {
+        let (plan, steps) = match assemble(tenant, ready, drafts, locks, id, fingerprint).map_err(of_all)? {
             Assembled::Plan(plan, steps) => (plan, steps),
             Assembled::Done(answers) => return Ok(Attempt::Unchanged(answers)),
         };
-        match self.settle(&plan, &mut patience.in_doubt).await.map_err(at_first)? {
+        match self.settle(&plan, &mut patience.in_doubt).await.map_err(of_all)? {
             Commit::Applied(applied) => {
                 let record = applied.record.ok_or_else(|| {
-                    at_first(Refusal::new(Code::Internal, "a write left no record in the log"))
+                    of_all(Refusal::new(Code::Internal, "a write left no record in the log"))
                 })?;
                 for (one, event) in ready.iter().zip(&record.events) {
                     let wakes = one.write.wakes(&one.call, event);
                     wakes.iter().for_each(|wake| self.bells.ring(wake));
                 }
-                answers(ready, record, fingerprint).map(Attempt::Written).map_err(at_first)
+                answers(ready, record, fingerprint).map(Attempt::Written).map_err(of_all)
             }
-            Commit::Fenced => Err(at_first(fenced(id))),
+            Commit::Fenced => Err(of_all(fenced(id))),
             Commit::Refused(refused) => {
                 let (number, verdict) = judge(ready, &steps, refused);
                 Ok(Attempt::Lost(number, verdict))
@@ -629,7 +628,7 @@ impl House {
         ready: &[Ready<'_>],
         id: &str,
         patience: &mut Patience,
-    ) -> Result<Vec<Held>, (usize, Refusal)> {
+    ) -> Result<Vec<Held>, (Option<usize>, Refusal)> {
         let mut held = Vec::new();
         for (number, wanted) in wanted_locks(ready)? {
             loop {
@@ -647,7 +646,7 @@ impl House {
                 };
                 if let Err(refusal) = taken {
                     self.give_back(tenant, &held, id).await;
-                    return Err((number, refusal));
+                    return Err((Some(number), refusal));
                 }
             }
         }
@@ -746,10 +745,10 @@ const UNCHANGED: &str = "unchanged";
 const SUBJECT: &str = "subject";
 
 /// The locks that calls need, with the number of the call, each once and in one order for all operations.
-fn wanted_locks(ready: &[Ready<'_>]) -> Result<Vec<(usize, lock::Wanted)>, (usize, Refusal)> {
+fn wanted_locks(ready: &[Ready<'_>]) -> Result<Vec<(usize, lock::Wanted)>, (Option<usize>, Refusal)> {
     let mut wanted = Vec::new();
     for (number, one) in ready.iter().enumerate() {
-        if let Some(lock) = one.write.lock(&one.call).map_err(|refusal| (number, refusal))? {
+        if let Some(lock) = one.write.lock(&one.call).map_err(|refusal| (Some(number), refusal))? {
             wanted.push((number, lock));
         }
     }

@@ -296,6 +296,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_parameter_is_documented() {
+        let page = include_str!("../../../docs/configuration.md");
+        for name in OWN {
+            assert!(page.contains(&format!("\n| `{name}` |")), "{name} is not in docs/configuration.md");
+        }
+    }
+
+    #[test]
     fn own_parameters_are_taken_out_and_the_rest_goes_to_the_driver() {
         let url = "postgres://ann:s%3Fcret@db:5433/shop?schema=my%20house&writers=2&readers=8&partitions=32\
                    &rls=on&role=app&connect_timeout=3&sslmode=verify-full&lock_timeout_ms=250";

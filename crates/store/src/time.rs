@@ -62,6 +62,9 @@ impl Time {
     }
 }
 
+/// The year of [`Time::MAX`].
+const LAST_YEAR: i16 = 9999;
+
 const DAY_MICROS: i64 = 86_400_000_000;
 
 impl Time {
@@ -138,20 +141,27 @@ impl fmt::Debug for Time {
 
 /// Why a text is not a time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a time: write it as 2026-01-31T12:00:00Z, between the years 1 and 9999")]
-pub struct BadTime {
-    /// What was given.
-    pub text: String,
+pub enum BadTime {
+    /// It is no time at all.
+    #[error("{0:?} is not a time: write it as 2026-01-31T12:00:00Z")]
+    Text(String),
+    /// It is a time that not every engine could hold.
+    #[error("{0} cannot be stored: a time must lie between {min} and {max}", min = Time::MIN, max = Time::MAX)]
+    Range(String),
 }
 
 impl FromStr for Time {
     type Err = BadTime;
 
     fn from_str(text: &str) -> Result<Time, BadTime> {
-        let bad = || BadTime { text: text.to_owned() };
-        let timestamp: jiff::Timestamp = text.parse().map_err(|_| bad())?;
+        let timestamp: jiff::Timestamp = text.parse().map_err(|_| {
+            // The calendar library's last instant is a little before the end of its last year.
+            let civil = text.trim_end_matches(['Z', 'z']).parse::<jiff::civil::DateTime>();
+            let is_time = civil.is_ok_and(|civil| civil.year() >= LAST_YEAR || civil.year() < 1);
+            if is_time { BadTime::Range(text.to_owned()) } else { BadTime::Text(text.to_owned()) }
+        })?;
         let time = Time(timestamp.as_microsecond());
-        if time.is_storable() { Ok(time) } else { Err(bad()) }
+        if time.is_storable() { Ok(time) } else { Err(BadTime::Range(text.to_owned())) }
     }
 }
 
@@ -187,6 +197,22 @@ mod tests {
         [Time::MIN, Time::MAX].iter().for_each(|time| check(time.micros()));
         // What cannot be stored is printed all the same.
         assert_eq!(Time::from_micros(Time::MIN.micros() - 1).to_string(), "0000-12-31T23:59:59.999999Z");
+    }
+
+    #[test]
+    fn says_why_a_text_is_refused() {
+        for text in ["9999-12-31T23:59:59Z", "9999-12-30T22:00:00.000001Z", "0000-12-31T23:59:59Z"] {
+            let told = text.parse::<Time>().unwrap_err().to_string();
+            let expected = format!(
+                "{text} cannot be stored: a time must lie between 0001-01-01T00:00:00.000000Z and \
+                 9999-12-30T22:00:00.000000Z"
+            );
+            assert_eq!(told, expected);
+        }
+        for text in ["soon", "", "2026-13-01T00:00:00Z", "2026-01-31"] {
+            let told = text.parse::<Time>().unwrap_err().to_string();
+            assert_eq!(told, format!("{text:?} is not a time: write it as 2026-01-31T12:00:00Z"));
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::{Deserialize, Serialize};
 
-use crate::time::Time;
+use crate::time::{BadTime, Time};
 
 /// The type of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -101,14 +101,17 @@ pub enum BadValue {
     NulCharacter,
     /// The float is NaN, infinite, or outside DynamoDB's range.
     #[error(
-        "{0} cannot be stored: a float must be zero or have a magnitude from {min:e} to below {max:e}",
+        "{0:e} cannot be stored: a float must be zero or have a magnitude from {min:e} to below {max:e}",
         min = Value::FLOAT_MIN,
         max = Value::FLOAT_MAX
     )]
     FloatRange(f64),
-    /// The time is before the year 1 or after 9999.
-    #[error("{0} cannot be stored: a time must lie in the years 1 to 9999")]
+    /// The time is before [`Time::MIN`] or after [`Time::MAX`].
+    #[error("{0} cannot be stored: a time must lie between {min} and {max}", min = Time::MIN, max = Time::MAX)]
     TimeRange(Time),
+    /// The text is not a time that can be stored.
+    #[error(transparent)]
+    Time(#[from] BadTime),
     /// The JSON document is nested too deeply.
     #[error("the JSON is nested deeper than {limit} levels", limit = Value::JSON_DEPTH_MAX)]
     JsonDepth,
@@ -293,7 +296,7 @@ impl Value {
             (Type::Float, J::Number(number)) => Value::Float(number.as_f64().ok_or_else(wrong)?),
             (Type::Bool, J::Bool(bool)) => Value::Bool(bool),
             (Type::Bytes, J::String(text)) => Value::Bytes(BASE64.decode(text).map_err(|_| wrong())?),
-            (Type::Time, J::String(text)) => Value::Time(text.parse().map_err(|_| wrong())?),
+            (Type::Time, J::String(text)) => Value::Time(text.parse()?),
             _ => return Err(wrong()),
         };
         value.admitted(expected)

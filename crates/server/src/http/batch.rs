@@ -3,6 +3,7 @@
 use axum::response::Response;
 use http::{HeaderValue, Method, StatusCode};
 use serde_json::{Map, Value as Json, json};
+use statehouse::action::Place;
 use statehouse::form::{Form, Misfit, Property};
 use statehouse::{Answer, Code, Expected, House, Operation, Refusal, Request};
 use statehouse_store::Type;
@@ -39,7 +40,10 @@ pub async fn handle(shared: &Shared, request: HttpRequest, visit: &mut Visit) ->
         drop(flight);
         answers
     });
-    let answers = write.await.map_err(|(number, refusal)| refused(number, refusal))?;
+    let answers = write.await.map_err(|(number, refusal)| match number {
+        Some(number) => refused(number, refusal),
+        None => Problem::from(refusal),
+    })?;
     let token = answers.iter().find_map(|answer| answer.token.clone());
     let results: Vec<Json> = names.iter().zip(&answers).map(|(name, answer)| result(name, answer)).collect();
     let mut response = json_response(StatusCode::OK, &json!(results));
@@ -100,7 +104,14 @@ fn read_call(house: &House, call: Json) -> Result<Request, Refusal> {
     let action = call.get("action").and_then(Json::as_str).unwrap_or_default().to_owned();
     let key = match call.get("key").and_then(Json::as_str) {
         None => Vec::new(),
-        Some(text) => house.action(&action)?.0.parse_key(text)?,
+        Some(text) => {
+            let (resource, called) = house.action(&action)?;
+            if called.route.place == Place::Collection {
+                let detail = format!("{action} takes no key: it is part of the input, or there is none");
+                return Err(Refusal::misfits(vec![Misfit { pointer: "/key".into(), detail }]));
+            }
+            resource.parse_key(text)?
+        }
     };
     let input = match call.remove("input") {
         None => Map::new(),
@@ -113,11 +124,13 @@ fn read_call(house: &House, call: Json) -> Result<Request, Refusal> {
     let expected = match call.get("expected_version") {
         None => None,
         Some(Json::String(any)) if any == "*" => Some(Expected::Any),
-        Some(version) => Some(Expected::Version(version.as_i64().ok_or_else(|| {
-            let detail = "expected an integer or \"*\"".to_owned();
-            // The place lies beside the input, which is where a refusal's places otherwise are.
-            Refusal::misfits(vec![Misfit { pointer: BESIDE_INPUT.into(), detail }])
-        })?)),
+        Some(version) => {
+            Some(Expected::Version(version.as_i64().filter(|version| *version > 0).ok_or_else(|| {
+                let detail = "expected an integer from 1 or \"*\"".to_owned();
+                // The place lies beside the input, which is where a refusal's places otherwise are.
+                Refusal::misfits(vec![Misfit { pointer: BESIDE_INPUT.into(), detail }])
+            })?))
+        }
     };
     Ok(Request { action, key, input, expected })
 }

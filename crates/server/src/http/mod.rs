@@ -16,12 +16,13 @@ mod context;
 mod flight;
 mod path;
 mod routes;
-mod strict;
+pub(crate) mod strict;
 mod writes;
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -34,8 +35,8 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use statehouse::House;
-use statehouse_store::Tenant;
 use statehouse_store::clock::Stopwatch;
+use statehouse_store::{Migrate, Tenant};
 use tokio::sync::{Semaphore, watch};
 use tower::{Layer as _, ServiceExt as _};
 use tower_http::compression::CompressionLayer;
@@ -44,7 +45,7 @@ use tower_http::compression::predicate::{NotForContentType, Predicate as _, Size
 use crate::auth::{Gate, Scope};
 use crate::config::{Config, millis};
 use crate::metrics::{Gauged, Metrics};
-use crate::problem::{self, HEADERS_TOO_LARGE, INTERNAL, NOT_FOUND, Problem, UNAVAILABLE};
+use crate::problem::{self, HEADERS_TOO_LARGE, INTERNAL, NOT_FOUND, Problem, SCHEMA_MISMATCH, UNAVAILABLE};
 use crate::seal::Seal;
 use crate::{cors, events, openapi};
 pub(crate) use context::Context;
@@ -70,6 +71,8 @@ pub(crate) struct Shared {
     pub streams: Arc<Semaphore>,
     /// Writes under way, with or without their clients.
     pub writes: Writes,
+    /// Whether a request met tables that are not those of the house, and no probe has found them in order since.
+    has_mismatch: AtomicBool,
     routes: Routes,
     flights: Flights,
     openapi: Bytes,
@@ -85,6 +88,7 @@ impl Shared {
         stopping: watch::Receiver<bool>,
     ) -> Shared {
         Shared {
+            has_mismatch: AtomicBool::new(false),
             routes: Routes::of(&house),
             openapi: openapi::document(&house).to_string().into(),
             streams: Arc::new(Semaphore::new(config.limits.streams)),
@@ -144,6 +148,9 @@ pub(crate) async fn answer(shared: Arc<Shared>, request: Request) -> Response {
         Ok(Some(response)) => Ok(response),
         Err(problem) => Err(problem),
     };
+    if matches!(&answered, Err(problem) if problem.kind.code == SCHEMA_MISMATCH.code) {
+        shared.has_mismatch.store(true, Ordering::Relaxed);
+    }
     let (mut response, problem) = match answered {
         Ok(response) => (compressed(accepted, response).await, None),
         Err(problem) => (written_out(&problem, uri.path(), &visit.context), Some(problem)),
@@ -349,7 +356,27 @@ async fn ready(shared: &Shared, request: &Request) -> Result<Response, Problem> 
         return Err(Problem::new(UNAVAILABLE, "the server is stopping"));
     }
     reach_store(shared).await?;
+    fit_store(shared).await?;
     Ok(plain("ok\n"))
+}
+
+/// After a request met tables that are not those of the house: whether they are by now.
+async fn fit_store(shared: &Shared) -> Result<(), Problem> {
+    if !shared.has_mismatch.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let missing = match shared.house.migrate(Migrate::Show).await {
+        // What the store has and the house does not know is no harm.
+        Ok(changes) => changes.into_iter().find(|change| !change.loses_data()),
+        Err(error) => return Err(Problem::mismatch(error.to_string())),
+    };
+    match missing {
+        Some(change) => Err(Problem::mismatch(change.to_string())),
+        None => {
+            shared.has_mismatch.store(false, Ordering::Relaxed);
+            Ok(())
+        }
+    }
 }
 
 async fn reach_store(shared: &Shared) -> Result<(), Problem> {

@@ -1,8 +1,10 @@
-//! JSON in which every member of an object has a name of its own.
+//! JSON in which every member of an object has a name of its own, and every integer fits 64 bits.
 //!
 //! What `{"amount": 1, "amount": 1000}` means depends on who reads it. A gateway that checks the first and a server that
-//! takes the last are two readers too many, so such a body is not read at all.
+//! takes the last are two readers too many, so such a body is not read at all. An integer beyond 64 bits would become the
+//! float that is nearest to it, which is another number; it is refused.
 
+use std::cell::Cell;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -11,15 +13,58 @@ use serde_json::{Map, Value as Json};
 /// Reads a document.
 pub fn read(text: &str) -> Result<Json, serde_json::Error> {
     let mut reader = serde_json::Deserializer::from_str(text);
-    let json = Strict.deserialize(&mut reader)?;
+    let is_large = Cell::new(false);
+    let json = Strict { is_large: &is_large }.deserialize(&mut reader)?;
     reader.end()?;
-    Ok(json)
+    match large_integer(text).filter(|_| is_large.get()) {
+        None => Ok(json),
+        Some(digits) => {
+            let shown = digits.get(..SHOWN_MAX).map_or(digits.to_owned(), |lead| format!("{lead}…"));
+            Err(serde_json::Error::custom(format_args!("the integer {shown} does not fit 64 bits")))
+        }
+    }
+}
+
+/// Digits of a number that a message shows.
+const SHOWN_MAX: usize = 40;
+
+/// The first integer of a JSON text that does not fit 64 bits.
+fn large_integer(text: &str) -> Option<&str> {
+    let (mut rest, mut in_text) = (text, false);
+    while let Some(place) = rest.find(|c: char| c == '"' || c == '\\' || c == '-' || c.is_ascii_digit()) {
+        let (_, here) = rest.split_at(place);
+        let length = match (here.as_bytes().first(), in_text) {
+            (Some(b'"'), _) => {
+                in_text = !in_text;
+                1
+            }
+            // What is escaped ends no text.
+            (Some(b'\\'), _) => 1 + here.chars().nth(1).map_or(0, char::len_utf8),
+            (_, true) => 1,
+            (_, false) => {
+                let is_part = |c: char| c.is_ascii_digit() || ['-', '+', '.', 'e', 'E'].contains(&c);
+                let end = here.find(|c| !is_part(c)).unwrap_or(here.len());
+                let number = here.get(..end).unwrap_or(here);
+                let is_integer = !number.contains(['.', 'e', 'E']);
+                if is_integer && number.parse::<i64>().is_err() && number.parse::<u64>().is_err() {
+                    return Some(number);
+                }
+                end.max(1)
+            }
+        };
+        rest = here.get(length..).unwrap_or_default();
+    }
+    None
 }
 
 /// A value, and the same for everything in it.
-struct Strict;
+#[derive(Clone, Copy)]
+struct Strict<'c> {
+    /// Whether some number is so large that it may have been an integer beyond 64 bits.
+    is_large: &'c Cell<bool>,
+}
 
-impl<'de> DeserializeSeed<'de> for Strict {
+impl<'de> DeserializeSeed<'de> for Strict<'_> {
     type Value = Json;
 
     fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<Json, D::Error> {
@@ -27,7 +72,7 @@ impl<'de> DeserializeSeed<'de> for Strict {
     }
 }
 
-impl<'de> Visitor<'de> for Strict {
+impl<'de> Visitor<'de> for Strict<'_> {
     type Value = Json;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -47,6 +92,10 @@ impl<'de> Visitor<'de> for Strict {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Json, E> {
+        const TWO_63: f64 = 9_223_372_036_854_775_808.0;
+        if value.abs() >= TWO_63 {
+            self.is_large.set(true);
+        }
         Ok(value.into())
     }
 
@@ -64,7 +113,7 @@ impl<'de> Visitor<'de> for Strict {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Json, A::Error> {
         let mut list = Vec::new();
-        while let Some(item) = items.next_element_seed(Strict)? {
+        while let Some(item) = items.next_element_seed(self)? {
             list.push(item);
         }
         Ok(Json::Array(list))
@@ -76,7 +125,7 @@ impl<'de> Visitor<'de> for Strict {
             if object.contains_key(&name) {
                 return Err(A::Error::custom(format_args!("the member `{name}` is there twice")));
             }
-            object.insert(name, members.next_value_seed(Strict)?);
+            object.insert(name, members.next_value_seed(self)?);
         }
         Ok(Json::Object(object))
     }
@@ -113,5 +162,30 @@ mod tests {
         let twice = read(r#"{"a": {"b": 1, "c": [{"d": 1, "\u0064": 2}]}}"#).unwrap_err().to_string();
         assert!(twice.contains("the member `d` is there twice"), "{twice}");
         assert!(read(r#"{"a": {"a": 1}, "b": {"a": 1}}"#).is_ok());
+    }
+
+    #[test]
+    fn an_integer_fits_64_bits_or_is_refused() {
+        for text in [
+            "18446744073709551616",
+            "-9223372036854775809",
+            r#"{"a": [1, {"b": 123456789012345678901234567890}]}"#,
+            r#"["\"", "\\", 99999999999999999999]"#,
+        ] {
+            let told = read(text).unwrap_err().to_string();
+            assert!(told.contains("does not fit 64 bits"), "{text}: {told}");
+        }
+        let long = read(&"7".repeat(300)).unwrap_err().to_string();
+        assert!(long.len() < 120, "{long}");
+        for text in [
+            "18446744073709551615",
+            "-9223372036854775808",
+            "1e30",
+            "123456789012345678901234567890.0",
+            r#""99999999999999999999""#,
+            r#"{"99999999999999999999": 1e300, "a\"99999999999999999999": "\\"}"#,
+        ] {
+            assert!(read(text).is_ok(), "{text}");
+        }
     }
 }

@@ -21,6 +21,7 @@ mod hostile;
 mod logged;
 mod operations;
 mod protocols;
+mod reasons;
 mod repeated;
 mod streams;
 mod support;
@@ -34,7 +35,7 @@ use support::{Case, ENGINES, Site};
 fn main() {
     let arguments = Arguments::from_args();
     let logs = logged::start();
-    let groups: [(&str, &[Case]); 11] = [
+    let groups: [(&str, &[Case]); 12] = [
         ("cached", cached::CASES),
         ("credentials", credentials::CASES),
         ("document", document::CASES),
@@ -44,6 +45,7 @@ fn main() {
         ("logged", logged::CASES),
         ("operations", operations::CASES),
         ("protocols", protocols::CASES),
+        ("reasons", reasons::CASES),
         ("repeated", repeated::CASES),
         ("streams", streams::CASES),
     ];

@@ -386,7 +386,7 @@ async fn an_effect_exists_if_what_decided_it_does(lab: &dyn Lab) -> Result<()> {
     };
     // The decision is refused, and the effect with it.
     let refused = batch(7, "order-1", json!(1)).await.err().map(|(number, refusal)| (number, refusal.code));
-    same("a decision that is refused", &refused, &Some((0, Code::VersionConflict)))?;
+    same("a decision that is refused", &refused, &Some((Some(0), Code::VersionConflict)))?;
     visitor.refused("charge.read", &key("order-1"), json!({}), None, Code::NotFound).await?;
     visitor.drain_workers().await?;
     same("how often it was sent", &scene.script.parcels().len(), &0)?;
@@ -394,7 +394,7 @@ async fn an_effect_exists_if_what_decided_it_does(lab: &dyn Lab) -> Result<()> {
     scene.send("charge", "taken").await?;
     let refused =
         batch(1, "taken", json!("other")).await.err().map(|(number, refusal)| (number, refusal.code));
-    same("an effect that is refused", &refused, &Some((1, Code::AlreadyExists)))?;
+    same("an effect that is refused", &refused, &Some((Some(1), Code::AlreadyExists)))?;
     visitor.shows("order", &[1.into()], &json!({"paid": null, "version": 1})).await?;
     // Both.
     batch(1, "order-1", json!(1)).await.map_err(|(_, refusal)| refusal)?;

@@ -235,7 +235,7 @@ async fn what_a_stale_holder_writes_is_refused(lab: &dyn Lab) -> Result<()> {
     take(&visitor, "bob").await?;
     ensure!(pay("bob", 2, 20).await.is_ok(), "the new holder could not write");
     let refused = pay("ann", 1, 30).await.map_err(|(call, refusal)| (call, refusal.code));
-    ensure!(matches!(refused, Err((0, Code::NotHolder))), "a stale holder wrote: {refused:?}");
+    ensure!(matches!(refused, Err((Some(0), Code::NotHolder))), "a stale holder wrote: {refused:?}");
     visitor.shows("account", &[1.into()], &json!({"balance": 20})).await?;
     visitor.done("lock.release", &door(), as_holder("bob", 2), None).await?;
     let refused = pay("bob", 2, 40).await.map_err(|(_, refusal)| refusal.code);

@@ -280,7 +280,7 @@ impl Writer {
             let events = requests.len() as u64;
             let Visitor { house, tenant } = &self.visitor;
             let done = house.batch(tenant, requests, Operation::default()).await;
-            done.map_err(|(number, refusal)| anyhow::anyhow!("request {number}: {refusal}"))?;
+            done.map_err(|(number, refusal)| anyhow::anyhow!("request {number:?}: {refusal}"))?;
             written += events;
             let less = |left: u64| Some(left.saturating_sub(events));
             // It always is: there is no number that less would not do.

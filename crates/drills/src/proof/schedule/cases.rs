@@ -597,7 +597,7 @@ async fn a_repeated_claim_gets_its_own_jobs(lab: &dyn Lab) -> Result<()> {
     // A batch is for single writes.
     let request = Visitor::request("job_queue.claim", &id("default"), &json!({"worker": "ann"}), None);
     match visitor.house.batch(&visitor.tenant, vec![request], Operation::default()).await {
-        Err((0, refusal)) => same("in a batch", &refusal.code, &Code::InvalidInput),
+        Err((Some(0), refusal)) => same("in a batch", &refusal.code, &Code::InvalidInput),
         other => bail!("a claim in a batch was answered {other:?}"),
     }
 }
@@ -638,14 +638,14 @@ async fn a_job_is_enqueued_together_with_other_writes(lab: &dyn Lab) -> Result<(
     same(
         "the refusal",
         &batch(vec![job("b"), order(1)]).await.map_err(|(at, no)| (at, no.code)).err(),
-        &Some((1, Code::AlreadyExists)),
+        &Some((Some(1), Code::AlreadyExists)),
     )?;
     visitor.refused("job.read", &id("b"), json!({}), None, Code::NotFound).await?;
     same("what can be claimed", &claim(&visitor, 9, 1).await?, &vec![("a".to_owned(), 1)])?;
     // The effect of a job and its completion are one plan: an attempt that lost the job has no effect.
     let done = |attempt: i64| Visitor::request("job.complete", &id("a"), &json!({"attempt": attempt}), None);
     let late = batch(vec![order(2), done(7)]).await;
-    same("a late effect", &late.map_err(|(at, no)| (at, no.code)).err(), &Some((1, Code::NotHolder)))?;
+    same("a late effect", &late.map_err(|(at, no)| (at, no.code)).err(), &Some((Some(1), Code::NotHolder)))?;
     visitor.refused("order.read", &[2.into()], json!({}), None, Code::NotFound).await?;
     ensure!(batch(vec![order(2), done(1)]).await.is_ok(), "the effect and the completion");
     visitor.shows("order", &[2.into()], &json!({"note": "x"})).await

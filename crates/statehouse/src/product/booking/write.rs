@@ -283,7 +283,11 @@ impl Booking {
         let id = call.input.get(BOOKING_ID).and_then(Json::as_str).unwrap_or_default();
         let spread = partition_of(&call.tenant, &self.bookings, id, u32::MAX) as usize;
         let Some(chosen) = choose(&free, count, spread) else {
-            let message = format!("{} {} has no {count} units that are free", self.name, key_text(group));
+            let what = format!("{} {}", self.name, key_text(group));
+            let message = match count {
+                1 => format!("{what} has no unit that is free"),
+                _ => format!("{what} has fewer than {count} units that are free"),
+            };
             return Err(Refusal::new(Code::Held, message));
         };
         Ok(rows.into_iter().zip(chosen).filter_map(|(row, chosen)| chosen.then_some(row)).collect())

@@ -285,7 +285,17 @@ impl Write for Writer {
             return match (self.verb, &refused.reason) {
                 (Verb::Create, _) => {
                     let key = entity.new_key(&call.input).unwrap_or_default();
-                    common_verdict(&format!("{} {}", entity.name, key_text(&key)), refused)
+                    let what = format!("{} {}", entity.name, key_text(&key));
+                    match refused.current.as_ref().filter(|row| row.text(STATUS) == Some(DELETED)) {
+                        Some(row) => Verdict::Refuse(
+                            Refusal::new(
+                                Code::AlreadyExists,
+                                format!("{what} was deleted; restore it instead"),
+                            )
+                            .at_version(Some(row)),
+                        ),
+                        None => common_verdict(&what, refused),
+                    }
                 }
                 // The row of the hot fields was made by somebody else meanwhile.
                 (Verb::Mutate, Reason::Present) => Verdict::TryAgain,
