@@ -16,8 +16,9 @@
 //! use statehouse_store::{Table, Type};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let lots = Table::named("lots").partition("id", Type::Int).optional("best", Type::Int).required("ends_at", Type::Time);
-//! let columns = RuleColumns::of(&lots.build()?);
+//! let lots = Table::named("lots").partition("id", Type::Int).optional("best", Type::Int);
+//! let lots = lots.required("ends_at", Type::Time).build()?;
+//! let columns = RuleColumns::of(&lots);
 //! let inputs = [Property::required("amount", Form::Value(Type::Int), "the bid")];
 //! let text = "(best is null or best < input.amount) and ends_at > now";
 //! let built = is_null("best").or(col("best").lt(input("amount"))).and(col("ends_at").gt(now()));
