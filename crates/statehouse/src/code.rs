@@ -138,6 +138,7 @@ mod tests {
             "operation_fenced",
             "outcome_unknown",
             "unavailable",
+            "schema_mismatch",
             "internal",
         ];
         assert_eq!(names, expected);
@@ -151,7 +152,15 @@ mod tests {
         };
         assert_eq!(
             named(|code| !code.is_conflict()),
-            ["invalid_input", "not_found", "too_large", "outcome_unknown", "unavailable", "internal"]
+            [
+                "invalid_input",
+                "not_found",
+                "too_large",
+                "outcome_unknown",
+                "unavailable",
+                "schema_mismatch",
+                "internal"
+            ]
         );
         assert_eq!(named(Code::is_passing), ["contended", "unavailable"]);
     }

@@ -425,7 +425,7 @@ impl House {
         tenant: &Tenant,
         requests: Vec<Request>,
         operation: Operation,
-    ) -> Result<Vec<Answer>, (Option<usize>, Refusal)> {
+    ) -> Result<Vec<Answer>, RefusedCall> {
         self.at_once(tenant, requests, operation, RACES_MAX).await
     }
 
@@ -435,7 +435,7 @@ impl House {
         requests: Vec<Request>,
         operation: Operation,
         races_max: u32,
-    ) -> Result<Vec<Answer>, (Option<usize>, Refusal)> {
+    ) -> Result<Vec<Answer>, RefusedCall> {
         let mut ready = Vec::with_capacity(requests.len());
         for (number, request) in requests.into_iter().enumerate() {
             let at = |refusal| (Some(number), refusal);
@@ -473,7 +473,7 @@ impl House {
         Desk { store: &*self.store, cache, clock, holds, ids: &self.ids, resources: &self.resources, tries }
     }
 
-    async fn draft(&self, ready: &[Ready<'_>], tries: u32) -> Result<Vec<Draft>, (Option<usize>, Refusal)> {
+    async fn draft(&self, ready: &[Ready<'_>], tries: u32) -> Result<Vec<Draft>, RefusedCall> {
         let desk = self.desk(tries);
         let mut drafts = Vec::with_capacity(ready.len());
         for (number, one) in ready.iter().enumerate() {
@@ -488,7 +488,7 @@ impl House {
         ready: &[Ready<'_>],
         operation: Operation,
         races_max: u32,
-    ) -> Result<Vec<Answer>, (Option<usize>, Refusal)> {
+    ) -> Result<Vec<Answer>, RefusedCall> {
         let of_all = |refusal: Refusal| (None, refusal);
         let Operation { id, fingerprint } = operation;
         let given = id.is_some();
@@ -532,7 +532,7 @@ impl House {
         id: &str,
         fingerprint: &str,
         patience: &mut Patience,
-    ) -> Result<Vec<Answer>, (Option<usize>, Refusal)> {
+    ) -> Result<Vec<Answer>, RefusedCall> {
         loop {
             let locks = self.take_locks(tenant, ready, id, patience).await?;
             let attempt = self.attempt(tenant, ready, &locks, patience, id, fingerprint).await;
@@ -562,7 +562,7 @@ impl House {
         patience: &mut Patience,
         id: &str,
         fingerprint: &str,
-    ) -> Result<Attempt, (Option<usize>, Refusal)> {
+    ) -> Result<Attempt, RefusedCall> {
         let of_all = |refusal: Refusal| (None, refusal);
         let drafts = self.draft(ready, patience.races).await?;
         let (plan, steps) = match assemble(tenant, ready, drafts, locks, id, fingerprint).map_err(of_all)? {
@@ -628,7 +628,7 @@ impl House {
         ready: &[Ready<'_>],
         id: &str,
         patience: &mut Patience,
-    ) -> Result<Vec<Held>, (Option<usize>, Refusal)> {
+    ) -> Result<Vec<Held>, RefusedCall> {
         let mut held = Vec::new();
         for (number, wanted) in wanted_locks(ready)? {
             loop {
@@ -744,8 +744,11 @@ const UNCHANGED: &str = "unchanged";
 /// Where an event in a batch has its own key.
 const SUBJECT: &str = "subject";
 
+/// Which call of several is refused, from 0, or none if the refusal is about all of them; and the refusal.
+pub type RefusedCall = (Option<usize>, Refusal);
+
 /// The locks that calls need, with the number of the call, each once and in one order for all operations.
-fn wanted_locks(ready: &[Ready<'_>]) -> Result<Vec<(usize, lock::Wanted)>, (Option<usize>, Refusal)> {
+fn wanted_locks(ready: &[Ready<'_>]) -> Result<Vec<(usize, lock::Wanted)>, RefusedCall> {
     let mut wanted = Vec::new();
     for (number, one) in ready.iter().enumerate() {
         if let Some(lock) = one.write.lock(&one.call).map_err(|refusal| (Some(number), refusal))? {
