@@ -432,7 +432,10 @@ impl Inner {
             Difference::AddColumn(column) if column.default.is_some() => {
                 vec![filled(&format!("{} is missing", column.name))]
             }
-            Difference::AddColumn(_) | Difference::RelaxColumn(_) | Difference::ChangeDefault(_) => {
+            Difference::AddColumn(_)
+            | Difference::RelaxColumn(_)
+            | Difference::ChangeDefault(_)
+            | Difference::SetLayout(_) => {
                 vec![format!("UpdateItem {} table/{table}", self.catalog.meta())]
             }
             Difference::AddIndex(index) => vec![
@@ -445,6 +448,8 @@ impl Inner {
             ],
             Difference::DropColumn(column) => vec![filled(&format!("{} is left", column.name))],
             Difference::DropTable => vec![format!("DeleteTable {physical}")],
+            // No engine finds such a difference.
+            Difference::MoveColumn { .. } => Vec::new(),
         };
         Change { table, difference, statements }
     }

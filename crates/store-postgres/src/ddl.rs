@@ -151,6 +151,8 @@ impl Names {
                 vec![format!("alter table {full} drop column {}", name(&column.name))]
             }
             Difference::DropTable => vec![format!("drop table {full}")],
+            // The one stands in the definition, which is written after the statements. The other is no engine's.
+            Difference::SetLayout(_) | Difference::MoveColumn { .. } => Vec::new(),
         })
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::StoreError;
-use crate::table::{Column, Index, Schema, Table};
+use crate::table::{Column, Index, LayoutNumber, LayoutRule, Schema, Table};
 
 /// How far a migration may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,12 +30,22 @@ pub enum Difference {
     ChangeDefault(Column),
     /// An index is missing.
     AddIndex(Index),
+    /// A number that says where rows are is recorded, or has become greater.
+    SetLayout(LayoutNumber),
     /// The schema no longer names this index. Nothing is lost with it: an index can be built again.
     DropIndex(Index),
     /// The schema no longer names this column.
     DropColumn(Column),
     /// The schema no longer names this table.
     DropTable,
+    /// The schema names this column in another table with the same key. No engine finds or makes this change: whoever declares
+    /// both tables moves the values by plans, and drops the column when it is empty.
+    MoveColumn {
+        /// The column, as it was.
+        column: Column,
+        /// The table that it goes to.
+        to: String,
+    },
 }
 
 /// A difference, and what the engine does about it.
@@ -59,6 +69,11 @@ impl Change {
     pub fn removes(&self) -> bool {
         self.loses_data() || matches!(self.difference, Difference::DropIndex(_))
     }
+
+    /// Whether it moves values from one table to another.
+    pub fn moves(&self) -> bool {
+        matches!(self.difference, Difference::MoveColumn { .. })
+    }
 }
 
 impl fmt::Display for Change {
@@ -76,9 +91,15 @@ impl fmt::Display for Change {
                 let reach = if index.across { " across tenants" } else { "" };
                 write!(f, "add index {table}.{}{reach}", index.name)
             }
+            Difference::SetLayout(number) => {
+                write!(f, "record `{}` of {table} as {}", number.name, number.value)
+            }
             Difference::DropIndex(index) => write!(f, "drop index {table}.{}", index.name),
             Difference::DropColumn(column) => write!(f, "drop column {table}.{}, with its data", column.name),
             Difference::DropTable => write!(f, "drop table {table}, with its data"),
+            Difference::MoveColumn { column, to } => {
+                write!(f, "move the values of {table}.{} to {to}", column.name)
+            }
         }
     }
 }
@@ -154,6 +175,12 @@ fn compare(
             add(Difference::ChangeDefault(column.clone()));
         }
     }
+    for number in new.layout() {
+        if old.layout_number(&number.name) != Some(number) {
+            check_layout(old.layout_number(&number.name), number, new)?;
+            add(Difference::SetLayout(number.clone()));
+        }
+    }
     for index in new.indexes() {
         match old.index(&index.name) {
             None => add(Difference::AddIndex(index.clone())),
@@ -175,6 +202,25 @@ fn compare(
         }
     }
     Ok(())
+}
+
+/// Refuses a layout number with which rows that exist would no longer be found. A table of an older version of the program has
+/// none recorded.
+fn check_layout(old: Option<&LayoutNumber>, new: &LayoutNumber, table: &Table) -> Result<(), StoreError> {
+    let Some(old) = old else { return Ok(()) };
+    let (name, before, after) = (&new.name, old.value, new.value);
+    let why = match new.rule {
+        LayoutRule::Grows if after < before => format!(
+            "`{name}` is {before} in the store and {after} in the blueprint; rows that are spread over {before} would \
+             no longer be found: write `{name} = {before}` or more, or declare a new resource and move the rows"
+        ),
+        LayoutRule::Fixed if after != before => format!(
+            "`{name}` is {before} in the store and {after} in the blueprint; what exists was made with {before}, so \
+             it cannot change: keep it, or declare a new resource"
+        ),
+        LayoutRule::Grows | LayoutRule::Fixed => return Ok(()),
+    };
+    Err(StoreError::schema(format!("table {table}"), why))
 }
 
 /// The live table after a migration that keeps what the schema no longer names.
@@ -201,6 +247,10 @@ pub fn keep_surplus(old: &Table, new: &Arc<Table>) -> Result<Arc<Table>, StoreEr
     let kept = old.indexes().iter().filter(|index| new.index(&index.name).is_none());
     for index in new.indexes().iter().chain(kept) {
         builder = builder.declared_index(index.clone());
+    }
+    let kept = old.layout().iter().filter(|number| new.layout_number(&number.name).is_none());
+    for number in new.layout().iter().chain(kept) {
+        builder = builder.declared_layout(number.clone());
     }
     builder.build().map_err(|error| StoreError::schema(error.table, error.why))
 }
@@ -256,5 +306,10 @@ mod tests {
             "stored as text",
         );
         check(base(), Table::named("u").partition("id", Type::Int), "create table u; drop table t");
+        check(base(), base().growing("buckets", 4), "record `buckets` of t as 4");
+        check(base().growing("buckets", 4), base().growing("buckets", 8), "record `buckets` of t as 8");
+        check(base().growing("buckets", 4), base().growing("buckets", 2), "write `buckets = 4` or more");
+        check(base().growing("buckets", 4), base(), "");
+        check(base().fixed("bits", 4), base().fixed("bits", 5), "error: table t does not fit");
     }
 }

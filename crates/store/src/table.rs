@@ -70,6 +70,28 @@ impl Index {
     }
 }
 
+/// A number that says where rows of a table are, like the number of buckets they are spread over. The store keeps it with the
+/// table's definition, and a migration refuses a number with which rows that exist would no longer be found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayoutNumber {
+    /// The setting that it comes from, unique in the table.
+    pub name: String,
+    /// The number.
+    pub value: i64,
+    /// How it may change.
+    pub rule: LayoutRule,
+}
+
+/// How a [`LayoutNumber`] may change while its table exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayoutRule {
+    /// It may become greater.
+    Grows,
+    /// It stays as it is.
+    Fixed,
+}
+
 /// A table. Built with [`Table::named`], immutable after that, shared by `Arc`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Table {
@@ -79,6 +101,8 @@ pub struct Table {
     partition_len: usize,
     sort_len: usize,
     indexes: Vec<Index>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    layout: Vec<LayoutNumber>,
 }
 
 impl Table {
@@ -90,6 +114,7 @@ impl Table {
             sort: Vec::new(),
             others: Vec::new(),
             indexes: Vec::new(),
+            layout: Vec::new(),
         }
     }
 
@@ -138,6 +163,16 @@ impl Table {
         self.indexes.iter().find(|index| index.name == name)
     }
 
+    /// The numbers that say where its rows are.
+    pub fn layout(&self) -> &[LayoutNumber] {
+        &self.layout
+    }
+
+    /// The layout number of that name.
+    pub fn layout_number(&self, name: &str) -> Option<&LayoutNumber> {
+        self.layout.iter().find(|number| number.name == name)
+    }
+
     /// Where a column stands in [`Table::columns`] and in a row's values.
     pub fn position(&self, column: &str) -> Option<usize> {
         self.columns.iter().position(|candidate| candidate.name == column)
@@ -172,6 +207,7 @@ pub struct Builder {
     sort: Vec<Column>,
     others: Vec<Column>,
     indexes: Vec<Index>,
+    layout: Vec<LayoutNumber>,
 }
 
 impl Builder {
@@ -218,6 +254,24 @@ impl Builder {
         self
     }
 
+    /// Records a number that says where rows are, and that may only become greater while the table exists.
+    pub fn growing(self, name: &str, value: impl Into<i64>) -> Builder {
+        let value = value.into();
+        self.declared_layout(LayoutNumber { name: name.to_owned(), value, rule: LayoutRule::Grows })
+    }
+
+    /// Records a number that rows were made with, and that cannot change while the table exists.
+    pub fn fixed(self, name: &str, value: impl Into<i64>) -> Builder {
+        let value = value.into();
+        self.declared_layout(LayoutNumber { name: name.to_owned(), value, rule: LayoutRule::Fixed })
+    }
+
+    /// Records a layout number that was declared elsewhere.
+    pub fn declared_layout(mut self, number: LayoutNumber) -> Builder {
+        self.layout.push(number);
+        self
+    }
+
     /// Declares an index of each tenant's rows.
     pub fn index(self, name: &str, partition: &[&str], sort: &[&str]) -> Builder {
         self.declared_index(index(name, partition, sort, false))
@@ -244,7 +298,7 @@ impl Builder {
 
     /// Checks the declaration.
     pub fn build(self) -> Result<Arc<Table>, SchemaError> {
-        let Builder { name: table, partition, sort, others, indexes } = self;
+        let Builder { name: table, partition, sort, others, indexes, layout } = self;
         let bad = |why: String| SchemaError { table: table.clone(), why };
         check_name(&table).map_err(|why| bad(format!("the table's name {why}")))?;
         if table.starts_with("statehouse") {
@@ -308,7 +362,14 @@ impl Builder {
                 seen.push(name);
             }
         }
-        Ok(Arc::new(Table { name: table, columns, partition_len, sort_len, indexes }))
+        if let Some((_, twice)) = layout
+            .iter()
+            .enumerate()
+            .find(|(place, number)| layout.iter().take(*place).any(|other| other.name == number.name))
+        {
+            return Err(bad(format!("layout number {} is declared twice", twice.name)));
+        }
+        Ok(Arc::new(Table { name: table, columns, partition_len, sort_len, indexes, layout }))
     }
 }
 
@@ -391,6 +452,7 @@ mod tests {
         check(start().index("by_id", &["id"], &["id"]), "twice");
         check(start().index_across("by_id", &[], &["id"]), "no partition column");
         check(start().defaulted("n", Type::Int, "seven"), "expected int, got text");
+        check(start().growing("buckets", 2).fixed("buckets", 2), "layout number buckets is declared twice");
     }
 
     #[test]
@@ -401,6 +463,8 @@ mod tests {
             .optional("bio", Type::Text)
             .index("by_status", &["status"], &[])
             .index_across("everywhere", &["status"], &["user_id"])
+            .growing("buckets", 4)
+            .fixed("bits", 10)
             .build()
             .unwrap();
         let text = serde_json::to_string(&*table).unwrap();

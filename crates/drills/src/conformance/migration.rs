@@ -311,6 +311,37 @@ pub(super) async fn what_cannot_change_in_place_is_refused(lab: &dyn Lab) -> Res
     Ok(())
 }
 
+pub(super) async fn layout_numbers_never_shrink(lab: &dyn Lab) -> Result<()> {
+    let plain = base().build()?;
+    let client = with_people(lab, &plain).await?;
+    // A table of an older program has no number yet: whatever comes first is recorded.
+    let numbered = |buckets: i64, bits: i64| base().growing("buckets", buckets).fixed("bits", bits).build();
+    let expected = vec!["record `buckets` of people as 4".to_owned(), "record `bits` of people as 10".into()];
+    same("the changes", &migrate(&client, &[&numbered(4, 10)?], Migrate::Apply).await?, &expected)?;
+    same("once they are made", &migrate(&client, &[&numbered(4, 10)?], Migrate::Show).await?, &none())?;
+    // A program that does not know them leaves them there.
+    same("nothing is declared", &migrate(&client, &[&plain], Migrate::Apply).await?, &none())?;
+    let schema_error = |error: &StoreError| matches!(error, StoreError::Schema { .. });
+    let extra = Table::named("aardvarks").partition("id", Type::Int).build()?;
+    for (about, table) in
+        [("fewer", numbered(3, 10)?), ("more bits", numbered(4, 11)?), ("less", numbered(4, 9)?)]
+    {
+        for how in [Migrate::Show, Migrate::Apply, Migrate::ApplyWithLoss] {
+            fails(about, client.store.migrate(&schema(&[&extra, &table])?, how).await, schema_error)?;
+        }
+    }
+    let grown = vec!["record `buckets` of people as 8".to_owned()];
+    same("more", &migrate(&client, &[&numbered(8, 10)?], Migrate::Apply).await?, &grown)?;
+    client.store.close().await;
+    let again = Client::of(lab.open().await?, client.tenant.as_str())?;
+    fails("fewer", again.store.migrate(&schema(&[&numbered(4, 10)?])?, Migrate::Apply).await, schema_error)?;
+    same("the row", &again.row(&plain, [1.into()]).await?.text("name"), &Some("ann"))?;
+    // They go with their table.
+    migrate(&again, &[&extra], Migrate::ApplyWithLoss).await?;
+    let created = vec!["create table people".to_owned()];
+    same("a new table", &migrate(&again, &[&extra, &numbered(2, 5)?], Migrate::Apply).await?, &created)
+}
+
 pub(super) async fn a_table_is_added_beside_others(lab: &dyn Lab) -> Result<()> {
     let old = base().build()?;
     let client = with_people(lab, &old).await?;

@@ -228,6 +228,7 @@ pub const CASES: &[Case] = cases! {
         a_column_can_be_relaxed_and_its_default_changed(1),
         what_cannot_change_in_place_is_refused(1),
         a_table_is_added_beside_others(2),
+        layout_numbers_never_shrink(1),
         migrations_may_run_at_once(1),
     }
     lifecycle {

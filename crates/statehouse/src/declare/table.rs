@@ -243,7 +243,8 @@ impl TableSpec {
     }
 
     /// Rows in these states become due at the time in a column. Adds the index `due` and its hidden columns. The column
-    /// `due_at` itself is used if it is the one that is named, and is then as visible as it was declared.
+    /// `due_at` itself is used if it is the one that is named, and is then as visible as it was declared. The store records the
+    /// number of shards, which the setting `shards` says.
     #[must_use]
     pub fn deadline(mut self, states: &[&'static str], column: &'static str, shards: u32) -> TableSpec {
         let states = states.iter().map(|state| Cow::Borrowed(*state)).collect();
@@ -251,7 +252,15 @@ impl TableSpec {
         let has_due_at = self.columns.iter().any(|def| def.column.name == DUE_AT);
         let spec = self.column(DUE_SHARD, Type::Int).null().hidden();
         let spec = if has_due_at { spec } else { spec.column(DUE_AT, Type::Time).null().hidden() };
-        TableSpec { builder: due::index(spec.builder), ..spec }
+        // A sweeper looks at so many shards, and at no others.
+        TableSpec { builder: due::index(spec.builder), ..spec }.growing("shards", shards)
+    }
+
+    /// A setting that says over how many parts rows are spread. It may only become greater while the table exists.
+    #[must_use]
+    pub fn growing(mut self, setting: &str, parts: u32) -> TableSpec {
+        self.builder = self.builder.growing(setting, parts);
+        self
     }
 
     /// An index of each tenant's rows: equal in the first columns, in the order of the others.

@@ -12,7 +12,8 @@
 //!   *Buckets are read behind one common place and merged; where a bucket was not read to its end, nothing behind what was
 //!   read of it is shown* ([`merge`]).
 //! - L3. More buckets can be declared at any time, fewer never. *A row keeps its place; which shard of the count is
-//!   changed does not matter, since they are added up.*
+//!   changed does not matter, since they are added up. The store records both numbers with the tables, and a migration to a
+//!   smaller one is refused.*
 //!
 //! The count is added up from rows that are read one by one: while others write, it is a number that was right for each
 //! part of it, not for one moment. When nobody writes it is exact.
@@ -69,15 +70,18 @@ pub(super) struct Item {
     pub key: Vec<Value>,
 }
 
-/// The tables of a list: its rows, and its counts.
-pub(super) fn tables(name: &str, owner: &[Field], item: &[Field]) -> [Builder; 2] {
+/// A setting that says how many parts something is cut in, and its value.
+pub(super) type Cut = (&'static str, u32);
+
+/// The tables of a list: its rows, cut in buckets, and its counts, cut in shards (L3).
+pub(super) fn tables(name: &str, owner: &[Field], item: &[Field], buckets: Cut, shards: Cut) -> [Builder; 2] {
     let owned = |name: &str| {
         owner.iter().fold(Table::named(name), |table, field| table.partition(&field.name, field.kind))
     };
     let rows = owned(name).partition(BUCKET, Type::Int).sort(AT, Type::Time);
     let rows = item.iter().fold(rows, |table, field| table.sort(&field.name, field.kind));
     let counts = owned(&format!("{name}_count")).partition(SHARD, Type::Int).required(COUNT, Type::Int);
-    [rows, counts]
+    [rows.growing(buckets.0, buckets.1), counts.growing(shards.0, shards.1)]
 }
 
 impl Listing {

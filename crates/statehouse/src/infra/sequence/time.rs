@@ -86,7 +86,11 @@ pub(super) fn declare(cx: &mut Declare<'_>, table: &str) -> Option<()> {
     settings.refuse_if(lease < ahead, "lease", "`lease` must be at least as long as `ahead`");
     let workers = lease::columns(Table::named(table).partition(POOL, Type::Int).sort(WORKER, Type::Int))
         .required(RESERVED_FROM, Type::Time)
-        .required(RESERVED_UNTIL, Type::Time);
+        .required(RESERVED_UNTIL, Type::Time)
+        // An id of another layout can be the same as one that was minted before.
+        .fixed("worker_bits", worker_bits)
+        .fixed("sequence_bits", sequence_bits)
+        .fixed("epoch_ms", epoch_ms);
     let table = cx.build_internal(workers)?;
     let ids = Arc::new(Ids { name: name.to_owned(), layout, shared, ahead, lease, table });
     let key = vec![(WORKER.to_owned(), Type::Int)];

@@ -116,10 +116,12 @@ fn read_relation(cx: &mut Declare<'_>) -> Option<Relation> {
         .hidden()
         .updated_at();
     let def = cx.build(edges)?;
-    let [rows, counts] = listing::tables(&format!("{table}_out"), &from, &to);
+    let out_cut = ("out_buckets", out_buckets);
+    let [rows, counts] = listing::tables(&format!("{table}_out"), &from, &to, out_cut, out_cut);
     let (rows, counts) = (cx.build_internal(rows)?, cx.build_internal(counts)?);
     let outward = Listing::over(rows, counts, from.len(), out_buckets, out_buckets);
-    let [rows, counts] = listing::tables(&format!("{table}_in"), &to, &from);
+    let (cut, counts_cut) = (("buckets", buckets), ("count_shards", count_shards));
+    let [rows, counts] = listing::tables(&format!("{table}_in"), &to, &from, cut, counts_cut);
     let (rows, counts) = (cx.build_internal(rows)?, cx.build_internal(counts)?);
     let inward = Listing::over(rows, counts, to.len(), buckets, count_shards);
     let table = def.table().clone();

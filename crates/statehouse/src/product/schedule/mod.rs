@@ -251,9 +251,11 @@ fn read_schedule(cx: &mut Declare<'_>) -> Option<Schedule> {
     .map(|(name, default)| settings.duration(name, default, DURATIONS));
     let attempts_max = i64::from(settings.count("max_attempts", 5, 1..=ATTEMPTS_LIMIT));
     let per_key = i64::from(settings.count("per_key", 1, 1..=1_000));
-    let priorities = i64::from(settings.count("priorities", 1, 1..=PRIORITIES_LIMIT));
+    let most_priorities = settings.count("priorities", 1, 1..=PRIORITIES_LIMIT);
+    let priorities = i64::from(most_priorities);
     let shards = settings.count("shards", 4, 1..=1_024);
-    let jobs_def = cx.build(jobs_table(table, shards))?;
+    // A claim looks at so many priorities, and at no others.
+    let jobs_def = cx.build(jobs_table(table, shards).growing("priorities", most_priorities))?;
     let queues_def = cx.build(
         TableSpec::named(format!("{name}_queues"))
             .partition(QUEUE, Type::Text)

@@ -120,7 +120,9 @@ pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
         .immutable()
         .updated_at();
     let def = cx.build(children)?;
-    let [rows, counts] = listing::tables(&format!("{table}_listed"), &parent, std::slice::from_ref(&id));
+    let cut = ("buckets", buckets);
+    let [rows, counts] =
+        listing::tables(&format!("{table}_listed"), &parent, std::slice::from_ref(&id), cut, cut);
     let (rows, counts) = (cx.build_internal(rows)?, cx.build_internal(counts)?);
     let listing = Listing::over(rows, counts, parent.len(), buckets, buckets);
     let (table, threads) = (def.table().clone(), format!("{name}_thread"));
