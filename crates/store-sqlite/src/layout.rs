@@ -13,7 +13,7 @@ use crate::fault;
 use crate::sql::{index_name, is_optional, name};
 
 /// Marks a file as ours: `Sths` in ASCII.
-const APPLICATION_ID: i64 = 0x5374_6873;
+pub(crate) const APPLICATION_ID: i64 = 0x5374_6873;
 /// The layout that this version writes.
 const FORMAT: i64 = 1;
 /// Versions of SQLite before this one can corrupt a WAL that two connections write or checkpoint.
@@ -101,6 +101,8 @@ pub(crate) fn open_writer(options: &Options) -> Result<(Connection, u32), StoreE
     connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).map_err(fail)?;
     let partitions = initialize(&connection, options)?;
     if is_new {
+        // A file that is copied from now on is known to be a store's.
+        connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())).map_err(fail)?;
         synchronize_folder(path)?;
     }
     Ok((connection, partitions))
@@ -188,7 +190,7 @@ fn initialize(connection: &Connection, options: &Options) -> Result<u32, StoreEr
 }
 
 /// Makes the entry of a new file in its folder durable. SQLite does so for the WAL, not for the file itself.
-fn synchronize_folder(path: &Path) -> Result<(), StoreError> {
+pub(crate) fn synchronize_folder(path: &Path) -> Result<(), StoreError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| {
         StoreError::unavailable(format!("the folder {} cannot be synchronized: {error}", folder.display()))

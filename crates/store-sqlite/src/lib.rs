@@ -12,11 +12,15 @@
 //! **Layout.** Ordinary `STRICT` tables with readable names ([`layout`]): times are integers of microseconds,
 //! booleans 0 and 1, JSON is text. The log is `statehouse_log`; its key packs partition and offset into one integer.
 //!
+//! **Backup.** A copy of the file alone lacks what is still in the write-ahead log beside it, and a copy of both is torn if
+//! something is written meanwhile. [`backup()`] copies one moment of a live file, whoever writes to it.
+//!
 //! **Failures.** A full disk, a locked or read-only file give `Unavailable`, and nothing is lost that was
 //! acknowledged. If the commit itself fails, its plans get `OutcomeUnknown` and the writer stops for good: after a
 //! failed synchronization the operating system may have dropped the data it could not write, and whatever is
 //! appended behind such a hole could be lost with it. Opening the file again starts from what the disk has.
 
+mod backup;
 mod explain;
 mod fault;
 mod layout;
@@ -37,6 +41,7 @@ use statehouse_store::{
     Record, Resolution, Row, Scan, Schema, Store, StoreError, SystemClock, Tenant,
 };
 
+pub use backup::{BackupFile, BackupProgress, backup};
 pub use explain::explain;
 
 use crate::reader::Readers;
@@ -59,6 +64,9 @@ pub struct Options {
     pub batch: usize,
     /// How long to wait for a file that another process has locked.
     pub lock_timeout: Duration,
+    /// How long nothing must be committed before the write-ahead log is moved into the file; it is moved after five times as
+    /// long anyway.
+    pub checkpoint_after: Duration,
     /// The SQLite file layer, by its registered name; for tests that make it fail.
     pub vfs: Option<String>,
     /// Whether commits wait for the disk. Switching this off gives up durability; it exists for the test that
@@ -77,6 +85,7 @@ impl Options {
             queue: 1024,
             batch: 256,
             lock_timeout: Duration::from_secs(5),
+            checkpoint_after: Duration::from_secs(1),
             vfs: None,
             synchronous: true,
         }

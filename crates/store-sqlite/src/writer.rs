@@ -15,11 +15,15 @@
 //! W4. A failed write ends the batch with a rollback; the jobs that it does not concern are run again.
 //! W5. A failed COMMIT is an unknown outcome, and the last thing this writer does. A full disk is the exception:
 //!     the commit mark could not be written, and the rollback that follows is certain.
+//! W6. What was committed is moved from the WAL into the file within seconds ([`checkpoint_in_time`]), and a migration at once.
+//!     Nothing depends on it but how much of a house a copy of the file alone has, which is no backup
+//!     ([`crate::backup()`] makes one), and how long an opening after a crash takes.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, Statement, params};
 use statehouse_store::eval::{self, Decision};
@@ -27,7 +31,7 @@ use statehouse_store::log::partition_of;
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{
     Address, Applied, Change, Clock, Commit, Event, Fate, Migrate, Plan, Position, Record, Resolution, Row,
-    Schema, Step, StoreError, Tenant,
+    Schema, Step, StoreError, SystemClock, Tenant,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -47,6 +51,8 @@ enum Job {
     /// Answers whether more is left to forget.
     Trim(u32, u64, Reply<bool>),
     Migrate(Schema, Migrate, Reply<Vec<Change>>),
+    /// Moves the WAL into the file (W6).
+    Checkpoint,
 }
 
 /// A plan, and what its caller could do for the writer beforehand.
@@ -79,6 +85,7 @@ enum Done {
     Resolve(Result<Resolution, StoreError>),
     Trim(Result<bool, StoreError>),
     Migrate(Result<Vec<Change>, StoreError>),
+    Checkpoint,
 }
 
 /// The callers' side of the writer.
@@ -96,6 +103,7 @@ impl Writer {
         let (ready, opened) = oneshot::channel();
         let (commits, commits_seen) = watch::channel(0);
         let (finish, finished) = watch::channel(false);
+        let checkpoint_after = options.checkpoint_after;
         let options = options.clone();
         let thread = std::thread::Builder::new().name("statehouse-sqlite".into());
         let spawned = thread.spawn(move || {
@@ -114,6 +122,7 @@ impl Writer {
         });
         spawned.map_err(|error| StoreError::unavailable(format!("no thread for the writer: {error}")))?;
         let partitions = opened.await.map_err(|_| StoreError::unavailable("the writer did not start"))??;
+        tokio::spawn(checkpoint_in_time(queue.downgrade(), commits_seen.clone(), checkpoint_after));
         let queue = Mutex::new(Some(queue));
         Ok((Writer { queue, partitions, commits: commits_seen, finished }, partitions))
     }
@@ -157,6 +166,32 @@ impl Writer {
     }
 }
 
+/// How often the pause is waited for that lets the WAL be moved; then it is moved without one.
+const PAUSES_MAX: u32 = 5;
+
+/// Has the WAL moved into the file when nothing was committed for a while, or after some times as long (W6). It wakes once in
+/// that while, however much is committed, and ends with the writer.
+async fn checkpoint_in_time(
+    queue: mpsc::WeakSender<Job>,
+    mut commits: watch::Receiver<u64>,
+    pause: Duration,
+) {
+    while commits.changed().await.is_ok() {
+        for _ in 0..PAUSES_MAX {
+            let seen = *commits.borrow_and_update();
+            SystemClock.sleep(pause).await;
+            if *commits.borrow() == seen {
+                break;
+            }
+        }
+        let Some(queue) = queue.upgrade() else { return };
+        if queue.send(Job::Checkpoint).await.is_err() {
+            return;
+        }
+        commits.borrow_and_update();
+    }
+}
+
 /// The thread's side of the writer.
 struct Worker<'c> {
     path: PathBuf,
@@ -171,6 +206,8 @@ struct Worker<'c> {
     /// Changes when another connection has written, which makes `edges` wrong.
     data_version: i64,
     commits: watch::Sender<u64>,
+    /// Whether tables were changed that are not in the file yet.
+    migrated: bool,
     /// Why no more is written.
     stopped: Option<StoreError>,
 }
@@ -215,6 +252,7 @@ impl<'c> Worker<'c> {
             edges: Vec::new(),
             data_version: -1,
             commits,
+            migrated: false,
             stopped: None,
         }
     }
@@ -223,9 +261,23 @@ impl<'c> Worker<'c> {
         let mut batch = Vec::with_capacity(self.batch_max);
         while jobs.blocking_recv_many(&mut batch, self.batch_max) > 0 {
             let mut waiting = std::mem::take(&mut batch);
+            let all = waiting.len();
+            waiting.retain(|job| !matches!(job, Job::Checkpoint));
+            let is_asked = waiting.len() < all;
             while !waiting.is_empty() {
                 waiting = self.run_batch(waiting);
             }
+            if is_asked || self.migrated {
+                self.checkpoint();
+            }
+        }
+    }
+
+    /// Moves the WAL into the file, as far as readers let it (W6). If it fails nothing is lost: the WAL stays where it is.
+    fn checkpoint(&mut self) {
+        self.migrated = false;
+        if self.stopped.is_none() {
+            drop(self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())));
         }
     }
 
@@ -334,8 +386,11 @@ impl<'c> Worker<'c> {
             Job::Resolve(tenant, operation, _) => Done::Resolve(Ok(self.settle(tenant, operation)?)),
             Job::Trim(partition, through, _) => Done::Trim(Ok(self.forget(*partition, *through)?)),
             Job::Migrate(schema, how, _) => {
-                Done::Migrate(Ok(migrate::run(self.connection, &self.path, schema, *how)?))
+                let changes = migrate::run(self.connection, &self.path, schema, *how)?;
+                self.migrated |= *how != Migrate::Show && !changes.is_empty();
+                Done::Migrate(Ok(changes))
             }
+            Job::Checkpoint => Done::Checkpoint,
         })
     }
 
@@ -551,6 +606,7 @@ fn tell(job: Job, done: Done) {
         (Job::Resolve(_, _, reply), Done::Resolve(result)) => drop(reply.send(result)),
         (Job::Trim(_, _, reply), Done::Trim(result)) => drop(reply.send(result)),
         (Job::Migrate(_, _, reply), Done::Migrate(result)) => drop(reply.send(result)),
+        (Job::Checkpoint, _) => {}
         (job, _) => fail(job, StoreError::unavailable("the writer lost track of a job")),
     }
 }
@@ -561,5 +617,6 @@ fn fail(job: Job, error: StoreError) {
         Job::Resolve(_, _, reply) => drop(reply.send(Err(error))),
         Job::Trim(_, _, reply) => drop(reply.send(Err(error))),
         Job::Migrate(_, _, reply) => drop(reply.send(Err(error))),
+        Job::Checkpoint => {}
     }
 }
