@@ -18,6 +18,8 @@
 //!     tell the difference; if one does not, nothing was done, and each goes by itself.
 
 mod many;
+mod migrate;
+mod moves;
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,9 +27,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::{
-    Backoff, Clock, Commit, Draft as EventDraft, Entry, Event, Fate, Ids, Migrate, Plan, PlanError, Random,
-    Record, Refused, Resolution, RetryPolicy, Schema, Store, StoreError, SystemClock, Tenant, Value,
-    commit_reported,
+    Backoff, Clock, Commit, Draft as EventDraft, Entry, Event, Fate, Ids, Plan, PlanError, Random, Record,
+    Refused, Resolution, RetryPolicy, Schema, Store, StoreError, SystemClock, Tenant, Value, commit_reported,
 };
 use tokio::task::JoinHandle;
 
@@ -358,11 +359,6 @@ impl House {
     /// The store below.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
-    }
-
-    /// Makes the store fit the blueprint, or says what that would take.
-    pub async fn migrate(&self, how: Migrate) -> Result<Vec<statehouse_store::Change>, StoreError> {
-        self.store.migrate(&self.schema, how).await
     }
 
     /// The resource of that name.

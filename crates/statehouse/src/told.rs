@@ -4,7 +4,8 @@
 //! each archetype says of each of its resources how its rows can be followed ([`Telling`]):
 //!
 //! - *With the row*: every write of a row is an event that has the row, and rows are never deleted for good. The event says
-//!   all there is to know, and the row's version tells an old one from a new one.
+//!   all there is to know, and the row's version tells an old one from a new one. Only where a server with an older blueprint
+//!   has written it, it lacks columns; then the row is looked up ([`RowTold`]).
 //! - *By name*: an event says which rows a write changed, and not what they are: several rows in one plan, rows that are
 //!   deleted for good, rows with large bodies. Whoever follows looks them up.
 //! - *Nothing*: its rows are no truth of their own, or are read as cheaply as a view would be.
@@ -80,6 +81,16 @@ pub struct Naming {
     pub resource: String,
     /// Where the last part of the key is, or a list of several.
     pub last: String,
+}
+
+/// What an event of a row's write has of the row.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RowTold<'r> {
+    /// All that was asked for, with the row's version.
+    Whole(&'r serde_json::Map<String, Json>, i64),
+    /// Less: the server that wrote the event has an older blueprint, or the column was added since. The row itself has to be
+    /// looked up, by this key. It is at this version or a later one.
+    Partial(Vec<Value>, i64),
 }
 
 /// Which rows count.
@@ -164,28 +175,34 @@ impl Told {
         })
     }
 
-    /// The rows that a record has, with their versions. Events of what stands beside a row, like hot fields, do not have
-    /// what every row has: its key, and what is required and has no default. Any other column may have been added since the
-    /// record was written, or be unknown to whoever wrote it.
-    pub fn rows<'r>(&self, record: &'r Record) -> Vec<(&'r serde_json::Map<String, Json>, i64)> {
+    /// The rows of a record, for a reader that uses these columns of them. Events of what stands beside a row, like hot fields,
+    /// do not have what every row has: its key, and what is required and has no default. They are passed over. Any other
+    /// column may be unknown to the server that wrote the event, which says nothing about its value.
+    pub fn rows<'r>(&self, record: &'r Record, used: &[&str]) -> Vec<RowTold<'r>> {
         let How::WithRow(resource) = &self.how else { return Vec::new() };
         let events = record.events.iter().filter(|event| is_of(event, resource));
         let rows = events.filter_map(|event| event.data.get("row").and_then(Json::as_object));
-        let whole = |row: &&serde_json::Map<String, Json>| {
+        let is_row = |row: &&serde_json::Map<String, Json>| {
             let own = self.table.other_columns().iter();
             let own = own.filter(|column| column.required && column.default.is_none());
             self.table.key_columns().iter().chain(own).all(|column| row.contains_key(&column.name))
         };
-        rows.filter(whole).filter_map(|row| Some((row, row.get("version")?.as_i64()?))).collect()
+        let told = |row: &'r serde_json::Map<String, Json>| {
+            let version = row.get("version")?.as_i64()?;
+            if used.iter().all(|name| row.contains_key(*name)) {
+                return Some(RowTold::Whole(row, version));
+            }
+            let key = self.table.key_columns().iter().map(|column| self.value(row, &column.name));
+            Some(RowTold::Partial(key.collect(), version))
+        };
+        rows.filter(is_row).filter_map(told).collect()
     }
 
-    /// What a row of a record has in a column: its default, if the row does not know it.
+    /// What a row of a record has in a column.
     pub fn value(&self, row: &serde_json::Map<String, Json>, name: &str) -> Value {
-        let Some(column) = self.table.column(name) else { return Value::Null };
-        let value = match row.get(name) {
-            Some(json) => Value::from_json(json.clone(), column.kind).ok(),
-            None => column.default.clone(),
-        };
+        let kind = self.table.type_of(name);
+        let value =
+            row.get(name).zip(kind).and_then(|(json, kind)| Value::from_json(json.clone(), kind).ok());
         value.unwrap_or(Value::Null)
     }
 
@@ -289,7 +306,7 @@ mod tests {
         ]);
         let key = |event: &str, seat: i64| vec![Value::from(event), seat.into()];
         assert_eq!(told.keys(&both), [key("e", 3), key("e", 4), key("f", 9)]);
-        assert!(told.wants(&both) && told.rows(&both).is_empty());
+        assert!(told.wants(&both) && told.rows(&both, &[]).is_empty());
         // What does not say all of a key names nothing.
         for data in [
             json!({}),
@@ -308,7 +325,11 @@ mod tests {
         let whole = json!({"row": {"event_id": "e", "seat_no": 1, "state": "SOLD", "version": 7}});
         let part = json!({"row": {"event_id": "e", "seat_no": 1, "version": 8}});
         let found = record(&[("seat.sold", whole), ("seat.counted", part), ("seat.seen", json!({}))]);
-        assert_eq!(told.rows(&found).iter().map(|(_, version)| *version).collect::<Vec<_>>(), [7]);
+        let rows = told.rows(&found, &["state"]);
+        assert!(matches!(rows.as_slice(), [RowTold::Whole(_, 7)]), "{rows:?}");
+        // A column that the event does not have is looked up, whatever its default is.
+        let key = vec![Value::from("e"), 1.into()];
+        assert_eq!(told.rows(&found, &["state", "price"]), [RowTold::Partial(key, 7)]);
         assert_eq!(told.keys(&found), Vec::<Vec<Value>>::new());
     }
 

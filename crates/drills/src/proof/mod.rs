@@ -14,6 +14,7 @@ use crate::harness::simulation::Course;
 
 mod blueprint;
 pub(crate) mod booking;
+mod changes;
 pub(crate) mod effect;
 pub(crate) mod entity;
 pub(crate) mod feed;
@@ -60,7 +61,7 @@ macro_rules! list_proofs {
         pub const PROOFS: &[Proof] = &[$($name::PROOF),*];
 
         /// Every list of cases.
-        pub const CASES: &[&[Case]] = &[blueprint::CASES, $($name::PROOF.cases),*];
+        pub const CASES: &[&[Case]] = &[blueprint::CASES, changes::CASES, $($name::PROOF.cases),*];
 
         /// Every list of drills.
         pub const DRILLS: &[&[Drill]] = &[$($name::PROOF.drills),*];

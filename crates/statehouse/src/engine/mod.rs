@@ -1,5 +1,5 @@
-//! Engines: stores by URL, what each engine cannot carry ([`limits`]), and what it promises beyond the waist
-//! ([`guarantees`]). This folder is the one place in the library that names engines.
+//! Engines: stores by URL, what each engine cannot carry ([`limits`]), what it promises beyond the waist
+//! ([`guarantees`]), and how it is backed up ([`mod@backup`]). This folder is the one place in the library that names engines.
 //!
 //! | URL | store |
 //! |---|---|
@@ -8,6 +8,7 @@
 //! | `dynamodb://prefix?region=eu-central-1` | DynamoDB |
 //! | `memory:` | in memory, gone with the process |
 
+pub mod backup;
 pub mod guarantees;
 pub mod limits;
 #[cfg(feature = "redis")]
@@ -16,7 +17,7 @@ mod redis;
 use std::fmt;
 use std::sync::Arc;
 
-use statehouse_store::{Asked, Explanation, Migrate, ModelStore, Store, StoreError, Time};
+use statehouse_store::{Asked, Explanation, ModelStore, Store, StoreError, Time};
 
 use crate::holds::Holds;
 use crate::{Blueprint, House, Problems, resource};
@@ -104,7 +105,7 @@ impl House {
     /// engine cannot carry is refused before anything is created.
     pub async fn open(url: &str, blueprint: &Blueprint) -> Result<House, OpenError> {
         let house = House::open_as_it_is(url, blueprint).await?;
-        house.migrate(Migrate::Apply).await?;
+        house.prepare().await?;
         Ok(house)
     }
 

@@ -15,7 +15,7 @@ use statehouse_store::{
 };
 use tokio::task::JoinSet;
 
-use super::pipeline::{Digest, Feed, Sheet, as_store_error, group_of};
+use super::pipeline::{Digest, Feed, Sheet, as_store_error, generation_of, group_of};
 use super::state::{Phase, State, projections_table};
 use super::{Change, Entry, GENERATION, Matter, Projector, SOURCE};
 use crate::cache::Token;
@@ -87,7 +87,7 @@ pub(super) async fn read_state(store: &dyn Store, name: &str) -> Result<State, S
 }
 
 /// Goes from one state to the next, if it is still the one that was read.
-async fn change_state(
+pub(super) async fn change_state(
     store: &dyn Store,
     name: &str,
     before: &State,
@@ -265,8 +265,8 @@ impl Projecting {
         let (store, name) = (&**shift.store, self.projector.name());
         let state = read_state(store, name).await?;
         let definition = self.projector.definition();
-        if let Some(generation) = state.dropping {
-            progress.rows += self.delete(shift, generation).await?;
+        if state.dropping.is_some() {
+            progress.rows += self.delete(shift, &state).await?;
             change_state(store, name, &state, &state.dropped(), Some(shift.guard())).await?;
             return Ok(());
         }
@@ -405,14 +405,15 @@ impl Projecting {
         Ok(Some((quiet.then_some(built == truth), built.to_string())))
     }
 
-    /// Deletes a generation's rows, and its group's.
-    async fn delete(&self, shift: &Shift<'_>, generation: i64) -> Result<usize, StoreError> {
+    /// Deletes the rows of all generations that are over, and of their groups.
+    async fn delete(&self, shift: &Shift<'_>, state: &State) -> Result<usize, StoreError> {
         let mut deleted = 0;
         for table in self.projector.tables() {
             let mut scan = Scan::all(&table);
             loop {
                 let page = shift.store.scan(&scan).await?;
-                let ours = page.rows.iter().filter(|row| row.int(GENERATION) == Some(generation));
+                let is_over = |row: &&Row| row.int(GENERATION).is_some_and(|number| state.is_over(number));
+                let ours = page.rows.iter().filter(is_over);
                 deleted += delete_rows(&**shift.store, ours).await?;
                 let Some(next) = page.next else { break };
                 if !shift.is_live() {
@@ -421,13 +422,17 @@ impl Projecting {
                 scan = scan.after(next).map_err(|error| misuse(&error))?;
             }
         }
-        let group = group_of(self.projector.name(), generation);
+        let name = self.projector.name();
         for table in [crate::infra::log::progress_table(), crate::infra::log::parked_table()] {
             let table = table.map_err(|error| StoreError::schema(error.table, error.why))?;
             let mut scan = Scan::all(&table);
             loop {
                 let page = shift.store.scan(&scan).await?;
-                let ours = page.rows.iter().filter(|row| row.text("consumer") == Some(&group));
+                let is_over = |row: &&Row| {
+                    let group = row.text("consumer").and_then(|group| generation_of(name, group));
+                    group.is_some_and(|number| state.is_over(number))
+                };
+                let ours = page.rows.iter().filter(is_over);
                 deleted += delete_rows(&**shift.store, ours).await?;
                 let Some(next) = page.next else { break };
                 scan = scan.after(next).map_err(|error| misuse(&error))?;

@@ -15,7 +15,9 @@
 //! where it stood before the scan, so that nothing is missed; then the row of the house is switched.
 //!
 //! Where the log only names the rows that a write has changed, the projector has a [`Look`]: their entries are read, then the
-//! rows themselves, and what they are then is what is written.
+//! rows themselves, and what they are then is what is written. Where a record has less of a row than the projector uses,
+//! because a server with an older blueprint has written it, the row is looked up too, and counts under its own version
+//! ([`Mention`]).
 //!
 //! Where one source row means more rows than fit into a plan, as a post does that goes to thousands of readers, the projector
 //! has a [`Reach`]: it hands out pieces, each of them a plan, and sees from what is stored how far it has come. What is small
@@ -44,6 +46,9 @@
 //! - I6. The scan's place is never ahead of its work. *It is written after the plans of its page.*
 //! - I7. A record that is done in pieces, because it has more rows than fit into a plan, is passed with the last of them. *A piece before it leaves the progress where it
 //!   is.*
+//! - I8. A generation goes with its tables. *Before a migration creates one of them, or one that they follow from, all
+//!   generations are given up; before it adds a column, those of the definition that needs it are* ([`restart`]). *What is
+//!   given up is never read again, and its number never given out again.*
 //!
 //! **Failures.** *Stale index*: lag is said, and a reader that brings the token of its own write waits for it
 //! ([`Projection::wait_for`]). *Missing entry*: I1, I6; a rebuild starts from the truth. *Duplicate entry*: I2. *Tombstone not
@@ -57,6 +62,7 @@ mod archetype;
 mod build;
 mod consult;
 mod pipeline;
+mod restart;
 mod state;
 
 pub use archetype::ARCHETYPE;
@@ -73,7 +79,8 @@ use crate::infra::log::{Reading, Unable};
 
 pub use build::{Projecting, Projection, Status};
 pub(crate) use consult::{Consult, fresh};
-pub(crate) use pipeline::entry_step;
+pub(crate) use pipeline::{changes_in, entry_step};
+pub(crate) use restart::restart;
 pub use state::{Building, Generation, PROJECTIONS, Phase, State, projections_table};
 
 /// The columns that every table of a projection's entries begins with.
@@ -105,6 +112,22 @@ pub struct Change {
     pub order: i64,
     /// What the entry says; `None` if there is none (any more).
     pub content: Option<Content>,
+}
+
+/// What a record says of a source row.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mention {
+    /// What the row means now.
+    Change(Change),
+    /// Not enough: the row of this key has to be looked up. If it is not there, there is no entry.
+    Partial {
+        /// The key of the source row, after the tenant.
+        key: Vec<Value>,
+        /// The same as text.
+        source: String,
+        /// The order of the change that the record tells of; the row may have changed since.
+        order: i64,
+    },
 }
 
 /// What an entry changes elsewhere, under the same generation.
@@ -220,11 +243,16 @@ pub trait Projector: Send + Sync + fmt::Debug {
     /// All tables with rows of a generation, the entries' included: what is dropped with it.
     fn tables(&self) -> Vec<Arc<Table>>;
 
+    /// All tables that its rows follow from.
+    fn truths(&self) -> Vec<Arc<Table>> {
+        vec![self.source().clone()]
+    }
+
     /// Whether a record may change something.
     fn wants(&self, record: &Record) -> bool;
 
-    /// What a record changes, in the order of its events; or why it cannot be understood.
-    fn changes(&self, record: &Record) -> Result<Vec<Change>, String>;
+    /// What a record says of source rows, in the order of its events; or why it cannot be understood.
+    fn mentions(&self, record: &Record) -> Result<Vec<Mention>, String>;
 
     /// What a row of the source means.
     fn change_of(&self, row: &Row) -> Change;
@@ -238,7 +266,7 @@ pub trait Projector: Send + Sync + fmt::Debug {
         after: Option<&Content>,
     ) -> Vec<Delta>;
 
-    /// How source rows are looked up, if they are; [`Projector::changes`] is then not asked. The order of all changes, also
+    /// How source rows are looked up, if they are; [`Projector::mentions`] is then not asked. The order of all changes, also
     /// of [`Projector::change_of`], is then 0; that of an entry says which record it was last written for.
     fn look(&self) -> Option<&dyn Look> {
         None

@@ -9,7 +9,7 @@ use statehouse_store::{
     Tenant, Value,
 };
 
-use super::{Change, Content, Delta, Entry, GONE, Look, Matter, Projector, SOURCE_ORDER};
+use super::{Change, Content, Delta, Entry, GONE, Look, Matter, Mention, Projector, SOURCE_ORDER};
 use crate::infra::log::{Effect, Handler, Reading, Unable};
 
 /// Rows in one plan at most; one more is the group's progress.
@@ -37,6 +37,11 @@ pub(super) fn group_of(name: &str, generation: i64) -> String {
     format!("{name}@{generation}")
 }
 
+/// The generation whose group this is, if it is one of the projection's.
+pub(super) fn generation_of(name: &str, group: &str) -> Option<i64> {
+    group.strip_prefix(name)?.strip_prefix('@')?.parse().ok()
+}
+
 #[async_trait]
 impl Handler for Feed {
     fn group(&self) -> &str {
@@ -59,8 +64,9 @@ impl Handler for Feed {
         let mut sheet = Sheet::over(&*self.projector, self.generation);
         let changes = match self.projector.look() {
             None => {
-                let changes = records.iter().map(|record| self.projector.changes(record));
-                let changes = changes.collect::<Result<Vec<_>, _>>().map_err(Unable::Never)?;
+                let mentions = records.iter().map(|record| self.projector.mentions(record));
+                let mentions = mentions.collect::<Result<Vec<_>, _>>().map_err(Unable::Never)?;
+                let changes = changes_in(&*self.projector, reading.store, reading.tenant, mentions).await?;
                 sheet.read(reading.store, reading.tenant, changes.iter().flatten()).await?;
                 changes
             }
@@ -116,6 +122,39 @@ fn looked_up_at_once(names: impl Iterator<Item = usize>) -> usize {
 fn mark_of(record: &Record) -> i64 {
     let Some(Position { partition, offset }) = record.position else { return 0 };
     (i64::from(partition) << OFFSET_BITS) | i64::try_from(offset).unwrap_or(i64::MAX)
+}
+
+/// What the mentions of each record change. Rows that a record has only in part are looked up: a strong read, after the record,
+/// finds the row at the record's version or at a later one, and it counts under that one (I2).
+pub(crate) async fn changes_in(
+    projector: &dyn Projector,
+    store: &dyn Store,
+    tenant: &Tenant,
+    mentions: Vec<Vec<Mention>>,
+) -> Result<Vec<Vec<Change>>, Unable> {
+    let partial: BTreeMap<&str, &Vec<Value>> = mentions
+        .iter()
+        .flatten()
+        .filter_map(|mention| match mention {
+            Mention::Partial { key, source, .. } => Some((source.as_str(), key)),
+            Mention::Change(_) => None,
+        })
+        .collect();
+    let address = |key: &&Vec<Value>| Address::new(projector.source(), tenant, key.iter().cloned());
+    let addresses = partial.values().map(address).collect::<Result<Vec<Address>, PlanError>>()?;
+    let rows = match addresses.is_empty() {
+        true => Vec::new(),
+        false => store.get(&addresses, Consistency::Strong).await?,
+    };
+    let rows: HashMap<String, Option<Row>> = partial.into_keys().map(str::to_owned).zip(rows).collect();
+    let change = |mention: Mention| match mention {
+        Mention::Change(change) => change,
+        Mention::Partial { source, order, .. } => match rows.get(&source).and_then(Option::as_ref) {
+            Some(row) => projector.change_of(row),
+            None => Change { source, order, content: None },
+        },
+    };
+    Ok(mentions.into_iter().map(|mentions| mentions.into_iter().map(change).collect()).collect())
 }
 
 /// What a plan will make of the rows of a generation.

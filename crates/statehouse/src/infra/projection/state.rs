@@ -233,6 +233,36 @@ impl State {
         Some(State { dropping: Some(previous.number), previous: None, ..self.clone() })
     }
 
+    /// Generations are lost, with their tables or with columns of them: readers have none of them any more, and what is left of
+    /// them is deleted (I8). `None` if there is no such generation.
+    pub(super) fn without(&self, is_lost: impl Fn(&Generation) -> bool) -> Option<State> {
+        let all = [self.live.as_ref(), self.previous.as_ref(), self.building_generation()];
+        let lost = all.into_iter().flatten().filter(|generation| is_lost(generation));
+        let newest_lost = lost.map(|generation| generation.number).max()?;
+        let kept = |generation: &Generation| !is_lost(generation);
+        Some(State {
+            live: self.live.clone().filter(kept),
+            previous: self.previous.clone().filter(kept),
+            building: self.building.clone().filter(|building| kept(&building.generation)),
+            dropping: self.dropping.or(Some(newest_lost)),
+            verified: None,
+            digest: None,
+            ..self.clone()
+        })
+    }
+
+    fn building_generation(&self) -> Option<&Generation> {
+        self.building.as_ref().map(|building| &building.generation)
+    }
+
+    /// Whether nothing of a generation is needed any more, nor ever will be. Those that are begun after this state was read have
+    /// numbers above [`State::newest`].
+    pub(super) fn is_over(&self, generation: i64) -> bool {
+        let kept = [self.live.as_ref(), self.previous.as_ref(), self.building_generation()];
+        let is_kept = kept.into_iter().flatten().any(|kept| kept.number == generation);
+        generation <= self.newest && !is_kept
+    }
+
     /// Everything of the generation that was to be deleted is.
     pub(super) fn dropped(&self) -> State {
         State { dropping: None, ..self.clone() }
@@ -240,8 +270,7 @@ impl State {
 
     /// The generations that a projector of this definition fills.
     pub(super) fn filled_by(&self, definition: &str) -> Vec<i64> {
-        let building = self.building.as_ref().map(|building| &building.generation);
-        let all = [self.live.as_ref(), self.previous.as_ref(), building];
+        let all = [self.live.as_ref(), self.previous.as_ref(), self.building_generation()];
         let own = all.into_iter().flatten().filter(|generation| generation.definition == definition);
         own.map(|generation| generation.number).collect()
     }
@@ -275,6 +304,22 @@ mod tests {
         assert_eq!(third.begun("c".into()), None);
         assert!(third.dropped().begun("c".into()).is_some());
         assert_eq!(third.dropped().dropping_previous().unwrap().dropping, Some(2));
+    }
+
+    #[test]
+    fn what_is_lost_is_given_up() {
+        let two = built(&built(&State::default().begun("a".into()).unwrap()).begun("b".into()).unwrap());
+        let three = two.begun("b".into()).unwrap();
+        let none = three.without(|_| true).unwrap();
+        assert_eq!((&none.live, &none.previous, &none.building), (&None, &None, &None));
+        assert_eq!((none.dropping, none.newest, none.verified), (Some(3), 3, None));
+        assert!((1..=3).all(|number| none.is_over(number)) && !none.is_over(4));
+        assert_eq!(none.begun("a".into()), None, "what is lost is deleted first");
+        assert_eq!(none.dropped().begun("a".into()).unwrap().newest, 4);
+        let other = three.without(|generation| generation.definition == "b").unwrap();
+        assert_eq!((other.previous.as_ref().map(|one| one.number), &other.live), (Some(1), &None));
+        assert!(!other.is_over(1) && other.is_over(2) && other.is_over(3));
+        assert_eq!(three.without(|generation| generation.definition == "c"), None);
     }
 
     #[test]

@@ -65,7 +65,7 @@ use crate::blueprint::settings::Field;
 use crate::declare::table::UPDATED_AT;
 use crate::declare::{Declare, ResourceSpec, SettingsReader, TableDef, TableSpec};
 use crate::lock;
-use crate::resource::plural;
+use crate::resource::{Resource, plural};
 use crate::told::{Counts, Told};
 
 /// The states of a row.
@@ -120,7 +120,7 @@ pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     };
     let hot_table = match hot.is_empty() {
         true => None,
-        false => Some(cx.build_internal(Field::columns(&hot, keyed("hot")))?),
+        false => Some(cx.build_internal(Field::columns(&hot, keyed(HOT)))?),
     };
     let lock_table = match mutate {
         PESSIMISTIC => Some(cx.build_internal(lock::columns(keyed("lock")))?),
@@ -148,6 +148,32 @@ fn check_hot(settings: &mut SettingsReader<'_>, hot: &[String], fields: &[Field]
             Some(_) => {}
         }
     }
+}
+
+/// How the name of the table of the hot fields ends.
+const HOT: &str = "hot";
+
+/// The table of the hot fields, beside this one.
+fn hot_name(table: &str) -> String {
+    format!("{table}_{HOT}")
+}
+
+/// The tables of an entity between which its fields go when they become hot, or are so no longer.
+pub(crate) struct HotPair {
+    /// The table of the rows.
+    pub(crate) main: Arc<Table>,
+    /// What the table of the hot fields is called.
+    pub(crate) hot_name: String,
+    /// The table of the hot fields, if there are any.
+    pub(crate) hot: Option<Arc<Table>>,
+}
+
+/// The tables of an entity; `None` for another resource.
+pub(crate) fn hot_pair(resource: &Resource) -> Option<HotPair> {
+    let main = resource.tables.first().filter(|_| resource.archetype.keyword() == "entity")?.clone();
+    let hot_name = hot_name(main.name());
+    let hot = resource.tables.iter().find(|table| table.name() == hot_name).cloned();
+    Some(HotPair { main, hot_name, hot })
 }
 
 /// How fresh a read has to be.

@@ -24,7 +24,7 @@ use super::{
 use crate::action::Refusal;
 use crate::infra::log::{Reading, Unable};
 use crate::infra::projection::{
-    Bundle, Change, Content, Entry, Matter, Piece, Projector, Reach, SOURCE_ORDER, entry_step,
+    Bundle, Change, Content, Entry, Matter, Piece, Projector, Reach, SOURCE_ORDER, changes_in, entry_step,
 };
 use crate::product::listing::{Item, Tally};
 use crate::product::relation;
@@ -157,7 +157,7 @@ enum Job {
 #[async_trait]
 impl Reach for Feed {
     async fn piece(&self, generation: i64, of: Matter<'_>, reading: &Reading<'_>) -> Result<Piece, Unable> {
-        let jobs = self.jobs(of)?;
+        let jobs = self.jobs(of, reading).await?;
         let desk = Desk { feed: self, generation, reading };
         let count = jobs.len();
         for (number, job) in (1..).zip(jobs) {
@@ -183,7 +183,7 @@ impl Reach for Feed {
         let (mut sources, oldest) = (HashSet::new(), self.oldest(reading.now));
         for matter in of {
             // Whatever is wrong with one that comes later is said when it is its turn.
-            let Ok(jobs) = self.jobs(*matter) else { break };
+            let Ok(jobs) = self.jobs(*matter, reading).await else { break };
             let Ok([Job::Post(change)]) = <[Job; 1]>::try_from(jobs) else { break };
             let shown = Shown::of(change.content.as_ref()).filter(|shown| shown.at >= oldest);
             let Some(shown) = shown.filter(|_| sources.insert(change.source.clone())) else { break };
@@ -197,13 +197,14 @@ impl Reach for Feed {
 }
 
 impl Feed {
-    fn jobs(&self, of: Matter<'_>) -> Result<Vec<Job>, Unable> {
+    async fn jobs(&self, of: Matter<'_>, reading: &Reading<'_>) -> Result<Vec<Job>, Unable> {
         let record = match of {
             Matter::Row(row) => return Ok(vec![Job::Post(self.change_of(row))]),
             Matter::Record(record) => record,
         };
-        let mut jobs: Vec<Job> =
-            self.changes(record).map_err(Unable::Never)?.into_iter().map(Job::Post).collect();
+        let mentions = vec![self.mentions(record).map_err(Unable::Never)?];
+        let changes = changes_in(self, reading.store, reading.tenant, mentions).await?;
+        let mut jobs: Vec<Job> = changes.into_iter().flatten().map(Job::Post).collect();
         let table = &self.relation.table;
         for row in Feed::told(record, &self.follows) {
             let mut ends = table.key_columns().iter().map(|end| column_in(table, row, &end.name));

@@ -81,10 +81,10 @@ use super::relation::{self, Relation};
 use crate::blueprint::Thing;
 use crate::declare::{Declare, ResourceSpec};
 use crate::infra::projection::{
-    Change, Content, Delta, GENERATION, Projector, Reach, SOURCE, SOURCE_ORDER, entries_table,
+    Change, Content, Delta, GENERATION, Mention, Projector, Reach, SOURCE, SOURCE_ORDER, entries_table,
 };
 use crate::resource::{Resource, key_text};
-use crate::told::Telling;
+use crate::told::{RowTold, Telling, Told};
 
 const VIEWER: &str = "viewer_id";
 const AUTHOR: &str = "author_id";
@@ -390,6 +390,10 @@ impl Projector for Feed {
         tables.map(Arc::clone).to_vec()
     }
 
+    fn truths(&self) -> Vec<Arc<Table>> {
+        vec![self.source.clone(), self.relation.table.clone()]
+    }
+
     fn wants(&self, record: &Record) -> bool {
         let names = [self.posts.as_str(), self.follows.as_str()];
         record
@@ -398,16 +402,18 @@ impl Projector for Feed {
             .any(|event| event.name.split('.').next().is_some_and(|name| names.contains(&name)))
     }
 
-    fn changes(&self, record: &Record) -> Result<Vec<Change>, String> {
-        let mut changes = Vec::new();
-        for row in Feed::told(record, &self.posts) {
-            // Events of what stands beside the row, like hot fields, do not have all of its columns.
-            let is_whole = self.source.columns().iter().all(|column| row.contains_key(&column.name));
-            let (true, Some(order)) = (is_whole, row.get("version").and_then(Json::as_i64)) else { continue };
-            let get = |name: &str| column_in(&self.source, row, name);
-            changes.push(Change { source: self.source_key(&get)?, order, content: self.meaning(&get) });
-        }
-        Ok(changes)
+    fn mentions(&self, record: &Record) -> Result<Vec<Mention>, String> {
+        let told = Told::with_row(&self.posts, &self.source);
+        let used = [STATUS, &self.author, &self.created].into_iter().chain(self.preview.as_deref());
+        let mention = |row: RowTold<'_>| match row {
+            RowTold::Whole(row, order) => {
+                let get = |name: &str| told.value(row, name);
+                let (source, content) = (self.source_key(&get)?, self.meaning(&get));
+                Ok(Mention::Change(Change { source, order, content }))
+            }
+            RowTold::Partial(key, order) => Ok(Mention::Partial { source: fitting(&key)?, key, order }),
+        };
+        told.rows(record, &used.collect::<Vec<_>>()).into_iter().map(mention).collect()
     }
 
     fn change_of(&self, row: &Row) -> Change {

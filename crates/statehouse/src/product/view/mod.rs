@@ -46,9 +46,11 @@ use statehouse_store::{Record, Row, Table, Type, Value};
 use crate::action::Does;
 use crate::blueprint::{self, Blueprint};
 use crate::declare::{Declare, ResourceSpec, SettingsReader};
-use crate::infra::projection::{Change, Content, Delta, GENERATION, Look, Projector, SOURCE, entries_table};
+use crate::infra::projection::{
+    Change, Content, Delta, GENERATION, Look, Mention, Projector, SOURCE, entries_table,
+};
 use crate::resource::{Resource, key_text, stands_on_others};
-use crate::told::{Counts, How, Telling, Told};
+use crate::told::{Counts, How, RowTold, Telling, Told};
 
 const GROUP_KEY: &str = "group_key";
 const MEMBERS: &str = "members";
@@ -291,6 +293,16 @@ impl View {
         names
     }
 
+    /// The columns of a source row, besides its key, that say what it means.
+    fn used(&self) -> Vec<&str> {
+        let counted = match self.counts {
+            Counts::All => None,
+            Counts::With(column, _) | Counts::Having(column) => Some(column),
+        };
+        let groups = self.group_by.iter().map(|(name, _)| name.as_str());
+        groups.chain(self.sum.iter().map(String::as_str)).chain(self.ranked()).chain(counted).collect()
+    }
+
     /// What a source row means, whose columns are these.
     fn meaning(&self, get: &dyn Fn(&str) -> Value) -> Result<Option<Content>, String> {
         let counts = match self.counts {
@@ -405,12 +417,18 @@ impl Projector for View {
         self.told.wants(record)
     }
 
-    fn changes(&self, record: &Record) -> Result<Vec<Change>, String> {
-        let change = |(row, order): (&serde_json::Map<String, Json>, i64)| {
-            let get = |name: &str| self.told.value(row, name);
-            Ok(Change { source: self.source_key(&get)?, order, content: self.meaning(&get)? })
+    fn mentions(&self, record: &Record) -> Result<Vec<Mention>, String> {
+        let mention = |told: RowTold<'_>| match told {
+            RowTold::Whole(row, order) => {
+                let get = |name: &str| self.told.value(row, name);
+                let (source, content) = (self.source_key(&get)?, self.meaning(&get)?);
+                Ok(Mention::Change(Change { source, order, content }))
+            }
+            RowTold::Partial(key, order) => {
+                Ok(Mention::Partial { source: self.source_text(&key)?, key, order })
+            }
         };
-        self.told.rows(record).into_iter().map(change).collect()
+        self.told.rows(record, &self.used()).into_iter().map(mention).collect()
     }
 
     fn change_of(&self, row: &Row) -> Change {
