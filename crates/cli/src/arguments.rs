@@ -42,9 +42,18 @@ pub(crate) enum Command {
         statehouse plan --to dynamodb"
     )]
     Plan(Plan),
-    /// Make the live store fit the blueprint. Adds; removes only what you allow it to lose.
+    /// Make the live store fit the blueprint. Adds, and moves the values of fields that become hot; removes only what you allow
+    /// it to lose.
     #[command(after_help = "Examples:\n  statehouse apply\n  statehouse apply --allow-loss")]
     Apply(Apply),
+    /// Copy the store to a file, as of one moment, while servers go on. For SQLite; other engines have tools of their own, and
+    /// it says which.
+    #[command(after_help = "Examples:\n  statehouse backup house-2026-11-18.db\n  \
+        statehouse backup --store sqlite:/var/lib/house.db /backup/house.db --json\n\n\
+        The file must not exist. It is complete, checked and on the disk when the command ends with 0; otherwise there is \
+        none. To restore: stop all servers, put the file in the place of the store, remove what is beside the old one \
+        (-wal, -shm), start again.")]
+    Backup(Backup),
     /// Serve the house over HTTP.
     #[command(after_help = "Examples:\n  statehouse serve\n  \
         statehouse serve --store postgres://app@localhost/shop --listen 127.0.0.1:9000\n  \
@@ -186,6 +195,24 @@ impl Serve {
             flags = flags.with(name, Some(value));
         }
         Ok(flags)
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Backup {
+    /// Settings, as a TOML file [env: STATEHOUSE_CONFIG] [default: server.toml, if it exists].
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The store [env: STATEHOUSE_STORE] [default: sqlite:statehouse.db].
+    #[arg(long, value_name = "URL")]
+    pub store: Option<String>,
+    /// Where to. The file must not exist.
+    pub to: PathBuf,
+}
+
+impl Backup {
+    pub(crate) fn flags(&self) -> Flags {
+        Flags { file: self.config.clone(), given: Vec::new() }.with("store", self.store.as_ref())
     }
 }
 

@@ -34,6 +34,39 @@ fn keyword(blueprint: &Blueprint, resource: &Resource) -> &'static str {
     blueprint.thing(&resource.name).map_or_else(|| resource.archetype.keyword(), |thing| thing.keyword)
 }
 
+/// Whether a URL names a store that is not there yet and is created by opening it.
+fn is_new(url: &str) -> bool {
+    match url.strip_prefix("sqlite:") {
+        Some(path) => !Path::new(path.strip_prefix("//").unwrap_or(path)).exists(),
+        None => url.starts_with("memory:"),
+    }
+}
+
+/// Opens the store for a command that uses the house. A store that is created by it gets the blueprint's tables. Any other has
+/// to have them: only `apply`, and `serve` if its settings say so, change tables that are there.
+pub(crate) async fn open_in_use(own: &Own) -> Result<House, Failure> {
+    let is_new = is_new(&own.store);
+    in_use(open(own).await?, is_new).await
+}
+
+/// The same for commands that call actions.
+pub(crate) async fn open_in_use_for_calls(own: &Own) -> Result<House, Failure> {
+    let is_new = is_new(&own.store);
+    in_use(open_for_calls(own).await?, is_new).await
+}
+
+async fn in_use(house: House, is_new: bool) -> Result<House, Failure> {
+    let fits = match is_new {
+        true => house.prepare().await.map(drop),
+        false => house.check_fit().await,
+    };
+    if let Err(error) = fits {
+        house.store().close().await;
+        return Err(error.into());
+    }
+    Ok(house)
+}
+
 /// Opens the store and puts a house over it, without touching its tables.
 pub(crate) async fn open(own: &Own) -> Result<House, Failure> {
     Ok(House::open_as_it_is(&own.store, &read(own)?).await?)
@@ -41,22 +74,22 @@ pub(crate) async fn open(own: &Own) -> Result<House, Failure> {
 
 /// The same for commands that call actions: with holds before the store, if the blueprint keeps some there.
 pub(crate) async fn open_for_calls(own: &Own) -> Result<House, Failure> {
-    let house = open(own).await?;
     let blueprint = read(own)?;
-    match (booking::leased(&blueprint).as_slice(), own.redis.as_str()) {
-        ([], _) => Ok(house),
-        (names, "") => {
-            let message = format!(
-                "{} keeps its holds in Redis; say where it is, with --set redis=redis://HOST:PORT or STATEHOUSE_REDIS",
-                names.join(", ")
-            );
-            Err(Failure::Usage(message))
-        }
-        (_, url) => {
-            let holds = engine::open_holds(url, house.name()).await?;
-            Ok(house.with_holds(holds))
-        }
+    let leased = booking::leased(&blueprint);
+    // Before the store is opened, which may create it.
+    if !leased.is_empty() && own.redis.is_empty() {
+        let message = format!(
+            "{} keeps its holds in Redis; say where it is, with --set redis=redis://HOST:PORT or STATEHOUSE_REDIS",
+            leased.join(", ")
+        );
+        return Err(Failure::Usage(message));
     }
+    let house = open(own).await?;
+    if leased.is_empty() {
+        return Ok(house);
+    }
+    let holds = engine::open_holds(&own.redis, house.name()).await?;
+    Ok(house.with_holds(holds))
 }
 
 pub(crate) fn init(init: &Init, output: &Output) -> Result<(), Failure> {
@@ -128,11 +161,9 @@ pub(crate) async fn plan(plan: &Plan, output: &Output) -> Result<(), Failure> {
         return show_move(&own, to.engine(), output);
     }
     // A plan changes nothing, so it does not make a file either: an empty one elsewhere stands for it.
-    let stand_in = match own.store.strip_prefix("sqlite:") {
-        Some(path) if !Path::new(path.strip_prefix("//").unwrap_or(path)).exists() => {
-            Some(tempfile::tempdir().context("there is no place for a temporary file")?)
-        }
-        _ => None,
+    let stand_in = match own.store.starts_with("sqlite:") && is_new(&own.store) {
+        true => Some(tempfile::tempdir().context("there is no place for a temporary file")?),
+        false => None,
     };
     let store = match &stand_in {
         Some(folder) => format!("sqlite:{}", folder.path().join("empty.db").display()),

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value as Json, json};
 use statehouse::action::Place;
 use statehouse::{Expected, House, Operation, Request};
-use statehouse_store::{Migrate, Tenant};
+use statehouse_store::Tenant;
 
 use crate::arguments::{Call, Spoken};
 use crate::blueprint;
@@ -11,8 +11,7 @@ use crate::output::{Failure, Output};
 use crate::settings::Settings;
 
 pub(crate) async fn run(call: Call, output: &Output) -> Result<(), Failure> {
-    let house = blueprint::open_for_calls(&Settings::read(&call.live.flags())?.own).await?;
-    house.migrate(Migrate::Apply).await?;
+    let house = blueprint::open_in_use_for_calls(&Settings::read(&call.live.flags())?.own).await?;
     let (tenant, request) = request(&house, &call.spoken)?;
     let operation = match call.operation {
         Some(id) => Operation::under(id, &request),

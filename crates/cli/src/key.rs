@@ -8,7 +8,7 @@ use statehouse::blueprint::settings::parse_duration;
 use statehouse_server::auth::keys::{self, Created, KeyInfo, NewKey};
 use statehouse_server::auth::secret::{OwnError, Secret};
 use statehouse_server::auth::{Scope, scopes_text};
-use statehouse_store::{Migrate, Tenant};
+use statehouse_store::Tenant;
 
 use crate::arguments::{Key, KeyCommand};
 use crate::blueprint;
@@ -17,8 +17,7 @@ use crate::settings::Settings;
 
 pub(crate) async fn run(key: &Key, output: &Output) -> Result<(), Failure> {
     let settings = Settings::read(&key.live().flags())?;
-    let house = blueprint::open(&settings.own).await?;
-    house.migrate(Migrate::Apply).await?;
+    let house = blueprint::open_in_use(&settings.own).await?;
     let done = act(&house, &settings, &key.command, output).await;
     house.store().close().await;
     done

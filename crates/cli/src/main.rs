@@ -5,6 +5,7 @@
 
 mod arguments;
 mod atlas;
+mod backup;
 mod blueprint;
 mod call;
 mod demo;
@@ -53,6 +54,7 @@ async fn run(arguments: Arguments, output: &Output) -> Result<(), Failure> {
         Command::Check(check) => blueprint::check(&check, output),
         Command::Plan(plan) => blueprint::plan(&plan, output).await,
         Command::Apply(apply) => blueprint::apply(&apply, output).await,
+        Command::Backup(arguments) => backup::run(&arguments, output).await,
         Command::Serve(serve) => serve::run(&serve, output).await,
         Command::Config(serve) => serve::config(&serve, output),
         Command::Key(key) => key::run(&key, output).await,

@@ -8,7 +8,6 @@ use serde_json::{Value as Json, json};
 use statehouse::House;
 use statehouse::infra::log::Standing;
 use statehouse::infra::projection::{Generation, Phase, Projection, Status};
-use statehouse_store::Migrate;
 
 use crate::arguments::{Project, ProjectCommand};
 use crate::blueprint;
@@ -19,8 +18,7 @@ use crate::settings::Settings;
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 pub(crate) async fn run(project: &Project, output: &Output) -> Result<(), Failure> {
-    let house = blueprint::open(&Settings::read(&project.live().flags())?.own).await?;
-    house.migrate(Migrate::Apply).await?;
+    let house = blueprint::open_in_use(&Settings::read(&project.live().flags())?.own).await?;
     let done = act(&house, &project.command, output).await;
     house.stop_workers().await;
     house.store().close().await;

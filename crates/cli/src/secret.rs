@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use serde_json::json;
 use statehouse::House;
 use statehouse::infra::effect::{forget_secret, keep_secret, new_secret};
-use statehouse_store::{Commit, Migrate, Plan, PlanError};
+use statehouse_store::{Commit, Plan, PlanError};
 
 use crate::arguments::{Secret, SecretCommand};
 use crate::blueprint;
@@ -15,8 +15,7 @@ use crate::settings::Settings;
 
 pub(crate) async fn run(secret: &Secret, output: &Output) -> Result<(), Failure> {
     let settings = Settings::read(&secret.live().flags())?;
-    let house = blueprint::open(&settings.own).await?;
-    house.migrate(Migrate::Apply).await?;
+    let house = blueprint::open_in_use(&settings.own).await?;
     let done = act(&house, &secret.command, output).await;
     house.store().close().await;
     done

@@ -9,12 +9,11 @@ use serde_json::{Value as Json, json};
 use statehouse::House;
 use statehouse_server::Server;
 use statehouse_server::logs::{self, Format, Logs};
-use statehouse_store::Migrate;
 use tokio::net::TcpListener;
 
 use crate::arguments::Serve;
 use crate::output::{Failure, Output};
-use crate::settings::{LogFormat, Own, Settings, Workers};
+use crate::settings::{LogFormat, MigrateOnStart, Own, Settings, Workers};
 use crate::stop::told_to_stop;
 use crate::{blueprint, hint};
 
@@ -31,9 +30,9 @@ pub(crate) async fn run(serve: &Serve, output: &Output) -> Result<(), Failure> {
         Workers::On | Workers::Off => Some(bind(&settings).await?),
     };
     let house = blueprint::open_for_calls(&settings.own).await?;
-    let changes = house.migrate(Migrate::Apply).await?;
-    for change in &changes {
-        tracing::info!(target: "statehouse::store", %change, "migrated");
+    if let Err(failure) = fit(&house, settings.own.migrate).await {
+        house.store().close().await;
+        return Err(failure);
     }
     let house = Arc::new(house);
     if settings.own.workers != Workers::Off {
@@ -46,6 +45,19 @@ pub(crate) async fn run(serve: &Serve, output: &Output) -> Result<(), Failure> {
     house.stop_workers().await;
     house.store().close().await;
     served
+}
+
+/// Makes the store fit the blueprint, as far as the settings let it.
+async fn fit(house: &House, migrate: MigrateOnStart) -> Result<(), Failure> {
+    match migrate {
+        MigrateOnStart::Never => house.check_fit().await?,
+        MigrateOnStart::Add => {
+            for change in &house.prepare().await? {
+                tracing::info!(target: "statehouse::store", %change, "migrated");
+            }
+        }
+    }
+    Ok(())
 }
 
 /// How long this process holds its part of the work without a sign of life.

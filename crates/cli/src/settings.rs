@@ -39,12 +39,24 @@ pub(crate) struct Own {
     pub store: String,
     /// Where bookings keep their holds, if they keep them in Redis; empty for nowhere.
     pub redis: String,
+    /// Whether `serve` adds to the store what the blueprint asks for.
+    pub migrate: MigrateOnStart,
     pub listen: String,
     pub workers: Workers,
     /// How long the work of a process that was killed stands still.
     pub worker_lease_ms: u64,
     pub log: Level,
     pub log_format: LogFormat,
+}
+
+/// What `serve` does about a store that lacks something of the blueprint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum MigrateOnStart {
+    /// It adds what is missing, and removes and moves nothing.
+    Add,
+    /// It does not start.
+    Never,
 }
 
 /// Whether `serve` does what the house does by itself.
@@ -77,6 +89,7 @@ impl Default for Own {
             blueprint: "statehouse.toml".into(),
             store: "sqlite:statehouse.db".into(),
             redis: String::new(),
+            migrate: MigrateOnStart::Add,
             listen: "127.0.0.1:8080".into(),
             workers: Workers::On,
             worker_lease_ms: 10_000,
