@@ -68,6 +68,8 @@ fn plans_must_do_something() {
 fn names_must_be_there_and_short() {
     refused(Plan::of(&tenant(), "").log(Entry::about("r", "k")), &["operation", "must not be empty"]);
     refused(Plan::of(&tenant(), "a\0b").log(Entry::about("r", "k")), &["operation", "U+0000"]);
+    refused(Plan::of(&tenant(), "a\u{1}12.3").log(Entry::about("r", "k")), &["operation", "U+0001"]);
+    assert!(Plan::of(&tenant(), "a\u{1}b").log(Entry::about("r", "k")).build().is_ok(), "only with a place");
     let over = "x".repeat(NAME_BYTES_MAX + 1);
     refused(Plan::of(&tenant(), over.as_str()).log(Entry::about("r", "k")), &["operation", "257", "256"]);
     let logged = |entry: Entry| Plan::of(&tenant(), "op").log(entry);
@@ -220,6 +222,15 @@ fn limits_are_named_with_their_numbers() {
     refused(count(101), &["operations in a plan", "101; the limit is 100"]);
     assert!(count(98).log(Entry::about("r", "k")).build().is_ok(), "a log entry counts for two");
     refused(count(99).log(Entry::about("r", "k")), &["101; the limit is 100"]);
+    // So many other subjects as there are other partitions, at most.
+    let about = |others: usize| {
+        let event = |key: usize| Draft::named("e").about("r", key.to_string());
+        (0..others).map(event).fold(Entry::about("r", "k"), Entry::event)
+    };
+    for (others, most) in [(0, 98), (1, 97), (15, 83), (200, 83)] {
+        assert!(count(most).log(about(others)).build().is_ok(), "{most} steps and {others} others");
+        refused(count(most + 1).log(about(others)), &["101; the limit is 100"]);
+    }
     refused(of(update().set("text", "x".repeat(400_001))), &["things", "the limit is 400000"]);
     let told = Draft::named("told").with("text", "x".repeat(400_001));
     let error = Plan::of(&tenant(), "op").log(Entry::about("r", "k").event(told)).build().unwrap_err();

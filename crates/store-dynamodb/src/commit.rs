@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use statehouse_store::eval::{self, Decision, Effect};
-use statehouse_store::log::partition_of;
+use statehouse_store::log::{LogPart, partition_of, parts_of};
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{Applied, Commit, Entry, Plan, Record, Refused, Row, StoreError, Time};
 
@@ -29,7 +29,7 @@ use crate::action::{self, Action};
 use crate::catalog::Live;
 use crate::inner::Inner;
 use crate::item::{self, Found, Key};
-use crate::record;
+use crate::record::{self, Entering};
 use crate::wire::{Fault, Reply, Verdict};
 use crate::write::{MARKERS_MAX, Mark, Target, Writer};
 
@@ -86,6 +86,7 @@ pub(crate) fn first_guess(plan: &Plan) -> Option<Known> {
 impl Inner {
     pub(crate) async fn commit(self: &Arc<Self>, plan: &Plan) -> Result<Commit, StoreError> {
         let writes = plan.entry().is_some() || plan.steps().iter().any(statehouse_store::Step::writes);
+        let parts = parts_of(plan, self.partitions)?;
         let mut known = if writes { first_guess(plan) } else { None };
         for turn in 0..TURNS_MAX {
             let mut tables = Vec::with_capacity(plan.steps().len());
@@ -97,7 +98,7 @@ impl Inner {
                 // What is only read is read at one moment, and that is all.
                 None => self.look(plan, &tables, !writes).await?,
             };
-            let attempt = match self.prepare(plan, &tables, &state)? {
+            let attempt = match self.prepare(plan, &parts, &tables, &state)? {
                 Prepared::Write(attempt) => attempt,
                 Prepared::ReadFirst => {
                     known = Some(self.look(plan, &tables, false).await?);
@@ -197,11 +198,19 @@ impl Inner {
     }
 
     /// Puts an attempt together from what is known.
-    fn prepare(&self, plan: &Plan, tables: &[Arc<Live>], state: &Known) -> Result<Prepared, StoreError> {
+    fn prepare(
+        &self,
+        plan: &Plan,
+        parts: &[LogPart],
+        tables: &[Arc<Live>],
+        state: &Known,
+    ) -> Result<Prepared, StoreError> {
         let now = self.clock.now();
         let partition = plan.entry().map(|entry| self.partition_of(plan, entry));
         let stamp = if partition.is_some() { self.stamps.next(now) } else { now.micros() };
-        let writer = self.writer(plan, tables, now, partition, stamp, self.draw_life());
+        let partitions: Vec<u32> =
+            partition.into_iter().chain(parts.iter().map(|part| part.partition)).collect();
+        let writer = self.writer(plan, tables, now, &partitions, stamp, self.draw_life());
         let targets: Vec<Target<'_>> = writer.targets().collect();
         let (mut actions, effect) = match state {
             Known::Nothing => {
@@ -232,8 +241,9 @@ impl Inner {
                 None => entry.events.iter().map(|draft| eval::finish_event(draft, |_| None)).collect(),
             };
             let keys: Vec<Key> = targets.iter().map(|target| target.key.clone()).collect();
-            let record = Record::of(plan, now, events);
-            actions.extend(self.tables.enter(&record, partition, stamp, &id, &keys)?);
+            let record = &Record::of(plan, now, events);
+            let entering = Entering { record, partition, parts, stamp, attempt: &id, rows: &keys };
+            actions.extend(self.tables.enter(&entering)?);
         }
         Ok(Prepared::Write(Attempt { now, id, stamp, actions, effect }))
     }
@@ -244,12 +254,13 @@ impl Inner {
         plan: &'a Plan,
         tables: &'a [Arc<Live>],
         now: Time,
-        partition: Option<u32>,
+        partitions: &[u32],
         stamp: i64,
         life: i64,
     ) -> Writer<'a> {
-        let mark = partition
-            .map(|partition| Mark { stamp, marker: record::marker(partition, stamp, plan.operation()) });
+        let is_logged = !partitions.is_empty();
+        let mark =
+            is_logged.then(|| Mark { stamp, marker: record::marker(partitions, stamp, plan.operation()) });
         let kept = REQUEST_LIFE + 2 * self.clock_skew;
         let until = Time::from_micros(stamp.max(now.micros())).plus(kept);
         Writer { plan, tables, now, mark, life, expires: until.micros() / 1_000_000 }

@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicBool;
 use aws_sdk_dynamodb::types::AttributeValue;
 use serde_json::{Value as Json, json};
 use statehouse_store::eval::{self, Decision};
+use statehouse_store::log::parts_of;
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::read::Direction;
 use statehouse_store::table::VERSION;
@@ -21,6 +22,7 @@ use crate::expression::{Condition, Terms};
 use crate::inner::Inner;
 use crate::item::{self, Found, Key, LIFE};
 use crate::read::{RangeRead, walk_filter};
+use crate::record::Entering;
 use crate::write::{Target, Writer};
 
 /// Bytes of one write unit.
@@ -104,7 +106,10 @@ impl Inner {
         let now = self.clock.now();
         let partition = plan.entry().map(|entry| self.partition_of(plan, entry));
         let stamp = self.stamps.peek(now);
-        let writer = self.writer(plan, &tables, now, partition, stamp, 0);
+        let parts = parts_of(plan, self.partitions).unwrap_or_default();
+        let partitions: Vec<u32> =
+            partition.into_iter().chain(parts.iter().map(|part| part.partition)).collect();
+        let writer = self.writer(plan, &tables, now, &partitions, stamp, 0);
         let targets: Vec<Target<'_>> = writer.targets().collect();
         if plan.entry().is_none() && !plan.steps().iter().any(Step::writes) {
             let request = read_request(&keys_of(&targets), true, true);
@@ -118,11 +123,15 @@ impl Inner {
         let mut later = None;
         if let (Some(entry), Some(partition)) = (plan.entry(), partition) {
             let events = entry.events.iter().map(|draft| eval::finish_event(draft, |_| None)).collect();
-            let record = Record::of(plan, now, events);
+            let record = &Record::of(plan, now, events);
             let keys: Vec<Key> = targets.iter().map(|target| target.key.clone()).collect();
-            if let Ok(entering) = self.tables.enter(&record, partition, stamp, "‹attempt›", &keys) {
-                let record_units = entering.iter().map(|action| units(action.weight)).sum::<usize>();
-                later = Some(2 * (record_units + units(entering.last().map_or(0, |action| action.weight))));
+            let entering =
+                Entering { record, partition, parts: &parts, stamp, attempt: "‹attempt›", rows: &keys };
+            if let Ok(entering) = self.tables.enter(&entering) {
+                let sum = |skip: usize| {
+                    entering.iter().skip(skip).map(|action| units(action.weight)).sum::<usize>()
+                };
+                later = Some(2 * (sum(0) + sum(1)));
                 actions.extend(entering);
             }
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{AttributeValue, DeleteRequest, WriteRequest};
 use statehouse_store::limits::PAGE_MAX;
-use statehouse_store::log::partition_of;
+use statehouse_store::log::{RecordView, partition_of};
 use statehouse_store::{LogPage, Position, Record, Resolution, StoreError, Tenant};
 use tokio::task::JoinSet;
 
@@ -16,7 +16,7 @@ use crate::action::{self, Action};
 use crate::expression::{Condition, Terms};
 use crate::inner::Inner;
 use crate::item::{self, Item, PK};
-use crate::record::{self, OFFSET, Operation, PARTITION};
+use crate::record::{self, Entering, OFFSET, Operation, PARTITION};
 use crate::wire::{Fault, Reply, Verdict};
 
 /// The oldest offset that is kept, in the item of a partition's log among the settings.
@@ -99,7 +99,7 @@ impl Inner {
         let mut records = Vec::with_capacity(items.len());
         let mut newest = 0;
         for item in &items {
-            let record = record::parse(item)?;
+            let record = record::parse(item, RecordView::Log)?;
             let Some(Position { offset, .. }) = record.position else { continue };
             newest = offset;
             if offset == next {
@@ -172,9 +172,10 @@ impl Inner {
             if items.is_empty() {
                 return Ok(());
             }
+            self.move_parts(&items).await?;
             let mut tasks: JoinSet<Result<(), StoreError>> = JoinSet::new();
             for item in &items {
-                let record = record::parse(item)?;
+                let record = record::parse(item, RecordView::Log)?;
                 let Some(Position { offset, .. }) = record.position else { continue };
                 let inner = self.clone();
                 if tasks.len() >= FORGET_AT_ONCE {
@@ -200,6 +201,17 @@ impl Inner {
             let deleted = self.wire.write_batch(&self.tables.log, deletes).await;
             deleted.map_err(|fault| fault.into_error(&self.tables.log))?;
         }
+    }
+
+    /// Moves the parts of these records' plans before their operations are forgotten, where parts may have their rows.
+    async fn move_parts(self: &Arc<Self>, items: &[Item]) -> Result<(), StoreError> {
+        let parts = items.iter().map(record::has_parts).collect::<Result<Vec<bool>, StoreError>>()?;
+        if parts.contains(&true) {
+            for partition in 0..self.partitions {
+                self.sequence(partition).await?;
+            }
+        }
+        Ok(())
     }
 
     async fn raise_oldest(&self, partition: u32, oldest: u64) -> Result<(), StoreError> {
@@ -272,7 +284,7 @@ impl Inner {
             };
             let item = self.wire.get(table, key, true).await.map_err(|fault| fault.into_error(table))?;
             if let Some(item) = item.filter(|item| !item.is_empty()) {
-                return record::parse(&item).map(Some);
+                return record::parse(&item, RecordView::Operation).map(Some);
             }
             // Moved since, or not yet visible.
             match self.operation(tenant, id).await? {
@@ -310,7 +322,10 @@ impl Inner {
             let partition = partition_of(tenant, "", id, self.partitions);
             let attempt = format!("{:016x}", self.wire.draw());
             let record = Record::aborted(tenant, id, now);
-            let actions = self.tables.enter(&record, partition, self.stamps.next(now), &attempt, &[])?;
+            let stamp = self.stamps.next(now);
+            let entering =
+                Entering { record: &record, partition, parts: &[], stamp, attempt: &attempt, rows: &[] };
+            let actions = self.tables.enter(&entering)?;
             match self.wire.write_all(&actions).await {
                 Ok(Reply::Done(_)) => {
                     self.wake();

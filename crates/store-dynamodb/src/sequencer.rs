@@ -16,6 +16,10 @@
 //! transactions: the record is pending, and is moved before B; or it is not, and then it was moved before. There is
 //! nothing to wait for, and no clock takes part.
 //!
+//! **Several partitions.** A plan whose events belong to several partitions has a record pending in each of them, and a
+//! marker that names all of them. So the argument above holds in each partition by itself. Each record is moved on its own;
+//! readers of one partition do not wait for the others.
+//!
 //! Markers of moved records are taken off when a few have gathered. A writer that finds a row full of them runs the
 //! sequencer itself.
 
@@ -41,9 +45,6 @@ const MOVE_BYTES_MAX: usize = 1_500_000;
 const TURNS_MAX: u32 = 40;
 /// How many markers of moved records gather on a row before they are taken off.
 const STALE_MARKERS_MAX: usize = 4;
-
-/// What a marker points to.
-type Marked = (Tenant, i64, String);
 
 impl Inner {
     /// Moves what is pending in a partition into the log.
@@ -118,7 +119,7 @@ impl Inner {
         let mut records: BTreeMap<String, Pending> = BTreeMap::new();
         let mut rows: HashMap<Key, Item> = HashMap::new();
         let mut looked: HashSet<Key> = HashSet::new();
-        let mut settled: HashSet<Marked> = HashSet::new();
+        let mut settled: HashSet<String> = HashSet::new();
         let mut new = batch;
         while !new.is_empty() {
             for record in new.iter_mut().filter(|record| record.rows.is_none()) {
@@ -130,19 +131,18 @@ impl Inner {
             let found = self.wire.get_all(&unread, true).await;
             rows.extend(found.map_err(|fault| fault.into_error("the rows of pending records"))?);
             records.extend(new.drain(..).map(|record| (record.place.clone(), record)));
-            let mut earlier: BTreeSet<(Tenant, i64, String)> = BTreeSet::new();
+            // The places of earlier plans' records in this partition.
+            let mut earlier: BTreeSet<String> = BTreeSet::new();
             for record in records.values() {
                 let tenant = &record.record.tenant;
                 let named = record.rows.iter().flatten().filter_map(|key| rows.get(key));
-                for marker in named.flat_map(item::markers) {
-                    let Some((of, stamp, operation)) = record::parse_marker(marker) else { continue };
-                    let place = record::place(stamp, tenant, operation);
-                    if of == partition && stamp < record.stamp && !records.contains_key(&place) {
-                        earlier.insert((tenant.clone(), stamp, operation.to_owned()));
-                    }
+                for marker in named.flat_map(item::markers).filter_map(|marker| record::parse_marker(marker))
+                {
+                    let place = marker.place_in(partition, tenant).filter(|_| marker.stamp < record.stamp);
+                    earlier.extend(place.filter(|place| !records.contains_key(place)));
                 }
             }
-            earlier.retain(|marked| !settled.contains(marked));
+            earlier.retain(|place| !settled.contains(place));
             new = self.follow(partition, &earlier).await?;
             settled.extend(earlier);
         }
@@ -165,15 +165,10 @@ impl Inner {
         Ok(rows.unwrap_or_default())
     }
 
-    /// Follows markers to where their records are pending. Returns those that still are.
-    async fn follow(&self, partition: u32, markers: &BTreeSet<Marked>) -> Result<Vec<Pending>, StoreError> {
-        let keys: Vec<(String, Item)> = markers
-            .iter()
-            .map(|(tenant, stamp, operation)| {
-                let place = record::place(*stamp, tenant, operation);
-                (self.tables.pending.clone(), record::pending_key(partition, &place))
-            })
-            .collect();
+    /// Looks where markers lead to. Returns the records that are still pending there.
+    async fn follow(&self, partition: u32, places: &BTreeSet<String>) -> Result<Vec<Pending>, StoreError> {
+        let key = |place: &String| (self.tables.pending.clone(), record::pending_key(partition, place));
+        let keys: Vec<(String, Item)> = places.iter().map(key).collect();
         let mut records = Vec::new();
         for chunk in keys.chunks(self.wire.transaction_items) {
             let items = self.wire.snapshot(chunk).await;
@@ -198,7 +193,7 @@ impl Inner {
                     break;
                 }
                 let offset = head + 1 + u64::try_from(count).unwrap_or(0);
-                actions.extend(self.tables.sequence(pending, partition, offset)?);
+                actions.extend(self.tables.sequence(pending, partition, offset));
                 (bytes, count) = (bytes + weight, count + 1);
             }
             match self.wire.write_all(&actions).await {
@@ -249,7 +244,9 @@ impl Inner {
         for (key, item) in rows {
             let own: Vec<String> = item::markers(item)
                 .iter()
-                .filter(|marker| record::parse_marker(marker).is_some_and(|(of, ..)| of == partition))
+                .filter(|text| {
+                    record::parse_marker(text).is_some_and(|marker| marker.partitions.contains(&partition))
+                })
                 .cloned()
                 .collect();
             if own.len() >= STALE_MARKERS_MAX {
@@ -264,34 +261,31 @@ impl Inner {
 
     /// Takes those of these markers off a row whose records have their offsets or are forgotten.
     async fn take_off(&self, key: &Key, tenant: &Tenant, markers: &[String]) -> Result<(), StoreError> {
-        let mut stale = Vec::new();
-        for chunk in markers.chunks(self.wire.transaction_items) {
-            let keys: Vec<(String, Item)> = chunk
-                .iter()
-                .filter_map(|marker| record::parse_marker(marker))
-                .map(|(_, _, operation)| {
-                    (self.tables.operations.clone(), record::operation_key(tenant, operation))
-                })
-                .collect();
-            let items = self.wire.snapshot(&keys).await;
-            let items = items.map_err(|fault| fault.into_error(&self.tables.operations))?;
-            for (marker, operation) in chunk.iter().zip(items) {
-                let operation = operation.filter(|item| !item.is_empty());
-                let open = match operation.as_ref().map(record::parse_operation).transpose()? {
-                    None => false,
-                    // The id may have been forgotten and used again; then this marker is of its former use.
-                    Some(operation) => {
-                        let same = record::parse_marker(marker).is_some_and(|(_, stamp, id)| {
-                            operation.place == record::place(stamp, tenant, id)
-                        });
-                        operation.offset.is_none() && same
-                    }
+        // Where a record of a marker's plan may be pending: by its place, so that an operation id which was forgotten and
+        // used again is not mistaken for its former use.
+        let keys = markers.iter().filter_map(|text| Some((text, record::parse_marker(text)?)));
+        let keys: Vec<(&String, (String, Item))> = keys
+            .flat_map(|(text, marker)| {
+                let key = |partition: &u32| {
+                    let place = marker.place_in(*partition, tenant)?;
+                    Some((text, (self.tables.pending.clone(), record::pending_key(*partition, &place))))
                 };
-                if !open {
-                    stale.push(marker.clone());
+                marker.partitions.iter().filter_map(key).collect::<Vec<_>>()
+            })
+            .collect();
+        let mut open: HashSet<&String> = HashSet::new();
+        for chunk in keys.chunks(self.wire.transaction_items) {
+            let wanted: Vec<(String, Item)> = chunk.iter().map(|(_, key)| key.clone()).collect();
+            let items = self.wire.snapshot(&wanted).await;
+            let items = items.map_err(|fault| fault.into_error(&self.tables.pending))?;
+            for ((text, _), item) in chunk.iter().zip(items) {
+                if item.is_some_and(|item| !item.is_empty()) {
+                    open.insert(text);
                 }
             }
         }
+        let is_stale = |text: &&String| record::parse_marker(text).is_some() && !open.contains(text);
+        let stale: Vec<String> = markers.iter().filter(is_stale).cloned().collect();
         if stale.is_empty() {
             return Ok(());
         }
@@ -316,8 +310,11 @@ impl Inner {
         item: Option<&Item>,
     ) -> Result<(), StoreError> {
         let markers = item.map(item::markers).unwrap_or_default();
-        let partitions: BTreeSet<u32> =
-            markers.iter().filter_map(|marker| record::parse_marker(marker)).map(|(of, ..)| of).collect();
+        let partitions: BTreeSet<u32> = markers
+            .iter()
+            .filter_map(|marker| record::parse_marker(marker))
+            .flat_map(|marker| marker.partitions)
+            .collect();
         for partition in partitions {
             self.sequence(partition).await?;
         }

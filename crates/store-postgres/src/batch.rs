@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use statehouse_store::eval::{self, Decision};
-use statehouse_store::log::partition_of;
+use statehouse_store::log::{LogPart, partition_of, parts_of};
 use statehouse_store::plan::{Expect, Step, Verb};
 use statehouse_store::table::VERSION;
 use statehouse_store::{
@@ -72,6 +72,51 @@ struct Pending {
     partition: u32,
     /// Which record of the batch in this partition, from 1.
     rank: u64,
+    /// The shares of further partitions in its events.
+    parts: Vec<LogPart>,
+    /// What goes to these partitions, in their order.
+    further: Vec<Pending>,
+}
+
+impl Pending {
+    /// Where the record stands, given the head of each partition before.
+    fn position(&self, bases: &BTreeMap<u32, u64>) -> Position {
+        let base = bases.get(&self.partition).copied().unwrap_or_default();
+        Position { partition: self.partition, offset: base + self.rank }
+    }
+
+    /// What is written of it.
+    fn to_write(&self, is_part: bool) -> Placed<'_> {
+        let Pending { record, partition, rank, parts, .. } = self;
+        Placed { partition: *partition, rank: *rank, record, parts, is_part }
+    }
+
+    /// The record with its positions.
+    fn placed(self, bases: &BTreeMap<u32, u64>) -> Record {
+        let position = Some(self.position(bases));
+        let also_at = self.further.iter().map(|further| further.position(bases)).collect();
+        Record { position, also_at, ..self.record }
+    }
+}
+
+/// A record to be written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placed<'b> {
+    pub partition: u32,
+    /// Which of those that are written to the partition, from 1.
+    pub rank: u64,
+    pub record: &'b Record,
+    /// The shares of further partitions in its events.
+    pub parts: &'b [LogPart],
+    /// Whether it is a further record of its plan.
+    pub is_part: bool,
+}
+
+impl<'b> Placed<'b> {
+    /// A plan's commit record that is the only one of its partition.
+    pub(crate) fn alone(partition: u32, record: &'b Record) -> Placed<'b> {
+        Placed { partition, rank: 1, record, parts: &[], is_part: false }
+    }
 }
 
 /// Plans decided together.
@@ -249,6 +294,10 @@ impl<'p> Batch<'p> {
 
     fn decide_one(&mut self, number: usize, plan: &'p Plan, now: Time, partitions: u32) -> Verdict {
         let numbers = self.steps.get(number).cloned().unwrap_or_default();
+        let parts = match parts_of(plan, partitions) {
+            Ok(parts) => parts,
+            Err(error) => return Verdict::Certain(Err(error)),
+        };
         // The rows are lent to the decision and given back: a batch may have large ones.
         let mut after_others = false;
         let mut current: Vec<Option<Row>> = Vec::with_capacity(numbers.len());
@@ -282,11 +331,28 @@ impl<'p> Batch<'p> {
         }
         let record = plan.entry().map(|entry| {
             let partition = partition_of(plan.tenant(), &entry.resource, &entry.key, partitions);
-            let rank = self.counts.entry(partition).or_default();
-            *rank += 1;
-            Pending { record: Record::of(plan, now, effect.events), partition, rank: *rank }
+            self.pending(Record::of(plan, now, effect.events), partition, parts)
         });
         Verdict::Apply { rows, record }
+    }
+
+    /// Gives a record, and what its plan leaves in further partitions, their ranks.
+    fn pending(&mut self, record: Record, partition: u32, parts: Vec<LogPart>) -> Pending {
+        let mut rank = |partition: u32| {
+            let rank = self.counts.entry(partition).or_default();
+            *rank += 1;
+            *rank
+        };
+        let of_part = |part: &LogPart| Pending {
+            record: part.record(&record),
+            partition: part.partition,
+            rank: rank(part.partition),
+            parts: Vec::new(),
+            further: Vec::new(),
+        };
+        let further = parts.iter().map(of_part).collect();
+        let rank = rank(partition);
+        Pending { record, partition, rank, parts, further }
     }
 
     /// Whether anything is to be written or relied on.
@@ -299,13 +365,15 @@ impl<'p> Batch<'p> {
         &self.counts
     }
 
-    /// The records to be written: partition, rank in it, record.
-    pub(crate) fn records(&self) -> impl Iterator<Item = (u32, u64, &Record)> {
-        self.verdicts.iter().filter_map(|verdict| match verdict {
-            Verdict::Apply { record: Some(pending), .. } => {
-                Some((pending.partition, pending.rank, &pending.record))
-            }
+    /// The records to be written.
+    pub(crate) fn records(&self) -> impl Iterator<Item = Placed<'_>> {
+        let plans = self.verdicts.iter().filter_map(|verdict| match verdict {
+            Verdict::Apply { record: Some(pending), .. } => Some(pending),
             _ => None,
+        });
+        plans.flat_map(|pending| {
+            let further = pending.further.iter().map(|further| further.to_write(true));
+            std::iter::once(pending.to_write(false)).chain(further)
         })
     }
 
@@ -317,11 +385,7 @@ impl<'p> Batch<'p> {
                 Verdict::Certain(outcome) | Verdict::Dependent(outcome) => outcome,
                 Verdict::Recorded(record) => Ok(Commit::of_record(*record)),
                 Verdict::Apply { rows, record } => {
-                    let record = record.map(|pending| {
-                        let base = bases.get(&pending.partition).copied().unwrap_or_default();
-                        let position = Position { partition: pending.partition, offset: base + pending.rank };
-                        Record { position: Some(position), ..pending.record }
-                    });
+                    let record = record.map(|pending| pending.placed(bases));
                     Ok(Commit::Applied(Applied { record, rows, repeated: false }))
                 }
                 Verdict::Repeat(first) => match outcomes.get(first) {

@@ -274,13 +274,16 @@ impl Settled {
         Settled::Decided(Commit::Applied(applied))
     }
 
-    /// Where the plan's record stands.
-    pub(crate) fn position(&self) -> Option<Position> {
-        match self {
-            Settled::Decided(Commit::Applied(applied)) => applied.record.as_ref()?.position,
-            Settled::Decided(_) => None,
-            Settled::Inserted { logged, .. } => *logged,
-        }
+    /// Where the plan's records stand.
+    pub(crate) fn positions(&self) -> impl Iterator<Item = Position> {
+        let (first, also) = match self {
+            Settled::Decided(Commit::Applied(Applied { record: Some(record), .. })) => {
+                (record.position, record.also_at.as_slice())
+            }
+            Settled::Decided(_) => (None, [].as_slice()),
+            Settled::Inserted { logged, .. } => (*logged, [].as_slice()),
+        };
+        first.into_iter().chain(also.iter().copied())
     }
 
     /// The outcome of the plan.

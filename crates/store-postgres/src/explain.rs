@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use statehouse_store::log::partition_of;
+use statehouse_store::log::{partition_of, parts_of};
 use statehouse_store::plan::{Expect, Step, Verb};
 use statehouse_store::{Ask, Asked, Explanation, Plan, Record, Request, Row, Take, Time, Value};
 
-use crate::batch::Batch;
+use crate::batch::{Batch, Placed};
 use crate::compile::{Compiler, Set, Takes, Texts, Way};
 use crate::ddl::Names;
 use crate::link::Call;
@@ -132,10 +132,27 @@ impl Explainer<'_> {
         if let Some(entry) = plan.entry() {
             let partition = partition_of(plan.tenant(), &entry.resource, &entry.key, self.partitions);
             let record = Record::of(plan, Time::from_micros(0), Vec::new());
-            let counts = BTreeMap::from([(partition, 1)]);
-            let [take, append] = append(&self.names, &counts, std::iter::once((partition, 1, &record)));
-            requests.push(request("take the log's head, as the last lock", &take));
-            requests.push(request("append the record (its time and events are known then)", &append));
+            let parts = parts_of(plan, self.partitions).unwrap_or_default();
+            let further: Vec<(u32, Record)> =
+                parts.iter().map(|part| (part.partition, part.record(&record))).collect();
+            let of_part = |(number, record)| Placed { is_part: true, ..Placed::alone(number, record) };
+            let further_ones = further.iter().map(|(number, record)| of_part((*number, record)));
+            let all: Vec<Placed<'_>> =
+                std::iter::once(Placed::alone(partition, &record)).chain(further_ones).collect();
+            let counts: BTreeMap<u32, u64> = all.iter().map(|placed| (placed.partition, 1)).collect();
+            let [take, append] = append(&self.names, &counts, all.into_iter());
+            let (head, records) = match further.len() {
+                0 => (
+                    "take the log's head, as the last lock",
+                    "append the record (its time and events are known then)",
+                ),
+                _ => (
+                    "take the log's heads, in their order, as the last locks",
+                    "append a record for each partition (their time and events are known then)",
+                ),
+            };
+            requests.push(request(head, &take));
+            requests.push(request(records, &append));
         }
         requests.push(request("make it durable", &Call::new("commit", Vec::new())));
         let round_trips = match batch.unread() {
@@ -195,7 +212,10 @@ impl Explainer<'_> {
         let head = match plan.entry() {
             Some(entry) => {
                 let partition = partition_of(plan.tenant(), &entry.resource, &entry.key, self.partitions);
-                format!("partition {partition} of {}", self.partitions)
+                match parts_of(plan, self.partitions).map_or(0, |parts| parts.len()) {
+                    0 => format!("partition {partition} of {}", self.partitions),
+                    further => format!("partition {partition} and {further} others of {}", self.partitions),
+                }
             }
             None => "none".to_owned(),
         };

@@ -19,9 +19,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use statehouse_store::limits::PAGE_MAX;
-use statehouse_store::log::partition_of;
+use statehouse_store::log::{RecordView, partition_of};
 use statehouse_store::{Clock, LogPage, Position, Record, Resolution, StoreError, SystemClock, Tenant};
 
+use crate::batch::Placed;
 use crate::fault::Fault;
 use crate::link::{Call, Closing, Session};
 use crate::shared::Shared;
@@ -80,7 +81,11 @@ impl Shared {
         };
         let (head, oldest) = (offset(int_at(first, 0, HEADS)?)?, offset(int_at(first, 1, HEADS)?)?);
         let is_record = |row: &&tokio_postgres::Row| row.try_get::<_, bool>(2).unwrap_or(false);
-        let records = rows.iter().filter(is_record).map(|row| record_at(row, 3)).collect::<Result<_, _>>()?;
+        let records = rows
+            .iter()
+            .filter(is_record)
+            .map(|row| record_at(row, 3, RecordView::Log))
+            .collect::<Result<_, _>>()?;
         Ok(LogPage { records, oldest, head })
     }
 
@@ -124,7 +129,11 @@ impl Shared {
     ) -> Result<Option<Record>, StoreError> {
         let lookup = records_of(&self.names, std::iter::once((tenant, operation)));
         let found = self.read(&Scope::of(tenant), &[lookup]).await.map_err(|fault| fault.into_error(&[]))?;
-        found.first().and_then(|rows| rows.first()).map(|row| record_at(row, 0)).transpose()
+        found
+            .first()
+            .and_then(|rows| rows.first())
+            .map(|row| record_at(row, 0, RecordView::Operation))
+            .transpose()
     }
 
     pub(crate) async fn resolve(&self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError> {
@@ -154,7 +163,7 @@ impl Shared {
             Err(fault) => return Ok(Claim::Failed(fault)),
         };
         if let Some(row) = found.first().and_then(|rows| rows.first()) {
-            return Ok(Claim::Settled(Resolution::of_record(record_at(row, 0)?)));
+            return Ok(Claim::Settled(Resolution::of_record(record_at(row, 0, RecordView::Operation)?)));
         }
         let now = match &self.options.clock {
             Some(clock) => clock.now(),
@@ -162,8 +171,11 @@ impl Shared {
         };
         let record = Record::aborted(tenant, operation, now);
         let partition = partition_of(tenant, "", operation, self.partitions);
-        let calls =
-            append(&self.names, &BTreeMap::from([(partition, 1)]), std::iter::once((partition, 1, &record)));
+        let calls = append(
+            &self.names,
+            &BTreeMap::from([(partition, 1)]),
+            std::iter::once(Placed::alone(partition, &record)),
+        );
         // An original that is still in flight is waited for as long as a statement may take.
         let open = self.options.open_words(self.options.statement_timeout.as_millis(), "", &scope);
         let answers = session.run(Some(&open), &calls, Some("commit")).await;

@@ -5,7 +5,7 @@
 //! the guard, the log entry. Lists (`in`) are part of the shape, with their content, because an array of arrays cannot
 //! be taken apart by rows.
 
-use statehouse_store::log::partition_of;
+use statehouse_store::log::{has_several_subjects, partition_of};
 use statehouse_store::plan::{Assignment, Expect, Verb};
 use statehouse_store::table::VERSION;
 use statehouse_store::{Expr, Guard, Operand, Plan, Row, Step, Table, Time, Type, Value, eval};
@@ -23,6 +23,9 @@ pub(crate) struct Constant<'p> {
 /// The one step of a plan that can be compiled.
 pub(crate) fn compilable(plan: &Plan) -> Option<&Step> {
     let [step] = plan.steps() else { return None };
+    if has_several_subjects(plan) {
+        return None;
+    }
     let put = step.verb == Verb::Put;
     let delete = step.verb == Verb::Delete && step.expect == Expect::Present;
     // The server looks for nulls in what would be inserted before it finds the row that is there already.

@@ -7,10 +7,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use statehouse_store::log::{PART_SEPARATOR, RecordView, write_events};
 use statehouse_store::table::{TENANT, VERSION};
 use statehouse_store::{Column, Record, Row, StoreError, Table, Tenant, Time, Value};
 
-use crate::batch::{Batch, Change, Slot, nothing_of};
+use crate::batch::{Batch, Change, Placed, Slot, nothing_of};
 use crate::ddl::Names;
 use crate::link::Call;
 use crate::sql::{Arg, all_columns, int_at, name, placeholder, text_at, time_at, type_name, value_at};
@@ -105,7 +106,11 @@ pub(crate) fn records_of<'a>(
 }
 
 /// Reads the columns of [`RECORD`].
-pub(crate) fn record_at(row: &tokio_postgres::Row, first: usize) -> Result<Record, StoreError> {
+pub(crate) fn record_at(
+    row: &tokio_postgres::Row,
+    first: usize,
+    view: RecordView,
+) -> Result<Record, StoreError> {
     use statehouse_store::{Fate, Position, Type};
     const LOG: &str = "statehouse_log";
     let corrupt = |why: String| StoreError::corrupt(LOG, why);
@@ -119,11 +124,13 @@ pub(crate) fn record_at(row: &tokio_postgres::Row, first: usize) -> Result<Recor
     let Value::Json(events) = value_at(row, first + 9, Type::Json, LOG)? else {
         return Err(corrupt("a record has no events, not even none".into()));
     };
-    Ok(Record {
+    let events = serde_json::from_value(events).map_err(|error| corrupt(error.to_string()))?;
+    let record = Record {
         position: Some(Position {
             partition: u32::try_from(int(0)?).map_err(|_| corrupt("a partition is negative".into()))?,
             offset: u64::try_from(int(1)?).map_err(|_| corrupt("a position is negative".into()))?,
         }),
+        also_at: Vec::new(),
         tenant: Tenant::new(text(2)?).map_err(|error| corrupt(error.to_string()))?,
         operation: text(3)?,
         resource: text(4)?,
@@ -131,8 +138,9 @@ pub(crate) fn record_at(row: &tokio_postgres::Row, first: usize) -> Result<Recor
         at: time_at(row, first + 6, LOG)?,
         fingerprint: text(7)?,
         fate,
-        events: serde_json::from_value(events).map_err(|error| corrupt(error.to_string()))?,
-    })
+        events: Vec::new(),
+    };
+    Ok(view.of(record, events))
 }
 
 /// Reads the server's clock.
@@ -314,50 +322,73 @@ pub(crate) fn hold<'b>(
 pub(crate) fn append<'b>(
     names: &Names,
     counts: &BTreeMap<u32, u64>,
-    records: impl Iterator<Item = (u32, u64, &'b Record)>,
+    records: impl Iterator<Item = Placed<'b>>,
 ) -> [Call<'b>; 2] {
     let partitions = || Arg::Partitions(counts.keys().copied().collect());
     let take = format!(
         "select from {} as h\nwhere h.partition = any ($1::integer[])\norder by h.partition\nfor update",
         names.heads(),
     );
+    let records: Vec<Placed<'b>> = records.collect();
+    // Further records are stored under their own places, which are known only here.
+    let (operation, parts) = match records.iter().any(|placed| placed.is_part) {
+        false => ("r.operation".to_owned(), ""),
+        true => (
+            format!(
+                "case when r.part = 1 then {} else r.operation end",
+                part_operation_of("r.operation", "r.partition", "(moved.base + r.rank)")
+            ),
+            ", $13::bigint[]",
+        ),
+    };
+    let part = if parts.is_empty() { "" } else { ", part" };
     let append = format!(
         "with moved as (\nupdate {} as h\nset head = h.head + k.count\n\
          from unnest($1::integer[], $2::bigint[]) as k(partition, count)\nwhere h.partition = k.partition\n\
          returning h.partition, h.head - k.count as base\n), logged as (\n\
          insert into {} (partition, position, tenant, operation, resource, key, at, fingerprint, fate, events)\n\
-         select r.partition, moved.base + r.rank, r.tenant, r.operation, r.resource, r.key, r.at, r.fingerprint, \
+         select r.partition, moved.base + r.rank, r.tenant, {operation}, r.resource, r.key, r.at, r.fingerprint, \
          r.fate, r.events::json\n\
          from unnest($3::integer[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::text[], \
-         $9::timestamptz[], $10::text[], $11::text[], $12::text[]) \
-         as r(partition, rank, tenant, operation, resource, key, at, fingerprint, fate, events)\n\
+         $9::timestamptz[], $10::text[], $11::text[], $12::text[]{parts}) \
+         as r(partition, rank, tenant, operation, resource, key, at, fingerprint, fate, events{part})\n\
          join moved on moved.partition = r.partition\n)\nselect partition, base from moved",
         names.heads(),
         names.log(),
     );
-    let records: Vec<(u32, u64, &'b Record)> = records.collect();
     let texts =
-        |of: fn(&'b Record) -> &'b str| Arg::Texts(records.iter().map(|(_, _, record)| of(record)).collect());
+        |of: fn(&'b Record) -> &'b str| Arg::Texts(records.iter().map(|placed| of(placed.record)).collect());
     let fate = |record: &'b Record| match record.fate {
         statehouse_store::Fate::Applied => "applied",
         statehouse_store::Fate::Aborted => "aborted",
     };
-    let events = |record: &Record| serde_json::to_string(&record.events).unwrap_or_else(|_| "[]".into());
-    let args = vec![
+    let events = |placed: &Placed<'b>| {
+        write_events(&placed.record.events, placed.parts).unwrap_or_else(|_| "[]".into())
+    };
+    let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    let mut args = vec![
         partitions(),
-        Arg::Ints(counts.values().map(|count| i64::try_from(*count).unwrap_or(i64::MAX)).collect()),
-        Arg::Partitions(records.iter().map(|(partition, _, _)| *partition).collect()),
-        Arg::Ints(records.iter().map(|(_, rank, _)| i64::try_from(*rank).unwrap_or(i64::MAX)).collect()),
+        Arg::Ints(counts.values().map(|number| count(*number)).collect()),
+        Arg::Partitions(records.iter().map(|placed| placed.partition).collect()),
+        Arg::Ints(records.iter().map(|placed| count(placed.rank)).collect()),
         texts(|record| record.tenant.as_str()),
         texts(|record| &record.operation),
         texts(|record| &record.resource),
         texts(|record| &record.key),
-        Arg::Times(records.iter().map(|(_, _, record)| record.at).collect()),
+        Arg::Times(records.iter().map(|placed| placed.record.at).collect()),
         texts(|record| &record.fingerprint),
-        Arg::Texts(records.iter().map(|(_, _, record)| fate(record)).collect()),
-        Arg::Written(records.iter().map(|(_, _, record)| events(record)).collect()),
+        Arg::Texts(records.iter().map(|placed| fate(placed.record)).collect()),
+        Arg::Written(records.iter().map(events).collect()),
     ];
+    if !parts.is_empty() {
+        args.push(Arg::Ints(records.iter().map(|placed| i64::from(placed.is_part)).collect()));
+    }
     [Call::new(take, vec![partitions()]), Call::new(append, args)]
+}
+
+/// What [`statehouse_store::log::part_operation`] makes, as an expression.
+pub(crate) fn part_operation_of(operation: &str, partition: &str, offset: &str) -> String {
+    format!("{operation} || chr({}) || {partition} || '.' || {offset}", u32::from(PART_SEPARATOR))
 }
 
 /// The answer of the second call of [`append`]: the heads before it.

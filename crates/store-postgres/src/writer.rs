@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use statehouse_store::log::RecordView;
 use statehouse_store::{Applied, Commit, Plan, Record, StoreError, Tenant};
 
 use crate::batch::Batch;
@@ -346,7 +347,7 @@ impl Desk<'_> {
                 };
                 let open = outcomes.iter().filter(|outcome| outcome.is_none()).count();
                 counters.left_open.fetch_add(open as u64, Ordering::Relaxed);
-                self.shared.publish(outcomes.iter().flatten().filter_map(Settled::position));
+                self.shared.publish(outcomes.iter().flatten().flat_map(Settled::positions));
                 Some(Ok(outcomes))
             }
             (Ok(_) | Err(Fault::Lost(_)), Closing::Unknown(why)) => Some(Err(why)),
@@ -489,7 +490,7 @@ impl Desk<'_> {
             let mut recorded: HashMap<(Tenant, String), Record> = HashMap::new();
             if remembers {
                 for row in answers.pop().unwrap_or_default() {
-                    let record = record_at(&row, 0)?;
+                    let record = record_at(&row, 0, RecordView::Operation)?;
                     recorded.insert((record.tenant.clone(), record.operation.clone()), record);
                 }
             }
@@ -527,10 +528,12 @@ impl Desk<'_> {
                 shared.counters.unread.fetch_add(batch.unread() as u64, Ordering::Relaxed);
                 let outcomes = batch.committed(&bases);
                 let records = outcomes.iter().filter_map(|outcome| match outcome {
-                    Ok(Commit::Applied(Applied { record: Some(record), .. })) => record.position,
+                    Ok(Commit::Applied(Applied { record: Some(record), .. })) => Some(record),
                     _ => None,
                 });
-                shared.publish(records);
+                shared.publish(
+                    records.flat_map(|record| record.position.into_iter().chain(record.also_at.clone())),
+                );
                 Run::Settled(outcomes)
             }
             (Ok(_) | Err(Fault::Lost(_)), Closing::Unknown(why)) => Run::Settled(batch.unknown(&why)),

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rusqlite::{Connection, Statement, params_from_iter};
+use statehouse_store::log::{RecordView, StoredEvent};
 use statehouse_store::{
-    Address, Event, Fate, LogPage, Page, Position, Query, Record, Row, Scan, StoreError, Table, Tenant, Time,
+    Address, Fate, LogPage, Page, Position, Query, Record, Row, Scan, StoreError, Table, Tenant, Time,
 };
 use tokio::sync::Semaphore;
 
@@ -177,7 +178,7 @@ impl Reader {
             .map_err(fail)?;
         let mut records = Vec::new();
         while let Some(stored) = found.next().map_err(fail)? {
-            records.push(record(stored, &path)?);
+            records.push(record(stored, &path, RecordView::Log)?);
         }
         Ok(LogPage { records, oldest, head: newest })
     }
@@ -283,7 +284,7 @@ pub(crate) fn recorded(
     let text = select_log("tenant = ?1 AND operation = ?2");
     let mut select = connection.prepare_cached(&text).map_err(fail)?;
     let mut found = select.query([tenant.as_str(), operation]).map_err(fail)?;
-    found.next().map_err(fail)?.map(|stored| record(stored, path)).transpose()
+    found.next().map_err(fail)?.map(|stored| record(stored, path, RecordView::Operation)).transpose()
 }
 
 fn page(mut rows: Vec<Row>, limit: usize, cursor_at: impl Fn(&Row) -> statehouse_store::Cursor) -> Page {
@@ -302,7 +303,11 @@ pub(crate) fn select_log(condition: &str) -> String {
 }
 
 /// A record from [`select_log`].
-pub(crate) fn record(stored: &rusqlite::Row<'_>, path: &std::path::Path) -> Result<Record, StoreError> {
+pub(crate) fn record(
+    stored: &rusqlite::Row<'_>,
+    path: &std::path::Path,
+    view: RecordView,
+) -> Result<Record, StoreError> {
     let fail = |error: rusqlite::Error| fault::of(path, &error);
     let corrupt = |why: String| StoreError::corrupt(format!("the log in {}", path.display()), why);
     let text = |place: usize| stored.get::<_, String>(place).map_err(fail);
@@ -312,10 +317,11 @@ pub(crate) fn record(stored: &rusqlite::Row<'_>, path: &std::path::Path) -> Resu
         "aborted" => Fate::Aborted,
         other => return Err(corrupt(format!("a record has the fate {other:?}"))),
     };
-    let events: Vec<Event> =
+    let events: Vec<StoredEvent> =
         serde_json::from_str(&text(8)?).map_err(|error| corrupt(format!("a record's events: {error}")))?;
-    Ok(Record {
+    let record = Record {
         position: Some(Position { partition, offset }),
+        also_at: Vec::new(),
         tenant: Tenant::new(text(1)?).map_err(|error| corrupt(error.to_string()))?,
         operation: text(2)?,
         resource: text(3)?,
@@ -323,6 +329,7 @@ pub(crate) fn record(stored: &rusqlite::Row<'_>, path: &std::path::Path) -> Resu
         at: Time::from_micros(stored.get(5).map_err(fail)?),
         fingerprint: text(6)?,
         fate,
-        events,
-    })
+        events: Vec::new(),
+    };
+    Ok(view.of(record, events))
 }

@@ -27,11 +27,11 @@ use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, Statement, params};
 use statehouse_store::eval::{self, Decision};
-use statehouse_store::log::partition_of;
+use statehouse_store::log::{LogPart, part_operation, partition_of, parts_of, write_events};
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{
-    Address, Applied, Change, Clock, Commit, Event, Fate, Migrate, Plan, Position, Record, Resolution, Row,
-    Schema, Step, StoreError, SystemClock, Tenant,
+    Address, Applied, Change, Clock, Commit, Entry, Event, Fate, Migrate, Plan, Position, Record, Resolution,
+    Row, Schema, Step, StoreError, SystemClock, Tenant,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -60,22 +60,26 @@ struct Ready {
     plan: Plan,
     /// The log partition of its entry.
     partition: u32,
-    /// The events as the log stores them, if they do not need a row.
+    /// The shares of further partitions in its events.
+    parts: Vec<LogPart>,
+    /// The events as the log stores them, if they do not need a row and all belong to one partition.
     events: Option<String>,
 }
 
 impl Ready {
-    fn new(plan: Plan, partitions: u32) -> Ready {
+    fn new(plan: Plan, partitions: u32) -> Result<Ready, StoreError> {
+        let parts = parts_of(&plan, partitions)?;
         let entry = plan.entry();
         let partition =
             entry.map_or(0, |entry| partition_of(plan.tenant(), &entry.resource, &entry.key, partitions));
-        let complete = entry.filter(|entry| entry.events.iter().all(|draft| draft.row_of.is_none()));
+        let is_complete = |entry: &&Entry| entry.events.iter().all(|draft| draft.row_of.is_none());
+        let complete = entry.filter(is_complete).filter(|_| parts.is_empty());
         let events = complete.and_then(|entry| {
             let events: Vec<Event> =
                 entry.events.iter().map(|draft| eval::finish_event(draft, |_| None)).collect();
             serde_json::to_string(&events).ok()
         });
-        Ready { plan, partition, events }
+        Ok(Ready { plan, partition, parts, events })
     }
 }
 
@@ -133,7 +137,7 @@ impl Writer {
     }
 
     pub(crate) async fn commit(&self, plan: Plan) -> Result<Commit, StoreError> {
-        let ready = Ready::new(plan, self.partitions);
+        let ready = Ready::new(plan, self.partitions)?;
         self.ask(|reply| Job::Commit(ready, reply)).await
     }
 
@@ -416,7 +420,7 @@ impl<'c> Worker<'c> {
         let mut record = None;
         if plan.entry().is_some() {
             let unplaced = Record::of(plan, now, effect.events);
-            match self.append(unplaced, ready.events.as_deref(), ready.partition)? {
+            match self.append_all(unplaced, ready)? {
                 Some(appended) => record = Some(appended),
                 None => {
                     let first = self.recorded(plan.tenant(), plan.operation())?;
@@ -509,6 +513,29 @@ impl<'c> Worker<'c> {
             return Err(StoreError::corrupt(place, format!("{expected} changed {changed} rows")));
         }
         Ok(())
+    }
+
+    /// Appends a plan's record, and those that it leaves in further partitions; `None` if its operation id is taken.
+    fn append_all(&mut self, record: Record, ready: &Ready) -> Result<Option<Record>, StoreError> {
+        if ready.parts.is_empty() {
+            return self.append(record, ready.events.as_deref(), ready.partition);
+        }
+        let unwritten =
+            |error: serde_json::Error| StoreError::corrupt("the events of a plan", error.to_string());
+        let events = write_events(&record.events, &ready.parts).map_err(unwritten)?;
+        let Some(whole) = self.append(record, Some(&events), ready.partition)? else { return Ok(None) };
+        let mut also_at = Vec::with_capacity(ready.parts.len());
+        for part in &ready.parts {
+            let newest = self.edges.get(part.partition as usize).map_or(0, |edges| edges.newest);
+            let at = Position { partition: part.partition, offset: newest + 1 };
+            let operation = part_operation(&whole.operation, at);
+            let of_part = Record { operation, ..part.record(&whole) };
+            let appended = self.append(of_part, None, part.partition)?;
+            let taken =
+                || StoreError::corrupt("the log", format!("operation {} is there in part", whole.operation));
+            also_at.extend(appended.ok_or_else(taken)?.position);
+        }
+        Ok(Some(Record { also_at, ..whole }))
     }
 
     /// Appends a record; `None` if its operation id is taken.

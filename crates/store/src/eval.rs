@@ -15,7 +15,7 @@ use crate::plan::{Expect, Plan, Step, Verb};
 use crate::row::Row;
 use crate::table::VERSION;
 use crate::time::Time;
-use crate::value::{Value, admit_float};
+use crate::value::{Value, admit_float, json_weight};
 
 /// What a plan makes of the rows it names.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,6 +62,8 @@ pub fn decide(plan: &Plan, now: Time, current: &[Option<Row>]) -> Result<Decisio
         };
         events = entry.events.iter().map(|draft| finish_event(draft, row_of)).collect();
         bytes += limits::check_record(plan.operation(), &events)?;
+        let weights = events.iter().map(|event| (event.name.as_str(), json_weight(&event.data)));
+        bytes += limits::further_weight(entry, weights);
     }
     limits::check_plan_bytes(plan.operation(), bytes)?;
     Ok(Decision::Apply(Effect { rows, events }))

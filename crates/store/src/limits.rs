@@ -4,19 +4,23 @@
 //! that grows by a write over what was stored before is known only at commit; that is
 //! [`StoreError::LimitExceeded`], and nothing is written.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::error::{PlanError, StoreError};
-use crate::log::Event;
+use crate::log::{Entry, Event, EventSubject};
 use crate::row::{Address, Row, Tenant};
 use crate::table::{Index, Table};
 use crate::value::{Value, json_weight};
 
-/// Operations in one plan: its steps, and [`LOG_ENTRY_OPERATIONS`] for the log entry. (DynamoDB: 100 actions.)
+/// Operations in one plan: its steps, [`LOG_ENTRY_OPERATIONS`] for the log entry, and one for each further partition of the
+/// log that its events belong to ([`further_records`]). (DynamoDB: 100 actions.)
 pub const PLAN_OPERATIONS_MAX: usize = 100;
 /// What a log entry counts for. (DynamoDB: an item that makes the operation unique, and one that holds the record.)
 pub const LOG_ENTRY_OPERATIONS: usize = 2;
-/// Bytes in one plan: the rows that it writes and its log entry. (DynamoDB: 4 MB.)
+/// Partitions of the log that a plan is counted for. In a log with more, a plan may turn out too large at its commit.
+pub const LOG_PARTITIONS_COUNTED: usize = 16;
+/// Bytes in one plan: the rows that it writes and its log records. (DynamoDB: 4 MB.)
 pub const PLAN_BYTES_MAX: usize = 4_000_000;
 /// Bytes in one row, or one log record, as the heaviest engine counts them. (DynamoDB: 400 KB.)
 pub const ROW_BYTES_MAX: usize = 400_000;
@@ -180,6 +184,25 @@ pub(crate) fn check_events<'e>(
         return Err(StoreError::LimitExceeded { what, limit: ROW_BYTES_MAX, actual: weight });
     }
     Ok(weight)
+}
+
+/// The most records that a log entry leaves in further partitions: one for each subject that is not the entry's, but no more
+/// than there are partitions.
+pub fn further_records(entry: &Entry) -> usize {
+    let is_other = |about: &&EventSubject| about.resource != entry.resource || about.key != entry.key;
+    let abouts = entry.events.iter().filter_map(|event| event.about.as_ref()).filter(is_other);
+    abouts.collect::<BTreeSet<_>>().len().min(LOG_PARTITIONS_COUNTED - 1)
+}
+
+/// What the records of further partitions weigh at most: their events once more, and the fixed part of each.
+pub(crate) fn further_weight<'e>(entry: &Entry, events: impl Iterator<Item = (&'e str, usize)>) -> usize {
+    let records = further_records(entry);
+    if records == 0 {
+        return 0;
+    }
+    let others = entry.events.iter().zip(events).filter(|(draft, _)| draft.about.is_some());
+    let events: usize = others.map(|(_, (name, weight))| name.len() + weight + 20).sum();
+    events + records * record_weight(std::iter::empty())
 }
 
 fn record_weight<'e>(events: impl Iterator<Item = (&'e str, usize)>) -> usize {

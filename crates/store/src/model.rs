@@ -17,7 +17,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::error::StoreError;
 use crate::eval::{self, Decision};
 use crate::limits::PAGE_MAX;
-use crate::log::{LogPage, Position, Record, partition_of};
+use crate::log::{LogPage, LogPart, Position, Record, partition_of, parts_of};
 use crate::migration::{Change, Difference, Migrate, differences, keep_surplus};
 use crate::outcome::{Applied, Commit, Resolution};
 use crate::plan::{Plan, Verb};
@@ -51,9 +51,33 @@ struct Content {
 
 #[derive(Default)]
 struct Partition {
-    records: Vec<Record>,
+    records: Vec<Kept>,
     /// How many records were forgotten.
     trimmed: u64,
+}
+
+/// A record that is kept.
+#[derive(Clone)]
+struct Kept {
+    /// With all events.
+    record: Record,
+    /// The places of those that readers of the log get from another partition.
+    copies: Vec<usize>,
+}
+
+impl Kept {
+    /// What readers of the log get.
+    fn in_log(&self) -> Record {
+        let events = self.record.events.iter().enumerate();
+        let own = events.filter(|(place, _)| !self.copies.contains(place)).map(|(_, event)| event.clone());
+        Record { events: own.collect(), ..self.record.clone() }
+    }
+
+    /// What is known of the operation.
+    fn of_operation(&self) -> Record {
+        let position = self.record.position.filter(|_| self.copies.is_empty());
+        Record { position, ..self.record.clone() }
+    }
 }
 
 /// Where a row stands in its table's order.
@@ -154,18 +178,28 @@ impl Content {
         let position = self.operations.get(&(tenant.clone(), operation.to_owned()))?;
         let partition = self.partitions.get(usize::try_from(position.partition).ok()?)?;
         let place = usize::try_from(position.offset.checked_sub(partition.trimmed + 1)?).ok()?;
-        partition.records.get(place).cloned()
+        partition.records.get(place).map(Kept::of_operation)
     }
 
     /// Appends a record and gives it its position.
-    fn append(&mut self, mut record: Record, number: u32) -> Record {
+    fn append(&mut self, mut record: Record, number: u32, copies: Vec<usize>) -> Record {
         if let Some(partition) = self.partitions.get_mut(number as usize) {
-            let position = Position { partition: number, offset: partition.head() + 1 };
-            record.position = Some(position);
-            partition.records.push(record.clone());
-            self.operations.insert((record.tenant.clone(), record.operation.clone()), position);
+            record.position = Some(Position { partition: number, offset: partition.head() + 1 });
+            partition.records.push(Kept { record: record.clone(), copies });
         }
         record
+    }
+
+    /// Appends a record under its operation id, and what its plan leaves in further partitions.
+    fn append_all(&mut self, record: Record, number: u32, parts: &[LogPart]) -> Record {
+        let copies = parts.iter().flat_map(|part| part.events.iter().copied()).collect();
+        let also = parts.iter().map(|part| self.append(part.record(&record), part.partition, Vec::new()));
+        let also_at = also.filter_map(|record| record.position).collect();
+        let record = self.append(record, number, copies);
+        if let Some(position) = record.position {
+            self.operations.insert((record.tenant.clone(), record.operation.clone()), position);
+        }
+        Record { also_at, ..record }
     }
 
     fn write(&mut self, plan: &Plan, rows: &[Option<Row>]) {
@@ -240,6 +274,7 @@ impl Store for ModelStore {
         {
             return Ok(Commit::of_record(record));
         }
+        let parts = parts_of(plan, u32::try_from(content.partitions.len()).unwrap_or(1))?;
         let now = self.clock.now();
         let current: Vec<Option<Row>> = plan
             .addresses()
@@ -261,7 +296,7 @@ impl Store for ModelStore {
         let record = plan.entry().map(|entry| {
             let number =
                 partition_of(plan.tenant(), &entry.resource, &entry.key, content.partitions.len() as u32);
-            content.append(Record::of(plan, now, effect.events), number)
+            content.append_all(Record::of(plan, now, effect.events), number, &parts)
         });
         self.publish_heads(&content);
         let rows = if plan.returns_rows() { effect.rows } else { Vec::new() };
@@ -274,7 +309,7 @@ impl Store for ModelStore {
             return Ok(Resolution::of_record(record));
         }
         let number = partition_of(tenant, "", operation, content.partitions.len() as u32);
-        content.append(Record::aborted(tenant, operation, self.clock.now()), number);
+        content.append_all(Record::aborted(tenant, operation, self.clock.now()), number, &[]);
         self.publish_heads(&content);
         Ok(Resolution::Aborted)
     }
@@ -348,7 +383,8 @@ impl Store for ModelStore {
             return Err(StoreError::no_partition(partition, content.partitions.len()));
         };
         let skip = usize::try_from(after.saturating_sub(partition.trimmed)).unwrap_or(usize::MAX);
-        let records = partition.records.iter().skip(skip).take(limit.min(PAGE_MAX)).cloned().collect();
+        let records =
+            partition.records.iter().skip(skip).take(limit.min(PAGE_MAX)).map(Kept::in_log).collect();
         Ok(LogPage { records, oldest: partition.trimmed + 1, head: partition.head() })
     }
 
@@ -375,10 +411,14 @@ impl Store for ModelStore {
             return Err(StoreError::no_partition(partition, count));
         };
         let keep_from = through.min(list.head().saturating_sub(1)).saturating_sub(list.trimmed);
-        let forgotten: Vec<Record> = list.records.drain(..usize::try_from(keep_from).unwrap_or(0)).collect();
+        let forgotten: Vec<Kept> = list.records.drain(..usize::try_from(keep_from).unwrap_or(0)).collect();
         list.trimmed += forgotten.len() as u64;
-        for record in forgotten {
-            content.operations.remove(&(record.tenant, record.operation));
+        for Kept { record, .. } in forgotten {
+            let operation = (record.tenant, record.operation);
+            // The records of further partitions are not what their operation is known by.
+            if content.operations.get(&operation).copied() == record.position {
+                content.operations.remove(&operation);
+            }
         }
         Ok(())
     }

@@ -22,7 +22,7 @@ use crate::error::PlanError;
 use crate::guard::{Expr, Guard, Operand};
 use crate::label::Label;
 use crate::limits;
-use crate::log::{Draft, Entry};
+use crate::log::{Draft, Entry, EventSubject, is_part_operation};
 use crate::row::{Address, Tenant, admit_key, admit_required};
 use crate::table::{TENANT, Table, VERSION};
 use crate::value::{BadValue, Type, Value, canonical_json, json_weight};
@@ -280,12 +280,8 @@ impl Builder {
     pub fn build(self) -> Result<Plan, PlanError> {
         let Builder { tenant, operation, steps, entry, returns_rows } = self;
         check_text("operation", &operation, false)?;
-        let operations = steps.len() + entry.as_ref().map_or(0, |_| limits::LOG_ENTRY_OPERATIONS);
-        if operations == 0 {
-            return Err(PlanError::Empty);
-        }
-        let what = format_args!("operations in a plan (steps and log entry)");
-        check_limit(what, operations, limits::PLAN_OPERATIONS_MAX)?;
+        check_operation(&operation)?;
+        check_operations(&steps, entry.as_ref())?;
         let mut weight = 0;
         let steps: Vec<Step> = steps
             .into_iter()
@@ -303,6 +299,33 @@ impl Builder {
         check_limit(format_args!("bytes in a plan"), weight, limits::PLAN_BYTES_MAX)?;
         Ok(Plan(Arc::new(Content { tenant, operation, steps, entry, returns_rows })))
     }
+}
+
+/// An id under which a part of another operation can be stored is none.
+fn check_operation(operation: &str) -> Result<(), PlanError> {
+    if is_part_operation(operation) {
+        let why = "it must not end in the character U+0001 and a place in the log";
+        return Err(PlanError::BadName { what: "operation", given: operation.to_owned(), why });
+    }
+    Ok(())
+}
+
+fn check_operations(steps: &[Step], entry: Option<&Entry>) -> Result<(), PlanError> {
+    let logged = |entry: &Entry| limits::LOG_ENTRY_OPERATIONS + limits::further_records(entry);
+    let operations = steps.len() + entry.map_or(0, logged);
+    if operations == 0 {
+        return Err(PlanError::Empty);
+    }
+    let further = entry.map_or(0, limits::further_records);
+    if further == 0 {
+        let what = format_args!("operations in a plan (steps and log entry)");
+        return check_limit(what, operations, limits::PLAN_OPERATIONS_MAX);
+    }
+    let what = format_args!(
+        "operations in a plan ({} steps, 2 for the log entry, {further} for its events about other subjects)",
+        steps.len()
+    );
+    check_limit(what, operations, limits::PLAN_OPERATIONS_MAX)
 }
 
 /// `what` is put into words only if it is needed.
@@ -598,8 +621,13 @@ fn admit_entry(entry: Entry, steps: &[Step]) -> Result<Entry, PlanError> {
     let events = events
         .into_iter()
         .map(|draft| {
-            let Draft { name, data, row_of } = draft;
+            let Draft { name, data, row_of, about } = draft;
             check_text("event", &name, false)?;
+            if let Some(EventSubject { resource, key }) = &about {
+                check_text("resource", resource, false)?;
+                check_text("key", key, true)?;
+            }
+            let about = about.filter(|about| about.resource != resource || about.key != key);
             if let Some(step) = row_of
                 && !steps.get(step).is_some_and(Step::writes)
             {
@@ -612,15 +640,16 @@ fn admit_entry(entry: Entry, steps: &[Step]) -> Result<Entry, PlanError> {
                 why,
             })?;
             let data = if let serde_json::Value::Object(data) = data { data } else { serde_json::Map::new() };
-            Ok(Draft { name, data, row_of })
+            Ok(Draft { name, data, row_of, about })
         })
         .collect::<Result<_, _>>()?;
     Ok(Entry { resource, key, fingerprint, events })
 }
 
 fn check_entry_weight(operation: &str, entry: &Entry) -> Result<usize, PlanError> {
-    let events = entry.events.iter().map(|draft| (draft.name.as_str(), json_weight(&draft.data)));
-    limits::check_events(operation, events).map_err(|error| match error {
+    let weights = || entry.events.iter().map(|draft| (draft.name.as_str(), json_weight(&draft.data)));
+    let own = limits::check_events(operation, weights());
+    own.map(|own| own + limits::further_weight(entry, weights())).map_err(|error| match error {
         crate::StoreError::LimitExceeded { what, limit, actual } => {
             PlanError::Limit { what: format!("bytes in {what}"), limit, actual }
         }

@@ -20,7 +20,7 @@ use crate::value::Value;
 /// Tables, plans of guarded steps, range reads and a log.
 ///
 /// # What is promised
-/// 1. **Atomic.** A plan is applied whole or not at all, rows and log record together. It is decided as
+/// 1. **Atomic.** A plan is applied whole or not at all, rows and log records together. It is decided as
 ///    [`crate::eval::decide`] would decide it on the rows at one moment, with one reading of the engine's clock.
 /// 2. **Serial.** Plans that name a common row take effect one after another. A step's condition is checked on
 ///    the row as the plans before it left it.
@@ -30,7 +30,8 @@ use crate::value::Value;
 ///    not know, and then `commit` with the same plan, or `resolve`, finds out.
 /// 5. **Once.** Under one tenant and operation id at most one plan with a log entry is ever applied, as long as
 ///    its record is kept. A repetition gets the first one's record.
-/// 6. **In order.** Each partition of the log is gapless and in the order of the commits (see [`crate::log`]).
+/// 6. **In order.** Each partition of the log is gapless and in the order of the commits, and has all events of the subjects
+///    that belong to it, each once (see [`crate::log`]).
 /// 7. **Apart.** No call on behalf of one tenant returns, changes or depends on rows or operations of another. Three
 ///    reads are on behalf of the house and not of a tenant: [`Scan::all`], [`Query::across`], and the log.
 /// 8. **Fresh.** A strong read sees every commit that was acknowledged before it began.
@@ -104,7 +105,7 @@ pub trait Store: Send + Sync + fmt::Debug {
     async fn scan(&self, scan: &Scan) -> Result<Page, StoreError>;
 
     /// Reads records of one partition after an offset (0: from the oldest), at most `limit`, never more than
-    /// [`crate::limits::PAGE_MAX`].
+    /// [`crate::limits::PAGE_MAX`]. A record has the events that belong to the partition, and no others.
     async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError>;
 
     /// Returns the newest offset of each partition, as soon as one is above what was `seen` (one entry a

@@ -71,6 +71,7 @@ pub(super) async fn records_say_what_was_committed(lab: &dyn Lab) -> Result<()> 
     let log = client.exact_log(1).await?;
     let event = |name: &str, data: serde_json::Value| Event { name: name.into(), data };
     let expected = Record {
+        also_at: Vec::new(),
         position: log[0].position,
         tenant: client.tenant.clone(),
         operation: "operation 1".into(),

@@ -263,7 +263,8 @@ fn outcome_text(outcome: &Result<Commit, StoreError>) -> String {
 /// Whether two records are the same. The other store may not know the position yet.
 fn same_record(model: &Record, other: &Record) -> bool {
     let position = other.position.and(model.position);
-    Record { position, ..model.clone() } == *other
+    let also_at = if other.position.is_some() { model.also_at.clone() } else { Vec::new() };
+    Record { position, also_at, ..model.clone() } == *other
 }
 
 fn same_outcome(model: &Result<Commit, StoreError>, other: &Result<Commit, StoreError>) -> bool {
@@ -499,7 +500,8 @@ impl World {
         }
         let mut builder = Plan::of(&tenant, operation);
         let logged = self.random.chance(0.7);
-        let most = self.largest_plan.saturating_sub(usize::from(logged)).max(1);
+        // A log entry is one operation more than a plan without one has, and its events about others may be two more.
+        let most = self.largest_plan.saturating_sub(if logged { 3 } else { 0 }).max(1);
         let count = match self.random.below(10) {
             0..=5 => 1,
             6..=8 => 2 + self.below(2),
@@ -541,6 +543,10 @@ impl World {
             let mut draft = Draft::named(name).with("document", document.to_json());
             if let Some(step) = self.random.pick(&writing) {
                 draft = draft.with_row_of(*step);
+            }
+            if self.random.chance(0.4) {
+                let resource = self.pick(&["post", "póst"])?;
+                draft = draft.about(resource, self.random.below(3).to_string());
             }
             entry = entry.event(draft);
         }

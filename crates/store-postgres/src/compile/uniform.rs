@@ -10,8 +10,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use statehouse_store::log::{EventSubject, LogPart, has_several_subjects, parts_of, write_events};
 use statehouse_store::plan::{Expect, Verb};
-use statehouse_store::{Guard, Operand, Plan, Step};
+use statehouse_store::{Event, Guard, Operand, Plan, Step, Time, eval};
 
 use super::{Compiler, Form, RECORD, Set, Settled, Source, Statement, list_args, shortened};
 use crate::link::Call;
@@ -21,6 +22,7 @@ use crate::shape::{
     Constant, constants_of_record, constants_of_step, is_exact, returns_row, steps_are_alike, takers,
 };
 use crate::sql::{Arg, all_columns, int_at, name, placeholder, row_at, time_at};
+use crate::statements::part_operation_of;
 use crate::tenancy::Scope;
 use statehouse_store::{Applied, Position, Record, Row, StoreError, Value};
 
@@ -31,6 +33,8 @@ pub(crate) struct Uniform<'p> {
     /// Of each row in the order of the statement's arrays, which step it is.
     places: Vec<usize>,
     partitions: u32,
+    /// Whether it leaves records in several partitions.
+    spread: bool,
     pub call: Call<'p>,
 }
 
@@ -60,7 +64,9 @@ fn uniform(plan: &Plan) -> Option<&Step> {
     let verb = matches!(first.verb, Verb::Put | Verb::Delete) && first.expect == Expect::Present;
     let is_like = |step: &Step| steps_are_alike(first, step) && room::is_small_step(step);
     let fits = verb && is_exact(first) && !others.is_empty() && plan.steps().iter().all(is_like);
-    (fits && takers(plan).next().is_none()).then_some(first)
+    // Where there are several records, their places come back instead of the rows.
+    let answers = !(plan.returns_rows() && has_several_subjects(plan));
+    (fits && takers(plan).next().is_none() && answers).then_some(first)
 }
 
 /// Whether all steps of a plan of several are of one shape and can be compiled.
@@ -78,6 +84,9 @@ impl Compiler<'_> {
         refused: bool,
     ) -> Option<Uniform<'p>> {
         let first = uniform(plan)?;
+        // A plan that is too large with its further records is refused where every plan is decided.
+        let parts = parts_of(plan, self.partitions).ok()?;
+        let spread = !parts.is_empty();
         let way = if refused { Way::Judged } else { quick_way(first) };
         // Rows are locked in the order of the arrays; no row is in a plan twice.
         let mut ordered: BTreeMap<Vec<u8>, (usize, &'p Step)> = BTreeMap::new();
@@ -87,8 +96,9 @@ impl Compiler<'_> {
         let given: Vec<Vec<Constant<'p>>> =
             ordered.values().map(|(_, step)| constants_of_step(step, self.now)).collect();
         let kinds: Vec<&'static str> = given.first()?.iter().map(|constant| constant.kind).collect();
-        let text: Arc<str> = self.texts.of(plan, Form { several: false, set, way: Some(way) }, || {
-            Statement::new(self, plan, first, Source::Rows { kinds: &kinds }, set).uniform_text(set, way)
+        let text: Arc<str> = self.texts.of(plan, Form { several: spread, set, way: Some(way) }, || {
+            Statement::new(self, plan, first, Source::Rows { kinds: &kinds }, set)
+                .uniform_text(set, way, spread)
         })?;
         let tenant = plan.tenant().as_str();
         let mut args = list_args(first);
@@ -103,14 +113,77 @@ impl Compiler<'_> {
         if set != Set::Transaction && self.says_tenant {
             args.push(Arg::Own(Value::Text(Scope::of(plan.tenant()).names())));
         }
-        let record = constants_of_record(plan, events, self.now, self.partitions);
-        args.extend(record.into_iter().map(|constant| constant.arg));
+        if spread {
+            args.extend(records_of(plan, &parts, self.now, self.partitions)?);
+        } else {
+            let record = constants_of_record(plan, events, self.now, self.partitions);
+            args.extend(record.into_iter().map(|constant| constant.arg));
+        }
         let places = ordered.into_values().map(|(number, _)| number).collect();
-        Some(Uniform { plan, way, places, partitions: self.partitions, call: Call::new(text, args) })
+        let (partitions, call) = (self.partitions, Call::new(text, args));
+        Some(Uniform { plan, way, places, partitions, spread, call })
     }
 }
 
+/// The events of a plan whose events take in no row.
+fn known_events(plan: &Plan) -> Vec<Event> {
+    let drafts = plan.entry().into_iter().flat_map(|entry| &entry.events);
+    drafts.map(|draft| eval::finish_event(draft, |_| None)).collect()
+}
+
+/// What a plan of several records brings along for them, in the order in which their heads are taken: what
+/// [`constants_of_record`] says of one, with arrays of what differs between them, and the partition of the commit record.
+fn records_of<'p>(
+    plan: &'p Plan,
+    parts: &[LogPart],
+    now: Option<Time>,
+    partitions: u32,
+) -> Option<Vec<Arg<'p>>> {
+    let entry = plan.entry()?;
+    let whole = Record::of(plan, now.unwrap_or(Time::MIN), known_events(plan));
+    let own = crate::shape::partition(plan, partitions);
+    let events = write_events(&whole.events, parts).ok()?;
+    let mut records = vec![(own, entry.resource.clone(), entry.key.clone(), events)];
+    for part in parts {
+        let EventSubject { resource, key } = part.subject.clone();
+        let events = write_events(&part.record(&whole).events, &[]).ok()?;
+        records.push((part.partition, resource, key, events));
+    }
+    records.sort_by_key(|(partition, ..)| *partition);
+    let numbers = records.iter().map(|(partition, ..)| *partition).collect();
+    let (mut resources, mut keys, mut events) = (Vec::new(), Vec::new(), Vec::new());
+    for (_, resource, key, told) in records {
+        resources.push(resource);
+        keys.push(key);
+        events.push(told);
+    }
+    let mut args = vec![
+        Arg::Partitions(numbers),
+        Arg::Text(plan.operation()),
+        Arg::Written(resources),
+        Arg::Written(keys),
+        Arg::Text(&entry.fingerprint),
+        Arg::Written(events),
+    ];
+    args.extend(now.map(|now| Arg::Own(Value::Time(now))));
+    args.push(Arg::Partition(own));
+    Some(args)
+}
+
 impl Uniform<'_> {
+    /// The record of a plan that left several, from the heads of their partitions.
+    fn spread_record(&self, rows: &[tokio_postgres::Row], at: Time) -> Result<Record, StoreError> {
+        let own = crate::shape::partition(self.plan, self.partitions);
+        let (mut position, mut also_at) = (None, Vec::new());
+        for answer in rows {
+            let partition = u32::try_from(int_at(answer, 0, "statehouse_heads")?).unwrap_or_default();
+            let offset = u64::try_from(int_at(answer, 1, "statehouse_log")?).unwrap_or_default();
+            let place = Position { partition, offset };
+            if partition == own { position = Some(place) } else { also_at.push(place) }
+        }
+        Ok(Record { position, also_at, ..Record::of(self.plan, at, known_events(self.plan)) })
+    }
+
     /// What came of the plan: `None` if the statement did nothing.
     pub(crate) fn outcome(&self, rows: &[tokio_postgres::Row]) -> Result<Option<Settled>, StoreError> {
         let Some(first) = rows.first() else { return Ok(None) };
@@ -130,13 +203,15 @@ impl Uniform<'_> {
             }
         }
         let mut record = None;
-        if let Some(entry) = plan.entry() {
-            let offset = u64::try_from(int_at(first, 1, "statehouse_log")?).unwrap_or_default();
+        if plan.entry().is_some() {
             let at = time_at(first, 2, "statehouse_log")?;
-            let events =
-                entry.events.iter().map(|draft| statehouse_store::eval::finish_event(draft, |_| None));
+            if self.spread {
+                let record = Some(self.spread_record(rows, at)?);
+                return Ok(Some(Settled::applied(Applied { record, rows: written, repeated: false })));
+            }
+            let offset = u64::try_from(int_at(first, 1, "statehouse_log")?).unwrap_or_default();
             let position = Position { partition: crate::shape::partition(plan, self.partitions), offset };
-            record = Some(Record { position: Some(position), ..Record::of(plan, at, events.collect()) });
+            record = Some(Record { position: Some(position), ..Record::of(plan, at, known_events(plan)) });
         }
         Ok(Some(Settled::applied(Applied { record, rows: written, repeated: false })))
     }
@@ -179,7 +254,7 @@ fn columns_of(guard: &Guard, found: &mut Vec<String>) {
 
 impl Statement<'_, '_> {
     /// The statement of a plan of several steps of one shape.
-    fn uniform_text(mut self, set: Set, way: Way) -> Option<String> {
+    fn uniform_text(mut self, set: Set, way: Way, spread: bool) -> Option<String> {
         let step = self.step;
         let Source::Rows { kinds } = self.source else { return None };
         let bounds = room::bounds(step, 0)?;
@@ -284,6 +359,15 @@ impl Statement<'_, '_> {
             Some(_) => format!("{}::timestamptz", own(RECORD.len())),
             None => "(select now from clock)".to_owned(),
         };
+        if spread {
+            let last = RECORD.len() + usize::from(self.compiler.now.is_some());
+            let own: Vec<String> = (0..RECORD.len()).chain([last]).map(own).collect();
+            parts.extend(self.append_spread(&own, &at, &one, &done)?);
+            return Some(format!(
+                "with {}\nselect moved.partition::bigint, moved.head, {at}\nfrom moved",
+                parts.join(", ")
+            ));
+        }
         let (heads, log) = (self.compiler.names.heads(), self.compiler.names.log());
         let partition = format!("{}::integer", own(0));
         parts.push(format!(
@@ -302,5 +386,31 @@ impl Statement<'_, '_> {
             format!("select 1::bigint, moved.head, {at}\nfrom moved")
         };
         Some(format!("with {}\n{answer}", parts.join(", ")))
+    }
+
+    /// Takes the heads of several partitions and appends a record to each: if everything was written, which is found out
+    /// before the first head is taken. They are taken in the order of the array, as those of several plans are.
+    fn append_spread(&self, own: &[String], at: &str, one: &str, done: &str) -> Option<Vec<String>> {
+        let [partitions, operation, resources, keys, fingerprint, events, commit] = own else { return None };
+        let further = part_operation_of(&format!("{operation}::text"), "r.partition", "moved.head");
+        let (heads, log) = (self.compiler.names.heads(), self.compiler.names.log());
+        let tenants = placeholder(self.lists);
+        Some(vec![
+            format!(
+                "moved as (\nupdate {heads} as h\nset head = h.head + 1\nfrom (\nselect p.partition\n\
+                 from unnest({partitions}::integer[]) as p(partition)\n\
+                 where case when {done} then {one} = 1 else false end\norder by p.partition\noffset 0\n) as k\n\
+                 where h.partition = k.partition\nreturning h.partition, h.head\n)"
+            ),
+            format!(
+                "logged as (\ninsert into {log} (partition, position, tenant, operation, resource, key, at, fingerprint, \
+                 fate, events)\nselect moved.partition, moved.head, ({tenants}::text[])[1], \
+                 case when r.partition = {commit}::integer then {operation}::text else {further} end, \
+                 r.resource, r.key, {at}, {fingerprint}::text, 'applied', r.events::json\n\
+                 from unnest({partitions}::integer[], {resources}::text[], {keys}::text[], {events}::text[]) \
+                 as r(partition, resource, key, events)\n\
+                 join moved on moved.partition = r.partition\n)"
+            ),
+        ])
     }
 }
