@@ -8,7 +8,7 @@
 //! - C2. *No stale insert.* A reader that misses takes a [`Ticket`] with its stripe's generation, reads the store, and
 //!   may only insert while the generation is the same. Discarding raises the generation, whether or not there was an
 //!   entry: a row that was read before a write and arrives after its discarding stays outside.
-//! - C3. *Reads your writes.* A write returns a [`Token`]: its place in the log. A cached read that brings a token the
+//! - C3. *Reads your writes.* A write returns a [`Token`]: its place in the log, or several if it is in several partitions. A cached read that brings a token the
 //!   follower has not reached goes to the store instead. Where an engine gives out places only after the commit, the
 //!   token has none, and goes to the store always.
 //! - C4. *Bounded age.* If the follower has not confirmed for [`AGE_MAX`] that it has seen the whole log, or does not
@@ -49,9 +49,17 @@ pub enum Token {
 }
 
 impl Token {
-    /// The token of a write that left this record.
-    pub fn of(record: &Record) -> Token {
-        record.position.map_or(Token::Unplaced, Token::At)
+    /// The tokens of a write that left this record: one for each partition it is in.
+    pub fn of(record: &Record) -> Vec<Token> {
+        match record.position {
+            None => vec![Token::Unplaced],
+            Some(position) => record.also_at.iter().copied().chain([position]).map(Token::At).collect(),
+        }
+    }
+
+    /// The same as text, as [`Token::parse_list`] reads it.
+    pub fn text_of(record: &Record) -> String {
+        Token::of(record).iter().map(Token::to_string).collect::<Vec<_>>().join(",")
     }
 
     /// Several tokens with commas between them.

@@ -11,7 +11,8 @@
 //! H4. A draft that lost a race is drafted anew, a bounded number of times, with growing pauses.
 //! H5. Locks that calls need ([`crate::lock`]) are taken before the draft, in one order, and given back by the plan itself;
 //!     or, if there is none, at once. Whoever meets a lock of somebody else waits, with growing pauses and an end.
-//! H6. Every event says what it is about ([`subject_of`]), also in a batch, whose record stands under its first subject.
+//! H6. Every event says what it is about ([`subject_of`]), also in a batch, and is read from the partition of its own subject.
+//!     So readers of the log get each event once, and those of one row in the order of its versions.
 //! H7. An action of several plans, or of a call for each item of a list, is not one write: each is decided by itself. Its answer
 //!     is remembered under the caller's operation id; its calls have ids that are made from it. Calls for the items of a list
 //!     may be tried as one plan first, which costs an engine far less than a plan for each: if all of them hold, nobody can
@@ -20,6 +21,8 @@
 mod many;
 mod migrate;
 mod moves;
+
+pub(crate) use self::many::TOGETHER_MAX;
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -180,19 +183,21 @@ impl House {
         let tail = Arc::new(Tail::of(store.partitions()));
         let partitions = store.partitions();
         let mut workers: Vec<Arc<dyn Worker>> = Vec::new();
+        let mut declared = Vec::new();
         for resource in &resources {
             workers.extend(resource.workers.iter().cloned());
-            workers.extend(resource.consumers.iter().cloned().map(|consuming| -> Arc<dyn Worker> {
+            for consuming in resource.consumers.iter().cloned() {
                 match consuming {
-                    Consuming::Group(handler) => consumer(handler, partitions),
+                    Consuming::Group(handler) => workers.push(consumer(handler, partitions)),
                     Consuming::Projection(projector) => {
-                        Arc::new(Projecting::of(projector, partitions, clock.clone()))
+                        workers.push(Arc::new(Projecting::of(projector, partitions, clock.clone())));
                     }
+                    Consuming::Declared(group) => declared.push(group),
                 }
-            }));
+            }
         }
         if let Some(keeping) = keeping {
-            workers.push(Arc::new(Trimmer::of(keeping, partitions)));
+            workers.push(Arc::new(Trimmer::of(keeping, partitions, declared)));
         }
         let bells = Arc::new(Bells::of(&workers));
         House {
@@ -241,7 +246,7 @@ impl House {
             Consuming::Projection(projector) => {
                 Some(Projection::of(self.store.clone(), self.clock.clone(), projector.clone()))
             }
-            Consuming::Group(_) => None,
+            Consuming::Group(_) | Consuming::Declared(_) => None,
         };
         all.filter_map(projection).collect()
     }
@@ -699,9 +704,12 @@ pub fn data_of(event: &Event) -> Cow<'_, Json> {
     Cow::Owned(event.data)
 }
 
-/// An event about the row with this key, in a record about another one (H6).
-pub(crate) fn with_subject(event: EventDraft, key: &str, about: &str) -> EventDraft {
-    if key == about { event } else { event.with(SUBJECT, key) }
+/// An event about the row of a resource with this key, in an entry that may be about another one (H6).
+pub(crate) fn with_subject(event: EventDraft, resource: &str, key: &str, entry: &Entry) -> EventDraft {
+    if resource == entry.resource && key == entry.key {
+        return event;
+    }
+    event.with(SUBJECT, key).about(resource, key)
 }
 
 /// Leaves of an event what it says without what only tells its subject.
@@ -793,17 +801,20 @@ fn assemble(
     let mut besides = Vec::new();
     for (one, draft) in ready.iter().zip(drafts) {
         let before = plan.steps.len();
-        let about = |key: String, mut event: EventDraft| {
+        let about = |resource: &str, key: &str, mut event: EventDraft| {
             event.row_of = event.row_of.map(|step| step + before);
-            with_subject(event, &key, &subject)
+            with_subject(event, resource, key, &entry)
         };
         let event = match draft {
             Draft::Done(answer) => EventDraft::named(UNCHANGED).with("answer", json!(answer)),
             Draft::Write(pieces) => {
                 let others = one.write.besides(&pieces.steps);
-                besides.extend(others.into_iter().map(|(key, event)| about(key, event)));
+                besides.extend(others.into_iter().map(|(key, event)| {
+                    let resource = event.name.split('.').next().unwrap_or_default().to_owned();
+                    about(&resource, &key, event)
+                }));
                 plan = plan.steps(pieces.steps);
-                about(pieces.subject, pieces.event)
+                about(&one.resource.name, &pieces.subject, pieces.event)
             }
         };
         steps.push(plan.steps.len() - before);
@@ -861,7 +872,7 @@ fn answers(ready: &[Ready<'_>], mut record: Record, fingerprint: &str) -> Result
     if record.fingerprint != fingerprint || record.events.len() < ready.len() {
         return Err(reused(&record.operation));
     }
-    let token = Token::of(&record).to_string();
+    let token = Token::text_of(&record);
     let answer = |(one, event): (&Ready<'_>, &mut Event)| {
         let answer = if event.name == UNCHANGED {
             let kept = event.data.get_mut("answer").map(Json::take).unwrap_or_default();

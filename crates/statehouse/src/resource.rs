@@ -13,7 +13,7 @@ use crate::blueprint::problem::{Problem, Problems};
 use crate::blueprint::{self, Blueprint, Thing};
 use crate::declare::Declare;
 use crate::form::Misfit;
-use crate::infra::log::Handler;
+use crate::infra::log::{DeclaredGroup, Handler};
 use crate::infra::projection::Projector;
 use crate::own;
 use crate::told::Telling;
@@ -65,6 +65,8 @@ pub enum Consuming {
     Group(Arc<dyn Handler>),
     /// Rows are kept that follow from other rows.
     Projection(Arc<dyn Projector>),
+    /// Programs outside read them.
+    Declared(DeclaredGroup),
 }
 
 impl Resource {

@@ -273,6 +273,7 @@ mod tests {
         let event = |(name, data): &(&str, Json)| Event { name: (*name).to_owned(), data: data.clone() };
         Record {
             position: None,
+            also_at: Vec::new(),
             tenant: Tenant::new("acme").unwrap(),
             operation: "1".into(),
             resource: "x".into(),

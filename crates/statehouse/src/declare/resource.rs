@@ -8,7 +8,7 @@ use super::action::ActionSpec;
 use super::table::TableDef;
 use crate::action::Action;
 use crate::atlas::AtlasEntry;
-use crate::infra::log::Handler;
+use crate::infra::log::{DeclaredGroup, Handler};
 use crate::infra::projection::Projector;
 use crate::resource::{Consuming, Resource};
 use crate::told::{Telling, Told};
@@ -108,6 +108,13 @@ impl ResourceSpec {
     #[must_use]
     pub fn projection(mut self, projector: Arc<dyn Projector>) -> ResourceSpec {
         self.consumers.push(Consuming::Projection(projector));
+        self
+    }
+
+    /// Has the trimmer keep what programs outside have yet to read of the log.
+    #[must_use]
+    pub fn declared_group(mut self, group: DeclaredGroup) -> ResourceSpec {
+        self.consumers.push(Consuming::Declared(group));
         self
     }
 

@@ -5,13 +5,17 @@ use std::fmt::Display;
 use futures_util::future::join_all;
 use serde_json::{Value as Json, json};
 use statehouse_store::{
-    Applied, Commit, Draft as EventDraft, Entry, Fate, Plan, Record, Tenant, Type, Value,
+    Applied, Commit, Draft as EventDraft, Entry, Fate, Plan, Record, Tenant, Type, Value, limits,
 };
 
 use super::{House, Operation, Request, UNCHANGED, fenced, reused};
 use crate::action::{Answer, Call, Code, Each, Refusal, Several};
 use crate::form::Misfit;
 use crate::resource::{self, Resource};
+
+/// Calls that are tried as one plan at most. Each has a step, and a subject of its own.
+pub(crate) const TOGETHER_MAX: usize =
+    limits::PLAN_OPERATIONS_MAX - limits::LOG_ENTRY_OPERATIONS - (limits::LOG_PARTITIONS_COUNTED - 1);
 
 impl House {
     /// Runs an action of several plans, once for each operation id that a caller gives (H7).
@@ -69,31 +73,40 @@ impl House {
             let (code, message) = (refusal.map(|no| no.code.name()), refusal.map(|no| no.message.as_str()));
             json!({each.key: key, "done": refusal.is_none(), "code": code, "message": message})
         };
-        let apart =
-            || self.apart(tenant, items.iter().map(|item| (key_of(item), request(item))), under, outcome);
-        if each.as_one && items.len() > 1 {
-            let together = items.iter().map(request).collect();
-            let refusal = match self.at_once(tenant, together, under(&"all"), 0).await {
-                Ok(_) => None,
-                // Nobody can say of any of them that it was refused.
-                Err((_, refusal)) if refusal.code == Code::OutcomeUnknown => Some(refusal),
-                Err(_) => return Ok(Answer::row(Json::Array(apart().await))),
-            };
-            let outcomes = items.iter().map(|item| outcome(&key_of(item), refusal.as_ref())).collect();
-            return Ok(Answer::row(Json::Array(outcomes)));
+        let apart = |first: usize, items: &[Json]| {
+            let requests: Vec<_> = items.iter().map(|item| (key_of(item), request(item))).collect();
+            self.apart(tenant, first, requests, under, outcome)
+        };
+        if !each.as_one || items.len() < 2 {
+            return Ok(Answer::row(Json::Array(apart(0, items).await)));
         }
-        Ok(Answer::row(Json::Array(apart().await)))
+        let mut outcomes = Vec::with_capacity(items.len());
+        let size = items.len().div_ceil(items.len().div_ceil(TOGETHER_MAX));
+        for (number, part) in items.chunks(size).enumerate() {
+            let name = if number == 0 { "all".to_owned() } else { format!("all {number}") };
+            let together = part.iter().map(request).collect();
+            match self.at_once(tenant, together, under(&name), 0).await {
+                Ok(_) => outcomes.extend(part.iter().map(|item| outcome(&key_of(item), None))),
+                // Nobody can say of any of them that it was refused.
+                Err((_, refusal)) if refusal.code == Code::OutcomeUnknown => {
+                    outcomes.extend(part.iter().map(|item| outcome(&key_of(item), Some(&refusal))));
+                }
+                Err(_) => outcomes.extend(apart(number * size, part).await),
+            }
+        }
+        Ok(Answer::row(Json::Array(outcomes)))
     }
 
-    /// Makes calls, each by itself, all at once, and says what came of each.
+    /// Makes calls, each by itself, all at once, and says what came of each. They are numbered from `first` on.
     async fn apart(
         &self,
         tenant: &Tenant,
-        requests: impl Iterator<Item = (Json, Request)>,
+        first: usize,
+        requests: Vec<(Json, Request)>,
         under: impl Fn(&dyn Display) -> Operation,
         outcome: impl Fn(&Json, Option<&Refusal>) -> Json,
     ) -> Vec<Json> {
-        let calls = requests.enumerate().map(async |(number, (key, request))| {
+        let calls = (first..).zip(requests).map(async |(number, (key, request))| {
             let answer = Box::pin(self.call(tenant, request, under(&number))).await;
             outcome(&key, answer.err().as_ref())
         });

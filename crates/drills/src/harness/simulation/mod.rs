@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value as Json;
+use statehouse::house::subject_of;
 use statehouse::{Answer, Blueprint, Code};
 use statehouse_store::clock::SkewedClock;
 use statehouse_store::{Clock, Fate, Ids, ModelStore, Plan, Random, Record, Schema, Store, Time, Value};
@@ -217,6 +218,7 @@ impl Course {
         });
         finish(&world.clock, swept).await??;
         end.check_operations().await?;
+        end.check_subjects().await?;
         (self.check)(&end).await?;
         match Proof::of(self.archetype).and_then(|proof| proof.invariants) {
             Some(check) => check(&end.sound.scope(&plot.resource)).await,
@@ -495,9 +497,16 @@ impl End {
 
     /// Exactly once: what was acknowledged is in the log, what was refused is not.
     pub(crate) async fn check_operations(&self) -> Result<()> {
-        let mut applied = BTreeSet::new();
+        let (mut applied, mut places) = (BTreeSet::new(), BTreeSet::new());
         for record in self.records().await?.into_iter().filter(|record| record.fate == Fate::Applied) {
-            ensure!(applied.insert(record.operation.clone()), "{} was applied twice", record.operation);
+            // A plan about several subjects has a record in each of their partitions.
+            let partition = record.position.map(|position| position.partition);
+            ensure!(
+                places.insert((record.operation.clone(), partition)),
+                "{} was applied twice",
+                record.operation
+            );
+            applied.insert(record.operation);
         }
         let notes = self.notes.lock();
         if let Some(lost) = notes.done.iter().find(|operation| !applied.contains(*operation)) {
@@ -505,6 +514,25 @@ impl End {
         }
         if let Some(undead) = notes.refused.iter().find(|operation| applied.contains(*operation)) {
             bail!("{undead} was refused, and was applied all the same");
+        }
+        Ok(())
+    }
+
+    /// In order: all events of a subject stand in one partition, also those of plans about several subjects.
+    pub(crate) async fn check_subjects(&self) -> Result<()> {
+        let mut partitions = BTreeMap::new();
+        for record in self.records().await? {
+            let Some(position) = record.position else { bail!("{record:?} has no position") };
+            for event in &record.events {
+                let Some((resource, key)) = subject_of(&record, event) else { continue };
+                let subject = (record.tenant.clone(), resource.to_owned(), key.to_owned());
+                let first = *partitions.entry(subject).or_insert(position.partition);
+                ensure!(
+                    first == position.partition,
+                    "events of {resource}/{key} are in the partitions {first} and {}",
+                    position.partition
+                );
+            }
         }
         Ok(())
     }

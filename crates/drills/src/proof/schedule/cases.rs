@@ -54,7 +54,7 @@ pub(crate) const CASES: &[Case] = cases! {
         a_paused_queue_gives_nothing(8),
         priorities_come_first(8),
         a_batch_decides_each_job_by_itself(8),
-        jobs_that_end_together_are_one_record(8),
+        jobs_that_end_together_are_one_plan(9),
         what_is_not_kept_goes_when_it_is_done(8),
         what_handlers_end_together_ends_once(42),
         a_repeated_claim_gets_its_own_jobs(8),

@@ -31,7 +31,7 @@ pub const ARCHETYPE: Archetype = Archetype {
         ),
         FailureAnswer::of(
             "out-of-order processing across partitions",
-            "All records of a subject are in one partition, which one reader goes through in order; behind a parked record its key waits. Between partitions there is no order.",
+            "All events of a subject are in one partition, also those of batches, which one reader goes through in order; behind a parked record its key waits. Between partitions there is no order.",
             "the partition; guard `parked = the number that was read`",
         ),
     ],

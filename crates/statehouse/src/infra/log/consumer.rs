@@ -221,6 +221,13 @@ struct Drafted {
     parked: Option<String>,
 }
 
+impl Drafted {
+    /// How many rows say that the first record is parked: all of its steps, if it is.
+    fn rows_parked(&self) -> i64 {
+        self.parked.as_ref().map_or(0, |_| i64::try_from(self.effect.steps.len()).unwrap_or(0))
+    }
+}
+
 /// What a commit means for the course.
 enum Judged {
     /// It is done.
@@ -280,7 +287,9 @@ impl Course {
                 };
                 known = true;
             }
-            let waits = |record: &&Record| parked.is_empty() || !parked.has(&self.handler.subject(record));
+            let waits = |record: &&Record| {
+                parked.is_empty() || !self.handler.subjects(record).iter().any(|key| parked.has(key))
+            };
             let most = if singly > 0 { 1 } else { RUN_MAX };
             let count = records.iter().skip(*at).take(most).take_while(waits).count();
             let run = records.get(*at..*at + count).unwrap_or_default();
@@ -323,11 +332,12 @@ impl Course {
                     singly = singly.saturating_sub(taken);
                     mark = after;
                     if let Some(reason) = drafted.parked {
-                        let subject = self.handler.subject(first);
-                        let offset = offset_of(first);
-                        parked.add(subject.clone(), offset);
+                        let (subjects, offset) = (self.handler.subjects(first), offset_of(first));
                         let place = Position { partition: self.partition, offset };
-                        finished.parked.push(format!("{place} of {subject} is parked: {reason}"));
+                        finished
+                            .parked
+                            .push(format!("{place} of {} is parked: {reason}", subjects.join(", ")));
+                        subjects.into_iter().for_each(|subject| parked.add(subject, offset));
                     }
                     parts += usize::from(taken == 0);
                     if parts == PARTS_MAX {
@@ -378,21 +388,26 @@ impl Course {
 
     /// A record that cannot be done is parked (I5).
     fn poison(&self, record: &Record, reason: String) -> Drafted {
-        Drafted { effect: Effect::of(1, vec![self.park(record, &reason, 1)]), parked: Some(reason) }
+        Drafted { effect: Effect::of(1, self.park(record, &reason, 1)), parked: Some(reason) }
     }
 
     /// A record of a key that has something parked waits behind it (I4), unless it is there already.
     fn behind(&self, record: &Record, parked: &Lot) -> Drafted {
-        if parked.holds(&self.handler.subject(record), offset_of(record)) {
+        let (subjects, offset) = (self.handler.subjects(record), offset_of(record));
+        if subjects.iter().any(|subject| parked.holds(subject, offset)) {
             return Drafted { effect: Effect::of(1, vec![]), parked: None };
         }
         let reason = "an older record of its key is parked".to_owned();
-        Drafted { effect: Effect::of(1, vec![self.park(record, &reason, 0)]), parked: Some(reason) }
+        Drafted { effect: Effect::of(1, self.park(record, &reason, 0)), parked: Some(reason) }
     }
 
-    fn park(&self, record: &Record, reason: &str, tries: i64) -> Step {
-        let (subject, offset) = (self.handler.subject(record), offset_of(record));
-        parking::park(self.group(), self.partition, &subject, offset, reason, tries, self.books)
+    /// Parks a record under each of its keys.
+    fn park(&self, record: &Record, reason: &str, tries: i64) -> Vec<Step> {
+        let (subjects, offset) = (self.handler.subjects(record), offset_of(record));
+        let park = |subject: &String| {
+            parking::park(self.group(), self.partition, subject, offset, reason, tries, self.books)
+        };
+        subjects.iter().map(park).collect()
     }
 
     /// The row of progress behind these records; where it was, if there are none.
@@ -402,7 +417,7 @@ impl Course {
             reached: records.last().map_or(mark.done_in(self.era), offset_of),
             era: self.era,
             epoch: self.epoch,
-            parked: mark.parked + i64::from(drafted.parked.is_some()),
+            parked: mark.parked + drafted.rows_parked(),
             missed: mark.missed,
         }
     }
@@ -444,12 +459,16 @@ impl Course {
             }
             let store = &*self.store;
             let (group, partition) = (self.group(), self.partition);
-            let rows = parking::of_subject(store, &self.tenant, group, partition, subject, 2).await?;
+            let rows = parking::of_subject(store, &self.tenant, group, partition, subject, 1).await?;
             // The index told of something that is there no more.
             let Some(head) = rows.first() else { return Ok(()) };
-            let effect = match reason.take() {
-                Some(reason) => Err(reason),
-                None => self.again(head, tries).await?,
+            let lot = Lot::read(store, &self.tenant, group, partition).await?;
+            let keys = lot.keys_at(head.offset);
+            let older = lot.before(head.offset);
+            let effect = match (reason.take(), older) {
+                (Some(reason), _) => Err(reason),
+                (None, Some((key, offset))) => Err(format!("the record of {key} at {offset} is older")),
+                (None, None) => self.again(head, tries).await?,
             };
             let goes_on = effect.as_ref().is_ok_and(|effect| effect.goes_on);
             let contends = effect.as_ref().is_ok_and(|effect| effect.contends);
@@ -457,13 +476,13 @@ impl Course {
             let effect = match effect {
                 Ok(effect) if goes_on => effect,
                 Ok(mut effect) => {
-                    effect.steps.push(parking::remove(head, group, self.books));
-                    effect.steps.extend(rows.get(1).map(|next| parking::ready(next, group, self.books)));
+                    effect.steps.extend(self.unpark(head.offset, &keys, &lot));
                     effect
                 }
                 Err(reason) => Effect::of(1, vec![parking::in_vain(head, group, &reason, self.books)]),
             };
-            let parked = mark.parked - i64::from(done);
+            let removed = if done { i64::try_from(keys.len()).unwrap_or(0) } else { 0 };
+            let parked = mark.parked - removed;
             let after = Mark { present: true, epoch: self.epoch, parked, ..mark.clone() };
             let step = mark.step_to(&after, group, partition, self.books);
             match self.write(step, effect.steps, effect.entry).await? {
@@ -479,6 +498,20 @@ impl Course {
             }
         }
         Ok(())
+    }
+
+    /// Takes a record away that was done after all, and has the next one of each of its keys tried: of those with several
+    /// records behind it, each record once.
+    fn unpark(&self, offset: u64, keys: &[&str], lot: &Lot) -> Vec<Step> {
+        let mut steps = parking::remove_all(self.group(), self.partition, keys, offset, self.books);
+        let mut tried = Vec::new();
+        for (key, next) in keys.iter().filter_map(|key| Some((*key, lot.next_of(key, offset)?))) {
+            if !tried.contains(&next) {
+                tried.push(next);
+                steps.push(parking::ready_at(self.group(), self.partition, key, next, self.books));
+            }
+        }
+        steps
     }
 
     /// The effect of a parked record, or why there is none.

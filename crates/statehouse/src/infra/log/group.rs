@@ -7,7 +7,6 @@
 //! A program that cannot do a record parks it. Later records of its key are then withheld from polls, and parked behind
 //! it by the commit that passes them; what is parked is listed, done in order, and settled.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,9 +20,11 @@ use statehouse_store::{
     Store, Tenant, Type, Value,
 };
 
+use super::delivery::{BOOKKEEPING, Delivery};
 use super::parking::{self, LOG_OFFSET, Lot, PARKED_AT, Parked, REASON, SUBJECT, TRIES};
 use super::progress::{Books, KEEPS_FROM, LOG_PARTITION, MISSED, Mark, PARKED_COUNT, REACHED, UPDATED_AT};
-use super::{column_of, is_applied, offset_in, offset_of, subject_of};
+use super::retention::DeclaredGroup;
+use super::{column_of, offset_in, offset_of};
 use crate::action::{
     Action, Answer, Call, Code, Desk, Does, Draft, Method, Pieces, Place, Read, Refusal, Route, Verdict,
     Write, common_verdict,
@@ -32,7 +33,7 @@ use crate::declare::{Declare, ResourceSpec};
 use crate::form::{Form, Misfit, Property};
 use crate::infra::lease::{self, EPOCH, EXPIRES_AT, HOLDER};
 use crate::paging;
-use crate::resource::{Resource, key_text, state_name, visible_data};
+use crate::resource::{key_text, state_name};
 use crate::told::Telling;
 
 /// How long a partition is held, if neither the blueprint nor the caller says.
@@ -48,9 +49,6 @@ const POLL_PAGES: usize = 8;
 const WAIT_MS_MAX: i64 = 30_000;
 /// Records that one commit parks behind others at most, so that it fits into a plan with others.
 const BEHIND_MAX: usize = 20;
-/// Marks events of groups themselves: no group sees them, or two groups would keep each other busy for ever.
-const BOOKKEEPING: &str = "bookkeeping";
-
 /// Where an event says which parked record was settled.
 const SETTLED: &str = "settled";
 
@@ -77,6 +75,7 @@ pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     let lease_max = Duration::from_millis(DURATION_MS_MAX.unsigned_abs());
     let duration = settings.duration("lease", DURATION_DEFAULT, Duration::from_millis(1)..=lease_max);
     let group = Arc::new(Declared { name: name.to_owned(), of, duration });
+    let read = DeclaredGroup { name: name.to_owned(), of: group.of.clone() };
     let parked = format!("{name}_parked");
     let key = |parts: &[(&str, Type)]| parts.iter().map(|(name, kind)| ((*name).to_owned(), *kind)).collect();
     let telling = Telling::nothing(
@@ -85,7 +84,8 @@ pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     );
     let progress = key(&[(LOG_PARTITION, Type::Int)]);
     let records = key(&[(LOG_PARTITION, Type::Int), (SUBJECT, Type::Text), (LOG_OFFSET, Type::Int)]);
-    cx.resource(ResourceSpec::without_rows(name, progress, telling.clone()).built_actions(actions(&group)));
+    let own = ResourceSpec::without_rows(name, progress, telling.clone());
+    cx.resource(own.built_actions(actions(&group)).declared_group(read));
     let parked_actions = parked_actions(&group, &parked);
     cx.resource(ResourceSpec::without_rows(&parked, records, telling).built_actions(parked_actions));
     Some(())
@@ -120,12 +120,16 @@ fn record_form() -> Form {
     let text = |name: &str, about: &str| Property::required(name, Form::Value(Type::Text), about);
     Form::Object(vec![
         Property::required(LOG_OFFSET, Form::Value(Type::Int), ""),
-        text(SUBJECT, "the key by which order is kept"),
+        text(SUBJECT, "the key of the first event; order is kept by the keys of all"),
         Property::required("at", Form::Value(Type::Time), "when it was written"),
         text("operation", ""),
         text("resource", ""),
         text("key", ""),
-        Property::required("events", Form::List(Box::new(Form::Any)), "each with `name` and `data`"),
+        Property::required(
+            "events",
+            Form::List(Box::new(Form::Any)),
+            "each with `name`, `subject` and `data`",
+        ),
     ])
 }
 
@@ -407,12 +411,9 @@ impl Declared {
         format!("{} {}", self.name, key_text(&call.key))
     }
 
-    /// Whether a program of this tenant is shown a record.
-    fn shows(&self, tenant: &Tenant, record: &Record) -> bool {
-        record.tenant == *tenant
-            && is_applied(record)
-            && (self.of.is_empty() || self.of.contains(&record.resource))
-            && record.events.iter().any(is_told)
+    /// What a program of this tenant is shown of a record, if anything.
+    fn delivery<'r>(&self, tenant: &Tenant, record: &'r Record) -> Option<Delivery<'r>> {
+        Delivery::of(&self.of, tenant, record)
     }
 
     /// The partition that a call names, if the log has it.
@@ -435,27 +436,11 @@ impl Declared {
     }
 }
 
-/// Whether groups are told of an event.
-fn is_told(event: &Event) -> bool {
-    event.data.get(BOOKKEEPING).is_none()
-}
-
 /// What callers see of a row of progress.
 fn shown(row: &Json) -> Json {
     let names = [LOG_PARTITION, REACHED, PARKED_COUNT, HOLDER, EPOCH, EXPIRES_AT, VERSION];
     let field = |name: &str| (name.to_owned(), row.get(name).cloned().unwrap_or_default());
     Json::Object(names.into_iter().map(field).collect())
-}
-
-fn record_shown(resources: &[Resource], record: &Record) -> Json {
-    let told = record.events.iter().filter(|event| is_told(event));
-    let data = |event: &Event| json!(visible_data(resources, &event.name, Cow::Borrowed(&event.data)));
-    let events = told.map(|event| json!({"name": event.name, "data": data(event)}));
-    json!({
-        LOG_OFFSET: offset_of(record), SUBJECT: subject_of(record), "at": Value::Time(record.at).to_json(),
-        "operation": record.operation, "resource": record.resource, "key": record.key,
-        "events": events.collect::<Vec<_>>(),
-    })
 }
 
 fn offset_given(input: &Map<String, Json>, name: &str) -> Option<u64> {
@@ -507,11 +492,11 @@ impl Writer {
         }
         let row = self.group.row(&call.tenant, partition, desk.store).await?;
         let mark = Mark::of(row.as_ref());
-        let lot = match mark.parked {
+        let mut lot = match mark.parked {
             0 => Lot::default(),
             _ => Lot::read(desk.store, &call.tenant, &self.group.name, partition).await?,
         };
-        let mut behind = Vec::new();
+        let (mut behind, mut records) = (Vec::new(), 0);
         let mut at = from;
         loop {
             // Without anything parked only the newest offset is asked for.
@@ -522,19 +507,12 @@ impl Writer {
             }
             let Some(last) = page.records.last().map(offset_of).filter(|_| mark.parked > 0) else { break };
             for record in page.records.iter().filter(|record| offset_of(record) <= to) {
-                let (subject, offset) = (subject_of(record), offset_of(record));
-                if self.group.shows(&call.tenant, record) && lot.has(&subject) && !lot.holds(&subject, offset)
-                {
+                let Some(delivery) = self.group.delivery(&call.tenant, record) else { continue };
+                if delivery.waits(&lot) && !delivery.is_parked(&lot) {
                     let reason = "an older record of its key is parked";
-                    behind.push(parking::park(
-                        &self.group.name,
-                        partition,
-                        &subject,
-                        offset,
-                        reason,
-                        0,
-                        books,
-                    ));
+                    behind.extend(delivery.park(&self.group.name, partition, reason, 0, books));
+                    delivery.add_to(&mut lot);
+                    records += 1;
                 }
             }
             at = last;
@@ -542,9 +520,10 @@ impl Writer {
                 break;
             }
         }
-        if behind.len() > BEHIND_MAX {
+        // A record of many keys is parked under all of them, and cannot be committed in part.
+        if behind.len() > BEHIND_MAX && records > 1 {
             return Err(misfit(format!(
-                "more than {BEHIND_MAX} records on the way are behind parked ones; commit less"
+                "records on the way have more than {BEHIND_MAX} keys that are behind parked ones; commit less"
             )));
         }
         let parked = mark.parked + i64::try_from(behind.len()).unwrap_or(0);
@@ -558,6 +537,34 @@ impl Writer {
             .set(EXPIRES_AT, now_plus(span))
             .set(UPDATED_AT, now());
         Ok(std::iter::once(step).chain(behind).collect())
+    }
+
+    /// Parks a record under each of its subjects (D2).
+    async fn park(&self, call: &Call, partition: u32, desk: &Desk<'_>) -> Result<Vec<Step>, Refusal> {
+        let books = Books::open()?;
+        let Claim { holder, epoch, .. } = self.claim(call);
+        let text = |name: &str| call.input.get(name).and_then(Json::as_str).unwrap_or_default();
+        let offset = offset_given(&call.input, LOG_OFFSET).unwrap_or(0);
+        let (subject, reason, group) = (text(SUBJECT), text(REASON), &self.group.name);
+        let page = desk.store.read_log(partition, offset.saturating_sub(1), 1).await?;
+        let record = page.records.first().filter(|record| offset_of(record) == offset);
+        let delivery = record.and_then(|record| self.group.delivery(&call.tenant, record));
+        let parked = match &delivery {
+            Some(delivery) if delivery.subjects().iter().any(|known| known == subject) => {
+                delivery.park(group, partition, reason, 1, books)
+            }
+            _ => {
+                let detail = format!("{} has no record of {subject} at {offset}", self.group.what(call));
+                return Err(Refusal::misfits(vec![Misfit { pointer: format!("/{SUBJECT}"), detail }]));
+            }
+        };
+        let count = i64::try_from(parked.len()).unwrap_or(i64::MAX);
+        let step = Step::update(&books.progress, Books::key(group, partition))
+            .guard(lease::held_by(holder, epoch))
+            .guard(column(REACHED).lt(column_of(offset)))
+            .set(PARKED_COUNT, column(PARKED_COUNT).add(count))
+            .set(UPDATED_AT, now());
+        Ok(std::iter::once(step).chain(parked).collect())
     }
 }
 
@@ -591,18 +598,7 @@ impl Write for Writer {
                 let step = Step::update(table, key).guard(lease::held_by(holder, epoch));
                 (vec![step.set(REACHED, to).set(KEEPS_FROM, to).set(UPDATED_AT, now())], "moved")
             }
-            Verb::Park => {
-                let text = |name: &str| call.input.get(name).and_then(Json::as_str).unwrap_or_default();
-                let offset = offset_given(&call.input, LOG_OFFSET).unwrap_or(0);
-                let step = Step::update(table, key)
-                    .guard(lease::held_by(holder, epoch))
-                    .guard(column(REACHED).lt(column_of(offset)))
-                    .set(PARKED_COUNT, column(PARKED_COUNT).add(1))
-                    .set(UPDATED_AT, now());
-                let (subject, reason) = (text(SUBJECT), text(REASON));
-                let parked = parking::park(&self.group.name, partition, subject, offset, reason, 1, books);
-                (vec![step, parked], "parked")
-            }
+            Verb::Park => (self.park(call, partition, desk).await?, "parked"),
         };
         let event = self.group.event(what).with_row_of(0);
         Ok(Draft::Write(Pieces { subject: key_text(&call.key), steps, event }))
@@ -702,7 +698,7 @@ impl Reader {
         let reached = Mark::of(row.as_ref()).reached;
         let page = desk.store.read_log(partition, reached, PAGE_MAX).await?;
         let ahead: Vec<&Record> =
-            page.records.iter().filter(|record| self.group.shows(tenant, record)).collect();
+            page.records.iter().filter(|record| self.group.delivery(tenant, record).is_some()).collect();
         let last = page.records.last().map_or(reached.max(page.head), offset_of);
         let behind = ahead.first().map_or(Duration::ZERO, |record| desk.clock.now().since(record.at));
         let mut body = match &row {
@@ -747,9 +743,12 @@ impl Reader {
         let limit = limit.unwrap_or(POLL_DEFAULT);
         let wait = Duration::from_millis(offset_given(&call.input, WAIT_MS).unwrap_or(0));
         let until = desk.clock.uptime() + wait;
-        let mut found = Found { through: after, ..Found::default() };
+        let mut found = Found { through: after, lot, ..Found::default() };
+        if mark.parked > 0 {
+            self.pass_over(call, partition, mark.reached, &mut found, desk).await?;
+        }
         loop {
-            self.look_on(call, partition, &lot, limit, &mut found, desk).await?;
+            self.look_on(call, partition, limit, &mut found, desk).await?;
             let left = until.saturating_sub(desk.clock.uptime());
             if !found.records.is_empty() || left.is_zero() {
                 break;
@@ -767,12 +766,35 @@ impl Reader {
         })))
     }
 
+    /// Notes what is behind parked records between what was committed and where the poll begins: the keys of these records
+    /// wait with them.
+    async fn pass_over(
+        &self,
+        call: &Call,
+        partition: u32,
+        mut at: u64,
+        found: &mut Found,
+        desk: &Desk<'_>,
+    ) -> Result<(), Refusal> {
+        while at < found.through {
+            let page = desk.store.read_log(partition, at, PAGE_MAX).await?;
+            let Some(last) = page.records.last().map(offset_of) else { return Ok(()) };
+            for record in page.records.iter().filter(|record| offset_of(record) <= found.through) {
+                let delivery = self.group.delivery(&call.tenant, record);
+                if let Some(delivery) = delivery.filter(|delivery| delivery.waits(&found.lot)) {
+                    delivery.add_to(&mut found.lot);
+                }
+            }
+            at = last;
+        }
+        Ok(())
+    }
+
     /// Goes on through the log until there are enough records, or too many were passed over.
     async fn look_on(
         &self,
         call: &Call,
         partition: u32,
-        lot: &Lot,
         limit: usize,
         found: &mut Found,
         desk: &Desk<'_>,
@@ -784,13 +806,17 @@ impl Reader {
                 return Ok(());
             }
             for record in &page.records {
-                if self.group.shows(&call.tenant, record) {
-                    if found.records.len() >= limit || found.behind >= BEHIND_MAX {
+                if let Some(delivery) = self.group.delivery(&call.tenant, record) {
+                    let (waits, keys) = (delivery.waits(&found.lot), delivery.subjects().len());
+                    let is_full = waits && found.behind > 0 && found.behind + keys > BEHIND_MAX;
+                    if found.records.len() >= limit || is_full {
                         return Ok(());
                     }
-                    match lot.has(&subject_of(record)) {
-                        true => found.behind += 1,
-                        false => found.records.push(record_shown(desk.resources, record)),
+                    if waits {
+                        found.behind += keys;
+                        delivery.add_to(&mut found.lot);
+                    } else {
+                        found.records.push(delivery.shown(desk.resources));
                     }
                 }
                 found.through = offset_of(record);
@@ -804,7 +830,9 @@ impl Reader {
 #[derive(Default)]
 struct Found {
     records: Vec<Json>,
-    /// Records that are withheld, because an older one of their key is parked.
+    /// What is parked, or will be when the records on the way are committed.
+    lot: Lot,
+    /// Keys of records that are withheld, because an older one of theirs is parked.
     behind: usize,
     through: u64,
     head: u64,
@@ -821,8 +849,9 @@ impl ParkedReader {
     async fn shown(&self, parked: &Parked, tenant: &Tenant, desk: &Desk<'_>) -> Result<Json, Refusal> {
         let before = parked.offset.saturating_sub(1);
         let page = desk.store.read_log(parked.partition, before, 1).await?;
-        let is_it = |record: &&Record| offset_of(record) == parked.offset && record.tenant == *tenant;
-        let record = page.records.first().filter(is_it).map(|record| record_shown(desk.resources, record));
+        let record = page.records.first().filter(|record| offset_of(record) == parked.offset);
+        let delivery = record.and_then(|record| self.group.delivery(tenant, record));
+        let record = delivery.map(|delivery| delivery.shown(desk.resources));
         Ok(json!({
             LOG_PARTITION: parked.partition, SUBJECT: parked.subject, LOG_OFFSET: parked.offset,
             REASON: parked.reason, TRIES: parked.tries, PARKED_AT: Value::Time(parked.parked_at).to_json(),
@@ -874,22 +903,23 @@ impl Write for Settler {
         let offset = call.key.get(2).and_then(Value::as_int).map_or(0, offset_in);
         let what = format!("{} {}", self.group.name, key_text(&call.key));
         let mark = Mark::of(self.group.row(&call.tenant, partition, desk.store).await?.as_ref());
-        let rows =
-            parking::of_subject(desk.store, &call.tenant, &self.group.name, partition, subject, PAGE_MAX)
-                .await?;
-        let Some(parked) = rows.iter().find(|parked| parked.offset == offset) else {
+        let lot = Lot::read(desk.store, &call.tenant, &self.group.name, partition).await?;
+        if !lot.holds(subject, offset) {
             return Err(Refusal::new(Code::NotFound, format!("{what} is not parked")));
-        };
-        if let Some(first) = rows.first().filter(|first| first.offset != offset) {
-            let message = format!("{what}: the record at {} is older and is parked as well", first.offset);
+        }
+        if let Some((key, first)) = lot.before(offset) {
+            let message =
+                format!("{what}: the record at {first} is older, and is parked as well under {key}");
             return Err(Refusal::new(Code::WrongState, message));
         }
+        let keys = lot.keys_at(offset);
         let step = Step::update(&books.progress, Books::key(&self.group.name, partition))
             .guard(column(PARKED_COUNT).eq(mark.parked))
-            .set(PARKED_COUNT, mark.parked - 1)
+            .set(PARKED_COUNT, mark.parked - i64::try_from(keys.len()).unwrap_or(0))
             .set(UPDATED_AT, now());
         let event = self.group.event("settled").with(SETTLED, json!({SUBJECT: subject, LOG_OFFSET: offset}));
-        let steps = vec![step, parking::remove(parked, &self.group.name, books)];
+        let removed = parking::remove_all(&self.group.name, partition, &keys, offset, books);
+        let steps = std::iter::once(step).chain(removed).collect();
         Ok(Draft::Write(Pieces { subject: key_text(&call.key), steps, event }))
     }
 

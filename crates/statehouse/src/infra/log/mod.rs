@@ -29,20 +29,22 @@
 //! - I3. A holder that was overtaken writes nothing. *Guard of every effect:* `epoch <= mine`, which the plan then sets; of
 //!   every move of the low-water mark the lease itself ([`Shift::guard`](crate::worker::Shift::guard)). Of a declared group:
 //!   `epoch = mine and holder = me`.
-//! - I4. Records of one key have their effects in the order of the log. *A partition has all records of a subject, and
-//!   is gone through in order; once one is parked, later ones of its key are parked behind it. Guard of every effect:*
-//!   `parked = the one that was read`, so that who is parked cannot change between the looking and the writing.
+//! - I4. Records of one key have their effects in the order of the log. *A partition has all events of a subject, and
+//!   is gone through in order; once a record is parked, later ones that have a key in common with it are parked behind it.
+//!   Guard of every effect:* `parked = the one that was read`, so that what is parked cannot change between the reading and
+//!   the writing. A record of several keys is parked under each of them, and given up or done once.
 //! - I5. One record that cannot be done holds up its key and nothing else. *Parking and passing it are one plan.*
 //! - I6. The low-water mark is never ahead of the work. *It is moved after the plans of all tenants, under I3.*
 //! - I7. What a group has yet to read, or has parked, is not trimmed, unless the blueprint says so; and if it was, that is
-//!   counted in `missed` and said. *`keeps_from`, indexed across tenants, is what the trimmer looks at.*
+//!   counted in `missed` and said. *`keeps_from`, indexed across tenants, is what the trimmer looks at; a declared group that
+//!   no program of a tenant has claimed a partition of has yet to read all of the tenant's records there ([`retention`]).*
 //! - I8. A replay does everything again. *`era` is raised with the new low-water mark, in one row; a tenant's row of an older
 //!   era says nothing about what is done. Guard of every move of the mark:* `era = the one that was read`.
 //!
 //! **Failures.** *Duplicate consumption*: I2, and I3 for a holder that was paused. *Offset advanced before effect
 //! committed*: I1, I6. *Consumer lag*: [`Group::standing`] says it in records and in time; a step takes many records, all
 //! tenants at once. *Out-of-order processing across partitions*: I4; what is in different partitions has no order, and a
-//! batch of several rows stands under its first: who needs more guards by the row's version, as projections do.
+//! batch of several rows leaves a record in the partition of each, with that row's event in it.
 //!
 //! **Hotspots.** *Hot partitions*: tenants of one partition go side by side; a store is made with as many partitions as
 //! it needs. *Log I/O*: one read serves all tenants of a page. *Lag buildup*: [`Effect::taken`] lets a handler make one
@@ -51,6 +53,7 @@
 
 mod archetype;
 mod consumer;
+mod delivery;
 pub mod group;
 mod parking;
 mod progress;
@@ -64,11 +67,12 @@ use async_trait::async_trait;
 use statehouse_store::{Entry, Fate, Record, Step, Store, StoreError, Tenant, Time};
 
 pub use consumer::{Consumer, feed};
+pub use delivery::subjects_of;
 pub(crate) use group::declare;
 pub use parking::{PARKED, Parked, parked_table};
 pub(crate) use progress::has_passed;
 pub use progress::{Books, Group, PROGRESS, Standing, progress_table};
-pub use retention::{Keeping, Trimmer};
+pub use retention::{DeclaredGroup, Keeping, Trimmer};
 
 /// What a group of the house does with records.
 #[async_trait]
@@ -81,9 +85,10 @@ pub trait Handler: Send + Sync + fmt::Debug {
         true
     }
 
-    /// The key by which order is kept, and by which records are parked.
-    fn subject(&self, record: &Record) -> String {
-        subject_of(record)
+    /// The keys by which order is kept, and by which records are parked: one for each subject of a record's events, and at
+    /// least one.
+    fn subjects(&self, record: &Record) -> Vec<String> {
+        subjects_of(record)
     }
 
     /// What is to be written for these records of one tenant, which stand in this order in one partition. There is at
@@ -164,7 +169,7 @@ impl From<statehouse_store::PlanError> for Unable {
     }
 }
 
-/// The subject of a record, as text that fits into a key.
+/// The subject of a record, which is that of its first event, as text that fits into a key.
 pub fn subject_of(record: &Record) -> String {
     bounded(format!("{}/{}", record.resource, record.key))
 }

@@ -108,7 +108,24 @@ pub(super) fn park(
 
 /// Has a parked record tried again.
 pub(super) fn ready(parked: &Parked, consumer: &str, books: &Books) -> Step {
-    at(parked, consumer, books).set(READY_AT, now())
+    ready_at(consumer, parked.partition, &parked.subject, parked.offset, books)
+}
+
+/// The same, by its key and offset.
+pub(super) fn ready_at(consumer: &str, partition: u32, subject: &str, offset: u64, books: &Books) -> Step {
+    Step::update(&books.parked, key(consumer, partition, subject, offset)).set(READY_AT, now())
+}
+
+/// Takes the record at an offset away, under each of its keys.
+pub(super) fn remove_all(
+    consumer: &str,
+    partition: u32,
+    subjects: &[&str],
+    offset: u64,
+    books: &Books,
+) -> Vec<Step> {
+    let remove = |subject: &&str| Step::delete(&books.parked, key(consumer, partition, subject, offset));
+    subjects.iter().map(remove).collect()
 }
 
 /// Says that a parked record was tried in vain.
@@ -121,11 +138,6 @@ pub(super) fn in_vain(parked: &Parked, consumer: &str, reason: &str, books: &Boo
 
 fn at(parked: &Parked, consumer: &str, books: &Books) -> Step {
     Step::update(&books.parked, key(consumer, parked.partition, &parked.subject, parked.offset))
-}
-
-/// Takes a parked record away.
-pub(super) fn remove(parked: &Parked, consumer: &str, books: &Books) -> Step {
-    Step::delete(&books.parked, key(consumer, parked.partition, &parked.subject, parked.offset))
 }
 
 /// All rows of a range.
@@ -178,6 +190,26 @@ impl Lot {
 
     pub(super) fn add(&mut self, subject: String, offset: u64) {
         self.0.entry(subject).or_default().insert(offset);
+    }
+
+    /// The keys under which the record at an offset is parked.
+    pub(super) fn keys_at(&self, offset: u64) -> Vec<&str> {
+        let at = self.0.iter().filter(|(_, offsets)| offsets.contains(&offset));
+        let mut keys: Vec<&str> = at.map(|(key, _)| key.as_str()).collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    /// The oldest record that is parked under one of the keys of the record at this offset, and is older than it.
+    pub(super) fn before(&self, offset: u64) -> Option<(&str, u64)> {
+        let at = self.0.iter().filter(|(_, offsets)| offsets.contains(&offset));
+        let first = at.filter_map(|(key, offsets)| Some((key.as_str(), *offsets.first()?)));
+        first.filter(|(_, first)| *first < offset).min_by_key(|(_, first)| *first)
+    }
+
+    /// The record behind this one under a key.
+    pub(super) fn next_of(&self, key: &str, offset: u64) -> Option<u64> {
+        self.0.get(key)?.range(offset + 1..).next().copied()
     }
 
     /// Whether nothing waits.

@@ -9,7 +9,7 @@ use statehouse_store::{
     Step, Store, StoreError, Table, Tenant, Type, Value, commit_known,
 };
 
-use super::parking::{self, Parked};
+use super::parking::{self, Lot, Parked};
 use super::{column_of, offset_in};
 use crate::infra::lease::{ACQUIRED_AT, EPOCH, EXPIRES_AT, FREE, HOLDER, STATE};
 use crate::own;
@@ -289,23 +289,28 @@ impl Group {
         Ok(matches!(commit_known(&*self.store, &plan, RetryPolicy::WORKER).await?, Commit::Applied(_)))
     }
 
-    /// Gives up one parked record. Says whether it was there.
+    /// Gives up one parked record, under all of its keys. Says whether it was there.
     pub async fn discard(&self, tenant: &Tenant, parked: &Parked) -> Result<bool, StoreError> {
         let books = Books::open()?;
         let address = books.address(tenant, &self.name, parked.partition)?;
         for _ in 0..RACES_MAX {
             let rows = self.store.get(std::slice::from_ref(&address), Consistency::Strong).await?;
             let mark = Mark::of(rows.first().and_then(Option::as_ref));
-            let after = Mark { parked: mark.parked - 1, ..mark.clone() };
+            let lot = Lot::read(&*self.store, tenant, &self.name, parked.partition).await?;
+            let keys = lot.keys_at(parked.offset);
+            if keys.is_empty() {
+                return Ok(false);
+            }
+            let left = mark.parked - i64::try_from(keys.len()).unwrap_or(0);
+            let after = Mark { parked: left, ..mark.clone() };
             let plan = Plan::of(tenant, "log.discard")
                 .step(mark.step_to(&after, &self.name, parked.partition, books))
-                .step(parking::remove(parked, &self.name, books))
+                .steps(parking::remove_all(&self.name, parked.partition, &keys, parked.offset, books))
                 .without_rows()
                 .build()
                 .map_err(misuse)?;
             match commit_known(&*self.store, &plan, RetryPolicy::WORKER).await? {
                 Commit::Applied(_) => return Ok(true),
-                Commit::Refused(refused) if refused.step == 1 => return Ok(false),
                 Commit::Refused(_) | Commit::Fenced => {}
             }
         }

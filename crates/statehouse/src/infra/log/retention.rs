@@ -1,13 +1,20 @@
 //! Retention: how long records are kept, and the worker that forgets the others.
 //!
 //! With a record its operation id is forgotten, so retention bounds how long a repetition is recognized.
+//!
+//! What a group has yet to read is found in two ways. A group that has begun has a row that says from where on it needs
+//! the log, and an index across tenants finds the least of these. A declared group has no such row for a tenant and
+//! partition that no program of the tenant has claimed yet; but it reads from its declaration on, so the trimmer looks at
+//! the records that it is about to forget, and keeps those that such a group would get.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use statehouse_store::limits::PAGE_MAX;
-use statehouse_store::{Query, StoreError, Table};
+use statehouse_store::{Address, Consistency, Query, Record, StoreError, Table, Tenant};
 
+use super::delivery::Delivery;
 use super::progress::{Books, KEEPS, KEEPS_FROM, misuse};
 use super::{offset_in, offset_of};
 use crate::worker::{Next, Progress, Shift, Worker};
@@ -21,17 +28,53 @@ pub struct Keeping {
     pub unread: bool,
 }
 
+/// A declared group, as far as the trimmer needs to know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeclaredGroup {
+    /// Its name.
+    pub name: String,
+    /// The resources whose events it gets; all if there are none.
+    pub of: Vec<String>,
+}
+
 /// The worker that trims the log: as many shards as it has partitions.
 #[derive(Debug)]
 pub struct Trimmer {
     keeping: Keeping,
     partitions: u32,
+    groups: Vec<DeclaredGroup>,
 }
 
 impl Trimmer {
-    /// A trimmer of a log of so many partitions.
-    pub fn of(keeping: Keeping, partitions: u32) -> Trimmer {
-        Trimmer { keeping, partitions }
+    /// A trimmer of a log of so many partitions, which these declared groups read.
+    pub fn of(keeping: Keeping, partitions: u32, groups: Vec<DeclaredGroup>) -> Trimmer {
+        Trimmer { keeping, partitions, groups }
+    }
+
+    /// The offset up to which the declared groups have read these records.
+    async fn read_by_declared(&self, shift: &Shift<'_>, records: &[Record]) -> Result<u64, StoreError> {
+        let books = Books::open()?;
+        // The first record that each tenant's group would get.
+        let mut firsts: BTreeMap<(&Tenant, &str), u64> = BTreeMap::new();
+        for record in records {
+            for group in &self.groups {
+                if Delivery::of(&group.of, &record.tenant, record).is_some() {
+                    firsts.entry((&record.tenant, &group.name)).or_insert_with(|| offset_of(record));
+                }
+            }
+        }
+        let address = |(tenant, group): &(&Tenant, &str)| books.address(tenant, group, shift.shard);
+        let addresses = firsts.keys().map(address).collect::<Result<Vec<Address>, StoreError>>()?;
+        let mut least = u64::MAX;
+        if addresses.is_empty() {
+            return Ok(least);
+        }
+        let rows = shift.store.get(&addresses, Consistency::Strong).await?;
+        for (row, first) in rows.iter().zip(firsts.values()) {
+            let kept = row.as_ref().and_then(|row| row.int(KEEPS_FROM)).map(offset_in);
+            least = least.min(kept.unwrap_or_else(|| first.saturating_sub(1)));
+        }
+        Ok(least)
     }
 
     /// The offset up to which every group has done its work, as far as the index knows.
@@ -74,6 +117,9 @@ impl Worker for Trimmer {
         let mut through = old.min(page.head.saturating_sub(1));
         if self.keeping.unread {
             through = through.min(self.read_by_all(shift).await?);
+            let is_old = |record: &&Record| offset_of(record) <= through;
+            let old: Vec<Record> = page.records.iter().take_while(is_old).cloned().collect();
+            through = through.min(self.read_by_declared(shift, &old).await?);
         }
         if through < page.oldest {
             return Ok(progress);

@@ -28,9 +28,9 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use super::claim::{Claimer, Want};
 use super::write::FINAL;
-use super::{ATTEMPT, BATCH_MAX, ERROR, JOB_ID, PAYLOAD, QUEUE, RESULT, RUNNABLE, Schedule};
+use super::{ATTEMPT, ERROR, JOB_ID, PAYLOAD, QUEUE, RESULT, RUNNABLE, Schedule};
 use crate::action::{Code, Does, Refusal};
-use crate::house::{House, Operation, Request, with_subject};
+use crate::house::{House, Operation, Request, TOGETHER_MAX, with_subject};
 use crate::resource::key_text;
 
 /// A job to do.
@@ -390,7 +390,7 @@ impl Labour {
     /// Records jobs that were done, until there are no more. One that ends by itself is recorded at once; those that end
     /// while others of their tenant are being recorded gather until there are enough for a plan, or until those are.
     async fn record_all(self: Arc<Self>, mut ended: mpsc::UnboundedReceiver<Ended>) {
-        let most = usize::try_from(BATCH_MAX).unwrap_or(1);
+        let most = TOGETHER_MAX;
         let enough = (self.options.at_once / 2).clamp(1, most);
         let mut gathered: BTreeMap<Tenant, VecDeque<Ended>> = BTreeMap::new();
         // Of each tenant, how many plans are under way.
@@ -454,7 +454,8 @@ impl Labour {
             let Ok((step, event)) = completed else { return false };
             steps.push(self.schedule.concerning_nobody(step));
             let key = key_text([&Value::from(job.job_id.as_str())]);
-            entry = entry.event(with_subject(event, &key, &about));
+            let event = with_subject(event, &self.schedule.name, &key, &entry);
+            entry = entry.event(event);
         }
         let plan = Plan::of(tenant, self.house.ids().next()).steps(steps).log(entry);
         let Ok(plan) = plan.without_rows().build() else { return false };

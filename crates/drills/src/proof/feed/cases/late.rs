@@ -16,7 +16,7 @@ use statehouse_store::{
     Address, Clock, Commit, Consistency, Plan, Row, Store, StoreError, SystemClock, Time,
 };
 
-use super::races::{Doomed, batch};
+use super::races::{Doomed, FormerVersion, batch};
 use super::{Between, Home, blueprint};
 use crate::harness::around::{Around, Hook, Paused};
 use crate::harness::client::same;
@@ -81,7 +81,8 @@ impl Town {
         };
         let at = self.home.at(post.unsigned_abs());
         let input = json!({"post_id": post, "author_id": UNHEARD, "created_at": at});
-        batch(&self.home, vec![Visitor::request("post.create", &[], &input, None), request]).await?;
+        let former = self.process(FormerVersion).await?;
+        batch(&former, vec![Visitor::request("post.create", &[], &input, None), request]).await?;
         Ok(self.shard(post))
     }
 

@@ -5,7 +5,7 @@ use super::*;
 
 use std::sync::atomic::AtomicUsize;
 
-use statehouse_store::log::Draft;
+use statehouse_store::log::{Draft, partition_of};
 use statehouse_store::{Address, Consistency};
 
 /// What the live generations of a board have parked of a tenant, with the reasons.
@@ -44,15 +44,19 @@ pub(in crate::proof::projection) async fn a_sum_out_of_range_holds_up_nobody_els
     let reasons = parked(&board, own).await?;
     ensure!(reasons.len() == 1 && reasons[0].contains("sum_price"), "{reasons:?}");
     // In one plan two of them do not even make an amount.
-    let pair = [seat(11, ENORMOUS), seat(12, ENORMOUS)];
-    let pair = pair.map(|seat| Visitor::request("seat.create", &[], &seat, None));
     let third = own.for_tenant("third")?;
+    let partitions = own.house.store().partitions();
+    let partition = |number: i64| partition_of(&third.tenant, "seat", &format!("gala,{number}"), partitions);
+    let beside = (12..).find(|number| partition(*number) == partition(11)).context("there is always one")?;
+    let pair = [seat(11, ENORMOUS), seat(beside, ENORMOUS)];
+    let pair = pair.map(|seat| Visitor::request("seat.create", &[], &seat, None));
     let batch = own.house.batch(&third.tenant, pair.to_vec(), Operation::default()).await;
     batch.map_err(|(_, refusal)| refusal)?;
     board.scene.drain_by(50).await?;
     same("what the third shows", &shown(&third).await?, &BTreeMap::new())?;
     let reasons = parked(&board, &third).await?;
-    ensure!(reasons.len() == 1 && reasons[0].contains("sum_price"), "{reasons:?}");
+    // It is parked under each of its seats.
+    ensure!(reasons.len() == 2 && reasons.iter().all(|why| why.contains("sum_price")), "{reasons:?}");
     // What has no opposite could be added, and never be taken away again.
     let fourth = own.for_tenant("fourth")?;
     fourth.done("seat.create", &[], seat(1, i64::MIN), None).await?;
