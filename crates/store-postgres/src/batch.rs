@@ -595,7 +595,7 @@ mod tests {
         let changes: Vec<Change<'_>> = batch.slots.iter().map(Slot::change).collect();
         let [Change::Update(row, _)] = changes.as_slice() else { panic!("{changes:?}") };
         assert_eq!((row.int("n"), row.version()), (Some(3), 4));
-        assert_eq!(batch.records().map(|(_, rank, _)| rank).collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(batch.records().map(|placed| placed.rank).collect::<Vec<_>>(), [1, 2, 3]);
         let outcomes = batch.committed(&BTreeMap::from([(2, 10)]));
         assert_eq!(summary(&outcomes), ["applied", "applied", "applied", "refused"]);
     }

@@ -177,10 +177,12 @@ async fn a_rows_events_come_in_the_order_of_its_versions(site: Site) {
         |user: i64| json!({"action": "profile.create", "input": {"user_id": user, "display_name": "A"}});
     server.put("POST", "/v1/batch", &[], json!([create(1), create(2), create(3)])).await.ok(200);
     for turn in 0..20 {
-        let patch =
-            |user: &str| json!({"action": "profile.patch", "key": user, "input": {"bio": format!("{turn}")}});
+        let patch = |user: &str| json!({"action": "profile.patch", "key": user, "expected_version": "*", "input": {"bio": format!("{turn}")}});
         server.put("POST", "/v1/batch", &[], json!([patch("1"), patch("2"), patch("3")])).await.ok(200);
-        server.put("PATCH", "/v1/profile/2", &[], json!({"bio": format!("{turn} again")})).await.ok(200);
+        server
+            .put("PATCH", "/v1/profile/2", &[("if-match", "*")], json!({"bio": format!("{turn} again")}))
+            .await
+            .ok(200);
     }
     let mut late = Stream::open(&server, "/v1/events?after=oldest", "").await;
     for stream in [&mut live, &mut late] {
