@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use statehouse::engine::Engine;
-use statehouse_drills::scenario::{SYSTEMS, Size};
+use statehouse_drills::systems::BLUEPRINTS;
 
 use crate::output::Failure;
 use crate::settings::Flags;
@@ -82,6 +82,10 @@ pub(crate) enum Command {
     /// Run a ready system under load, in a world in which answers get lost, and check what must hold.
     #[command(after_help = "Examples:\n  statehouse demo\n  statehouse demo catalog --callers 64\n  \
         statehouse demo profile --store 'postgres://app@localhost/shop?schema=demo'")]
+    #[cfg_attr(
+        not(feature = "proof"),
+        command(about = "Run a system under load; not in this build (feature `proof`)")
+    )]
     Demo(Demo),
     /// Provoke the failures that the atlas names, on any engine and on your own resources, in namespaces of their own.
     #[command(
@@ -91,11 +95,19 @@ pub(crate) enum Command {
         A drill that is red shows the shortest history that was found, and its seed. With --mutate each guard is taken \
         out of the plans in turn, on the model, and a drill has to turn red. Exit code 1: something is red, or survived."
     )]
+    #[cfg_attr(
+        not(feature = "proof"),
+        command(about = "Provoke failures; not in this build (feature `proof`)")
+    )]
     Drill(Drill),
     /// Let archetypes and workers live in simulated processes that crash, pause and lose answers, on a virtual clock.
     #[command(
         after_help = "Examples:\n  statehouse simulate\n  statehouse simulate --seeds 100000 --minutes 30\n  \
         statehouse simulate --first 4711 --seeds 1 --history"
+    )]
+    #[cfg_attr(
+        not(feature = "proof"),
+        command(about = "Simulate crashes; not in this build (feature `proof`)")
     )]
     Simulate(Simulate),
     /// The 34 archetypes: states, truth, actors, failures, hotspots, and what is built.
@@ -358,7 +370,7 @@ impl Key {
 }
 
 fn system_names() -> clap::builder::PossibleValuesParser {
-    SYSTEMS.iter().map(|system| system.name).into()
+    BLUEPRINTS.iter().map(|blueprint| blueprint.name).into()
 }
 
 #[derive(Args, Debug)]
@@ -515,13 +527,13 @@ pub(crate) struct Demo {
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
     /// Callers at once.
-    #[arg(long, default_value_t = Size::default().callers)]
+    #[arg(long, default_value_t = 16)]
     pub callers: usize,
     /// What each of them does, in actions.
-    #[arg(long, default_value_t = Size::default().actions)]
+    #[arg(long, default_value_t = 100)]
     pub actions: usize,
     /// Where chance comes from.
-    #[arg(long, default_value_t = Size::default().seed)]
+    #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
 

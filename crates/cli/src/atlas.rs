@@ -2,10 +2,11 @@
 
 use serde_json::{Value as Json, json};
 use statehouse::action::Action;
+use statehouse::archetypes::{self, Archetype};
 use statehouse::atlas::{self, AtlasEntry};
-use statehouse::{Blueprint, archetypes, resource};
-use statehouse_drills::coverage;
-use statehouse_drills::drill::Drill;
+use statehouse::{Blueprint, resource};
+#[cfg(feature = "proof")]
+use statehouse_drills::{coverage, drill::Drill};
 
 use crate::arguments::Atlas;
 use crate::output::{Failure, Output};
@@ -46,23 +47,33 @@ fn entry(archetype: &AtlasEntry, actions: Option<&[Action]>) -> Json {
         let action = |a: &Action| json!({"name": a.name, "shape": a.shape, "mechanism": a.mechanism});
         actions.iter().map(action).collect()
     });
-    let failures = archetype.failures.iter().map(|name| {
-        let drill = coverage::drill(archetype, name);
-        json!({"name": name, "drill": drill.map(Drill::name), "engines": drill.map(coverage::engines)})
-    });
-    let hotspots = archetype.hotspots.iter().map(|name| {
-        let relief = coverage::switch(archetype, name);
-        json!({
-            "name": name, "switch": relief.map(|relief| relief.switch),
-            "bench": relief.and_then(|relief| relief.bench),
-        })
-    });
+    let failures = archetype.failures.iter().map(|name| failure(archetype, name));
+    let hotspots = archetype.hotspots.iter().map(|name| hotspot(archetype, name));
     json!({
         "code": archetype.code, "name": archetype.name, "kind": archetype.kind(),
         "implemented": resource::is_built(archetype),
         "states": archetype.states, "truth": archetype.truth, "actors": archetype.actors,
         "actions": actions,
         "failures": failures.collect::<Vec<_>>(), "hotspots": hotspots.collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(feature = "proof")]
+fn failure(archetype: &AtlasEntry, name: &str) -> Json {
+    let drill = coverage::drill(archetype, name);
+    json!({"name": name, "drill": drill.map(Drill::name), "engines": drill.map(coverage::engines)})
+}
+
+/// This build knows no drills: what it cannot say is absent. A null would say that there is no drill.
+#[cfg(not(feature = "proof"))]
+fn failure(_: &AtlasEntry, name: &str) -> Json {
+    json!({"name": name})
+}
+
+fn hotspot(archetype: &AtlasEntry, name: &str) -> Json {
+    let relief = Archetype::relief_of(archetype, name);
+    json!({
+        "name": name, "switch": relief.map(|relief| relief.switch), "bench": relief.and_then(|relief| relief.bench),
     })
 }
 

@@ -8,7 +8,7 @@ use statehouse::engine::guarantees::{self, Difference};
 use statehouse::engine::{self, Engine, limits};
 use statehouse::product::booking;
 use statehouse::{Blueprint, House, Resource, resource};
-use statehouse_drills::scenario::{SYSTEMS, System};
+use statehouse_drills::systems::BLUEPRINTS;
 use statehouse_store::{Change, Migrate};
 
 use crate::arguments::{Apply, Check, Init, Plan};
@@ -93,7 +93,7 @@ pub(crate) async fn open_for_calls(own: &Own) -> Result<House, Failure> {
 }
 
 pub(crate) fn init(init: &Init, output: &Output) -> Result<(), Failure> {
-    let text = system(&init.template)?.blueprint;
+    let text = template(&init.template)?;
     std::fs::create_dir_all(&init.folder)
         .with_context(|| format!("{} cannot be made", init.folder.display()))?;
     let path = init.folder.join("statehouse.toml");
@@ -102,12 +102,16 @@ pub(crate) fn init(init: &Init, output: &Output) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The system of that name.
-pub(crate) fn system(name: &str) -> Result<&'static System, Failure> {
-    System::named(name).ok_or_else(|| {
-        let names: Vec<&str> = SYSTEMS.iter().map(|system| system.name).collect();
-        Failure::Usage(format!("there is no system `{name}`; there are {}", names.join(", ")))
-    })
+/// The blueprint of the system of that name.
+fn template(name: &str) -> Result<&'static str, Failure> {
+    let found = BLUEPRINTS.iter().find(|blueprint| blueprint.name == name);
+    Ok(found.ok_or_else(|| no_system(name))?.text)
+}
+
+/// What is wrong if no system has this name.
+pub(crate) fn no_system(name: &str) -> Failure {
+    let names: Vec<&str> = BLUEPRINTS.iter().map(|blueprint| blueprint.name).collect();
+    Failure::Usage(format!("there is no system `{name}`; there are {}", names.join(", ")))
 }
 
 /// Writes a file that must not exist.

@@ -15,7 +15,7 @@ use crate::blueprint;
 use crate::output::{Failure, Output};
 
 pub(crate) async fn run(demo: &Demo, output: &Output) -> Result<(), Failure> {
-    let system = blueprint::system(&demo.system)?;
+    let system = System::named(&demo.system).ok_or_else(|| blueprint::no_system(&demo.system))?;
     let size = Size { callers: demo.callers.max(1), actions: demo.actions, seed: demo.seed };
     let folder = tempfile::tempdir().context("a folder for the demo cannot be made")?;
     let own = || format!("sqlite:{}", folder.path().join("demo.db").display());

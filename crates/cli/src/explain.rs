@@ -28,11 +28,11 @@ use crate::blueprint;
 use crate::output::{Failure, Output};
 use crate::settings::Settings;
 
-#[cfg(test)]
+#[cfg(all(test, feature = "full"))]
 mod golden;
-#[cfg(test)]
+#[cfg(all(test, feature = "full"))]
 mod plans;
-#[cfg(test)]
+#[cfg(all(test, feature = "full"))]
 mod shapes;
 
 /// How long [`WAIT`] is.

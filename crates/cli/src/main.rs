@@ -8,16 +8,20 @@ mod atlas;
 mod backup;
 mod blueprint;
 mod call;
+#[cfg(feature = "proof")]
 mod demo;
+#[cfg(feature = "proof")]
 mod drill;
 mod explain;
 mod hint;
 mod key;
+mod omitted;
 mod output;
 mod projection;
 mod secret;
 mod serve;
 mod settings;
+#[cfg(feature = "proof")]
 mod simulate;
 mod stop;
 
@@ -62,9 +66,18 @@ async fn run(arguments: Arguments, output: &Output) -> Result<(), Failure> {
         Command::Secret(secret) => secret::run(&secret, output).await,
         Command::Call(call) => call::run(call, output).await,
         Command::Explain(explain) => explain::run(&explain, output).await,
+        #[cfg(feature = "proof")]
         Command::Demo(demo) => demo::run(&demo, output).await,
+        #[cfg(not(feature = "proof"))]
+        Command::Demo(_) => Err(omitted::command("demo")),
+        #[cfg(feature = "proof")]
         Command::Drill(drill) => drill::run(&drill, output).await,
+        #[cfg(not(feature = "proof"))]
+        Command::Drill(_) => Err(omitted::command("drill")),
+        #[cfg(feature = "proof")]
         Command::Simulate(simulate) => simulate::run(&simulate, output).await,
+        #[cfg(not(feature = "proof"))]
+        Command::Simulate(_) => Err(omitted::command("simulate")),
         Command::Atlas(atlas) => atlas::run(&atlas, output),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "statehouse", &mut std::io::stdout());

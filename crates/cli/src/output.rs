@@ -8,6 +8,8 @@ use statehouse::engine::OpenError;
 use statehouse::{Code, Problems, Refusal};
 use statehouse_store::StoreError;
 
+use crate::omitted;
+
 /// Where results go.
 pub(crate) struct Output {
     json: bool,
@@ -25,6 +27,7 @@ pub(crate) enum Failure {
     /// Something else.
     Other(anyhow::Error),
     /// What was asked for was found wanting, and has been shown.
+    #[cfg(feature = "proof")]
     Shown,
 }
 
@@ -69,6 +72,7 @@ impl Output {
             }
             Failure::Usage(message) => (2, json!({"error": "usage", "message": message})),
             Failure::Other(error) => (1, json!({"error": "failed", "message": format!("{error:#}")})),
+            #[cfg(feature = "proof")]
             Failure::Shown => return ExitCode::FAILURE,
         };
         if self.json {
@@ -99,6 +103,7 @@ fn describe(failure: &Failure) -> String {
         }
         Failure::Usage(message) => format!("error: {message}"),
         Failure::Other(error) => format!("error: {error:#}"),
+        #[cfg(feature = "proof")]
         Failure::Shown => String::new(),
     }
 }
@@ -132,6 +137,7 @@ impl From<OpenError> for Failure {
         match error {
             OpenError::Blueprint(problems) => Failure::Blueprint(problems),
             OpenError::BadUrl { .. } => Failure::Usage(error.to_string()),
+            OpenError::NotBuilt { engine } => omitted::engine(engine),
             other => Failure::Other(other.into()),
         }
     }

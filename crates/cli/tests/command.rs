@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value as Json;
+use statehouse::engine::OpenError;
 
 struct Shell {
     folder: tempfile::TempDir,
@@ -110,6 +111,7 @@ fn wrong_usage_is_told_apart() {
     assert!(shell.expect(2, &["atlas", "zebra"]).contains("there is no archetype"));
 }
 
+#[cfg(feature = "proof")]
 #[test]
 fn a_drill_that_finds_no_store_is_an_error_and_not_red() {
     let shell = Shell::new();
@@ -125,6 +127,39 @@ fn a_drill_that_finds_no_store_is_an_error_and_not_red() {
     }
 }
 
+/// A program without a feature says which one adds what it lacks. A nightly run tests the default build.
+#[cfg(not(feature = "proof"))]
+#[test]
+fn a_command_that_was_left_out_names_its_feature() {
+    let shell = Shell::new();
+    for command in ["demo", "drill", "simulate"] {
+        let said = shell.expect(1, &[command]);
+        assert!(said.contains(&format!("built without `{command}`")), "{said}");
+        assert!(said.contains("cargo install --locked --path crates/cli --features proof"), "{said}");
+        assert!(shell.expect(0, &["--help"]).contains("not in this build (feature `proof`)"));
+    }
+    let atlas = shell.json(0, &["atlas"]);
+    assert_eq!(atlas[0]["failures"][0].as_object().unwrap().len(), 1, "only the name is known");
+}
+
+/// The library, which other crates of the workspace share with the command, says whether the engine was left out.
+#[tokio::test]
+async fn an_engine_that_was_left_out_names_its_feature() {
+    let shell = Shell::new();
+    shell.expect(0, &["init"]);
+    let url = "dynamodb://shop?colour=red";
+    let was_left_out = matches!(statehouse::engine::open(url).await, Err(OpenError::NotBuilt { .. }));
+    let said = shell.expect(1, &["plan", "--store", url]);
+    let expected = if was_left_out {
+        "built without dynamodb; in the checkout, install one that has it: \
+         cargo install --locked --path crates/cli --features dynamodb"
+    } else {
+        "there is no parameter colour"
+    };
+    assert!(said.contains(expected), "{said}");
+}
+
+#[cfg(feature = "proof")]
 #[test]
 fn a_drill_that_can_show_nothing_is_skipped_with_the_reason() {
     let shell = Shell::new();
@@ -351,6 +386,7 @@ fn settings_say_where_they_come_from() {
     assert!(shell.expect(2, &["config", "--set", "limit.headers=5"]).contains("limits.headers"));
 }
 
+#[cfg(feature = "proof")]
 #[test]
 fn demos_end_with_what_holds() {
     let shell = Shell::new();

@@ -145,7 +145,7 @@ fn the_test_command_of_the_readme_is_what_the_build_server_runs() {
 
 #[test]
 fn every_system_has_its_parts() {
-    for system in statehouse_drills::scenario::SYSTEMS {
+    for system in statehouse_drills::systems::BLUEPRINTS {
         let folder = root().join("systems").join(system.name);
         for part in ["statehouse.toml", "scenario.rs", "README.md"] {
             assert!(folder.join(part).exists(), "systems/{} has no {part}", system.name);

@@ -19,20 +19,30 @@
 //! What is judged comes in through [`engines`]: every case gets an empty namespace of its own, so all of them run
 //! at once. Cases are code in a library and not tests, so that a test harness and a command can both run them; they
 //! return an error that says what was expected, and never panic.
+//!
+//! All of this is behind the feature `proof`, except for [`systems`] and [`specimen`], which the command always has.
 
-#![expect(
-    clippy::indexing_slicing,
-    reason = "this is test code in the form of a library: an index that is out of range is a failed case, and tests \
-              are exempt from this lint"
+#![cfg_attr(
+    feature = "proof",
+    expect(
+        clippy::indexing_slicing,
+        reason = "this is test code in the form of a library: an index that is out of range is a failed case, and tests \
+                  are exempt from this lint"
+    )
 )]
 
+#[cfg(feature = "proof")]
 pub mod conformance;
+#[cfg(feature = "proof")]
 pub mod differential;
 pub mod harness;
+#[cfg(feature = "proof")]
 pub mod proof;
 
+#[cfg(feature = "proof")]
 pub use harness::{
-    chosen, coverage, drill, engines, faults, linearize, mutation, outside, scenario, simulation, specimen,
-    witness,
+    chosen, coverage, drill, engines, faults, linearize, mutation, outside, scenario, simulation, witness,
 };
+pub use harness::{specimen, systems};
+#[cfg(feature = "proof")]
 pub use proof::projection::endurance;

@@ -118,6 +118,12 @@ impl Archetype {
         ARCHETYPES.iter().copied().filter(move |archetype| archetype.code == code)
     }
 
+    /// What reduces the load on a hotspot of an entry.
+    pub fn relief_of(entry: &AtlasEntry, hotspot: &str) -> Option<&'static Relief> {
+        let mut reliefs = Archetype::of_code(&entry.code).flat_map(|built| built.reliefs);
+        reliefs.find(|relief| relief.hotspot == hotspot)
+    }
+
     /// Its entry in the atlas.
     pub fn entry(&self) -> Option<&'static AtlasEntry> {
         crate::atlas::archetypes().iter().find(|entry| entry.code == self.code)

@@ -2,7 +2,7 @@
 //! for each worker its plans, as text that is the same for every engine. A change of a guard, an assignment or an event is
 //! a difference of these files.
 //!
-//! `STATEHOUSE_BLESS=1 cargo test -p statehouse-cli --bin statehouse plans` writes them anew. Read the difference.
+//! `STATEHOUSE_BLESS=1 cargo test --workspace --all-features --bin statehouse plans` writes them anew. Read the difference.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! Golden files of what each engine gets for each shape of a plan or a read; what the memory engine gets is the plan itself.
 //! What archetypes send is made of these shapes. Which of them an action sends is in the golden files of [`super::plans`].
 //!
-//! `STATEHOUSE_BLESS=1 cargo test -p statehouse-cli --bin statehouse shapes` writes them anew. Read the difference.
+//! `STATEHOUSE_BLESS=1 cargo test --workspace --all-features --bin statehouse shapes` writes them anew. Read the difference.
 
 use std::sync::Arc;
 use std::time::Duration;

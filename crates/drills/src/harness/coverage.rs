@@ -30,8 +30,7 @@ pub fn engines(drill: &Drill) -> Vec<String> {
 
 /// What turns a hotspot down.
 pub fn switch(archetype: &AtlasEntry, hotspot: &str) -> Option<&'static Relief> {
-    let reliefs = Archetype::of_code(&archetype.code).flat_map(|built| built.reliefs);
-    reliefs.into_iter().find(|relief| relief.hotspot == hotspot)
+    Archetype::relief_of(archetype, hotspot)
 }
 
 /// `docs/guarantees.md`.

@@ -20,6 +20,7 @@ use statehouse::engine::{Engine as Kind, OpenError};
 use statehouse_store::limits::PLAN_OPERATIONS_MAX;
 use statehouse_store::model::PARTITIONS;
 use statehouse_store::{Clock, ModelStore, Random, Store, SystemClock, Time};
+#[cfg(feature = "dynamodb")]
 use statehouse_store_dynamodb::DynamoStore;
 use statehouse_store_postgres::PostgresStore;
 use statehouse_store_sqlite::{Options, SqliteStore};
@@ -84,7 +85,10 @@ pub fn at(url: &str) -> Result<Arc<dyn Engine>, OpenError> {
             Beside::Files(folder.unwrap_or(Path::new(".")).to_owned())
         }
         Kind::Postgres => Beside::Schemas(Box::new(statehouse_store_postgres::Options::from_url(url)?)),
+        #[cfg(feature = "dynamodb")]
         Kind::Dynamodb => Beside::Prefixes(statehouse_store_dynamodb::Options::from_url(url)?),
+        #[cfg(not(feature = "dynamodb"))]
+        Kind::Dynamodb => return Err(OpenError::NotBuilt { engine: "dynamodb" }),
     };
     Ok(Arc::new(Named { kind, beside }))
 }
@@ -100,6 +104,7 @@ enum Beside {
     Nothing,
     Files(PathBuf),
     Schemas(Box<statehouse_store_postgres::Options>),
+    #[cfg(feature = "dynamodb")]
     Prefixes(statehouse_store_dynamodb::Options),
 }
 
@@ -123,6 +128,7 @@ impl Engine for Named {
                 options.schema = own_name("drill", '_');
                 Ok(Arc::new(PostgresLab { options }))
             }
+            #[cfg(feature = "dynamodb")]
             Beside::Prefixes(options) => {
                 let mut options = options.clone();
                 options.prefix = own_name("drill", '-');
@@ -300,14 +306,7 @@ impl Engine for DynamoDb {
         let endpoint = std::env::var(self.variable).with_context(|| {
             format!("{} has to hold the address that `scripts/dynamodb start DIR` prints", self.variable)
         })?;
-        let mut options = statehouse_store_dynamodb::Options::new(own_name("lab", '-'));
-        options.endpoint = Some(endpoint);
-        options.credentials = statehouse_store_dynamodb::Credentials::Emulator;
-        options.transaction_items = self.transaction_items;
-        // Both emulators do one thing at a time, and a whole run of cases waits for them at once.
-        options.request_timeout = Duration::from_secs(60);
-        options.schema_lease = Duration::from_millis(250);
-        Ok(Arc::new(DynamoDbLab { options }))
+        dynamodb_lab(endpoint, self.transaction_items)
     }
 
     fn largest_plan(&self) -> usize {
@@ -320,10 +319,29 @@ impl Engine for DynamoDb {
     }
 }
 
+#[cfg(feature = "dynamodb")]
+fn dynamodb_lab(endpoint: String, transaction_items: usize) -> Result<Arc<dyn Lab>> {
+    let mut options = statehouse_store_dynamodb::Options::new(own_name("lab", '-'));
+    options.endpoint = Some(endpoint);
+    options.credentials = statehouse_store_dynamodb::Credentials::Emulator;
+    options.transaction_items = transaction_items;
+    // Both emulators do one thing at a time, and a whole run of cases waits for them at once.
+    options.request_timeout = Duration::from_secs(60);
+    options.schema_lease = Duration::from_millis(250);
+    Ok(Arc::new(DynamoDbLab { options }))
+}
+
+#[cfg(not(feature = "dynamodb"))]
+fn dynamodb_lab(_: String, _: usize) -> Result<Arc<dyn Lab>> {
+    Err(OpenError::NotBuilt { engine: "dynamodb" }.into())
+}
+
+#[cfg(feature = "dynamodb")]
 struct DynamoDbLab {
     options: statehouse_store_dynamodb::Options,
 }
 
+#[cfg(feature = "dynamodb")]
 #[async_trait]
 impl Lab for DynamoDbLab {
     async fn open_at(&self, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
@@ -332,6 +350,7 @@ impl Lab for DynamoDbLab {
     }
 }
 
+#[cfg(feature = "dynamodb")]
 impl Drop for DynamoDbLab {
     fn drop(&mut self) {
         let options = self.options.clone();
