@@ -109,9 +109,11 @@ fn shape(text: &str) -> String {
 /// The names of a resource's workers.
 pub(super) fn names(resource: &Resource) -> Vec<String> {
     let own = resource.workers.iter().map(|worker| worker.name().to_owned());
-    let consumers = resource.consumers.iter().map(|consuming| match consuming {
-        Consuming::Group(handler) => format!("{}.consume", handler.group()),
-        Consuming::Projection(projector) => format!("{}{}", projector.name(), super::super::PROJECTING),
+    let consumers = resource.consumers.iter().filter_map(|consuming| match consuming {
+        Consuming::Group(handler) => Some(format!("{}.consume", handler.group())),
+        Consuming::Projection(projector) => Some(format!("{}{}", projector.name(), super::super::PROJECTING)),
+        // Programs outside read for a declared group.
+        Consuming::Declared(_) => None,
     });
     own.chain(consumers).collect()
 }
