@@ -93,7 +93,13 @@ fn names(folder: &str, end: Option<&str>) -> Vec<String> {
 #[test]
 fn every_archetype_has_its_folders_and_its_page() {
     let keywords: Vec<&str> = ARCHETYPES.iter().map(|archetype| archetype.keyword).collect();
-    assert_eq!(names("crates/drills/src/proof", None), keywords, "folders of the proof");
+    let mut proven = names("crates/drills/src/proof", None);
+    // Cases of no single archetype are in folders without a proof.
+    proven.retain(|name| {
+        let head = root().join("crates/drills/src/proof").join(name).join("mod.rs");
+        std::fs::read_to_string(head).is_ok_and(|text| text.contains("const PROOF"))
+    });
+    assert_eq!(proven, keywords, "folders of the proof");
     assert_eq!(names("docs/archetypes", Some(".md")), keywords, "pages");
     let mut folders = names("crates/statehouse/src/product", None);
     folders.extend(names("crates/statehouse/src/infra", None));
