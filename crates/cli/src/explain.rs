@@ -28,11 +28,14 @@ use crate::blueprint;
 use crate::output::{Failure, Output};
 use crate::settings::Settings;
 
-#[cfg(all(test, feature = "full"))]
+#[cfg(feature = "full")]
+#[cfg(test)]
 mod golden;
-#[cfg(all(test, feature = "full"))]
+#[cfg(feature = "full")]
+#[cfg(test)]
 mod plans;
-#[cfg(all(test, feature = "full"))]
+#[cfg(feature = "full")]
+#[cfg(test)]
 mod shapes;
 
 /// How long [`WAIT`] is.
