@@ -548,12 +548,14 @@ impl Writer {
         let (subject, reason, group) = (text(SUBJECT), text(REASON), &self.group.name);
         let page = desk.store.read_log(partition, offset.saturating_sub(1), 1).await?;
         let record = page.records.first().filter(|record| offset_of(record) == offset);
-        let delivery = record.and_then(|record| self.group.delivery(&call.tenant, record));
+        let delivery = record.map(|record| self.group.delivery(&call.tenant, record));
         let parked = match &delivery {
-            Some(delivery) if delivery.subjects().iter().any(|known| known == subject) => {
+            Some(Some(delivery)) if delivery.subjects().iter().any(|known| known == subject) => {
                 delivery.park(group, partition, reason, 1, books)
             }
-            _ => {
+            // A record that was trimmed after the program read it is parked as the program names it.
+            None => vec![parking::park(group, partition, subject, offset, reason, 1, books)],
+            Some(_) => {
                 let detail = format!("{} has no record of {subject} at {offset}", self.group.what(call));
                 return Err(Refusal::misfits(vec![Misfit { pointer: format!("/{SUBJECT}"), detail }]));
             }
