@@ -509,10 +509,10 @@ async fn pages_hold_while_others_come_and_go(lab: &dyn Lab) -> Result<()> {
         append(&visitor, 1, id).await?;
     }
     let mover = visitor.clone();
-    let (stop, mut stopped) = tokio::sync::watch::channel(false);
+    let (stop, stopped) = tokio::sync::watch::channel(false);
     let moving = tokio::spawn(async move {
         let mut moves = 0;
-        while !*stopped.borrow_and_update() {
+        loop {
             let id = format!("m{moves}");
             append(&mover, 1, &id).await?;
             let action = if moves % 2 == 0 { "comment.hide" } else { "comment.remove" };
@@ -521,8 +521,10 @@ async fn pages_hold_while_others_come_and_go(lab: &dyn Lab) -> Result<()> {
                 mover.done("comment.restore", &key(1, &id), json!({}), None).await?;
             }
             moves += 1;
+            if *stopped.borrow() {
+                return Ok::<_, anyhow::Error>(moves);
+            }
         }
-        Ok::<_, anyhow::Error>(moves)
     });
     for (limit, order) in [(1, "newest"), (4, "oldest"), (9, "newest"), (7, "oldest")] {
         let listed = list(&visitor, 1, order, limit).await?;
