@@ -553,9 +553,9 @@ impl Writer {
             Some(Some(delivery)) if delivery.subjects().iter().any(|known| known == subject) => {
                 delivery.park(group, partition, reason, 1, books)
             }
-            // A record that was trimmed after the program read it is parked as the program names it.
-            None => vec![parking::park(group, partition, subject, offset, reason, 1, books)],
-            Some(_) => {
+            // A record that was trimmed after the program read it, or is not the group's, is parked as the program names it.
+            None | Some(None) => vec![parking::park(group, partition, subject, offset, reason, 1, books)],
+            Some(Some(_)) => {
                 let detail = format!("{} has no record of {subject} at {offset}", self.group.what(call));
                 return Err(Refusal::misfits(vec![Misfit { pointer: format!("/{SUBJECT}"), detail }]));
             }
