@@ -317,14 +317,14 @@ fn versions_have_one_writer(versions: usize) -> Invariant {
 /// Checks that every acknowledged write is in the log, and that no event of an operation is there twice. The events of one
 /// operation may be in several records, one for each partition of the log.
 fn nothing_is_lost_or_doubled(records: &[Record], acknowledged: &[String]) -> Result<Invariant> {
-    let mut written: HashMap<(&str, &str, Option<(&str, &str)>), usize> = HashMap::new();
+    let mut written: HashMap<(&str, String), usize> = HashMap::new();
     for record in records.iter().filter(|record| record.fate == Fate::Applied) {
         for event in &record.events {
-            let subject = subject_of(record, event);
-            *written.entry((&record.operation, &event.name, subject)).or_default() += 1;
+            let what = format!("{} {:?}", event.name, subject_of(record, event));
+            *written.entry((&record.operation, what)).or_default() += 1;
         }
     }
-    let operations: HashSet<&str> = written.keys().map(|(operation, _, _)| *operation).collect();
+    let operations: HashSet<&str> = written.keys().map(|(operation, _)| *operation).collect();
     for operation in acknowledged {
         ensure!(
             operations.contains(operation.as_str()),
