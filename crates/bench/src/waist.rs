@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use statehouse_store::guard::{column, now};
 use statehouse_store::{
-    Address, Commit, Consistency, Draft, Entry, Ids, Migrate, Plan, Random, Schema, Step, Store, SystemClock,
-    Table, Tenant, Type,
+    Address, Commit, Consistency, Entry, EventTemplate, Ids, Migrate, Plan, Random, Schema, Step, Store,
+    SystemClock, Table, Tenant, Type,
 };
 use tokio::task::JoinSet;
 
@@ -76,7 +76,7 @@ impl Waist {
                     .guard(column("status").eq("ACTIVE"))
                     .set("display_name", name(number))
                     .set("updated_at", now());
-                let event = Draft::named("profile.updated").with("display_name", name(number));
+                let event = EventTemplate::named("profile.updated").with("display_name", name(number));
                 let plan = Plan::of(&waist.tenant, waist.ids.next())
                     .step(update)
                     .log(Entry::about("profile", user.to_string()).event(event))

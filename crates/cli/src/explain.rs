@@ -19,8 +19,9 @@ use statehouse_drills::specimen as sample;
 use statehouse_store::clock::ManualClock;
 use statehouse_store::random::{Ids, Random};
 use statehouse_store::{
-    Address, Ask, Asked, Cell, Change, Commit, Consistency, Explanation, LogPage, Migrate, ModelStore, Page,
-    Plan, Query, Record, Request, Resolution, Row, Scan, Schema, Seen, Store, StoreError, Take, Tenant,
+    Address, Cell, Change, ClaimRange, Commit, Consistency, ExplainRequest, Explanation, LogPage, Migrate,
+    ModelStore, Page, Plan, Query, ReadRequest, ReadResult, Record, Request, Resolution, Row, Scan, Schema,
+    Store, StoreError, Tenant,
 };
 
 use crate::arguments::Explain;
@@ -230,7 +231,7 @@ enum Kept {
     Query(Query),
     Scan(Scan),
     /// With a row that was taken.
-    Take(Take, Option<Row>),
+    ClaimRange(ClaimRange, Option<Row>),
     /// Several reads in one go, each of them kept.
     Look(Vec<Kept>),
     /// What was asked of the holds before the store, which are the same whatever the engine is.
@@ -244,33 +245,39 @@ impl Kept {
     }
 
     /// Calls one function with what the holds were asked for, or the other with what the store was asked for.
-    fn matched<T>(&self, holds: impl FnOnce(&Explanation) -> T, store: impl FnOnce(Asked<'_>) -> T) -> T {
+    fn matched<T>(
+        &self,
+        holds: impl FnOnce(&Explanation) -> T,
+        store: impl FnOnce(ExplainRequest<'_>) -> T,
+    ) -> T {
         match self {
-            Kept::Commit(plan) => store(Asked::Commit(plan)),
-            Kept::Get(addresses, consistency) => store(Asked::Get(addresses, *consistency)),
+            Kept::Commit(plan) => store(ExplainRequest::Commit(plan)),
+            Kept::Get(addresses, consistency) => store(ExplainRequest::Get(addresses, *consistency)),
             // Only ever one of several.
-            Kept::Value(cell) => store(Asked::from(Ask::Value(cell))),
-            Kept::Query(query) => store(Asked::Query(query)),
-            Kept::Scan(scan) => store(Asked::Scan(scan)),
-            Kept::Take(take, row) => store(Asked::Take(take, row.as_ref())),
-            Kept::Look(kept) => store(Asked::Look(&kept.iter().filter_map(Kept::ask).collect::<Vec<_>>())),
+            Kept::Value(cell) => store(ExplainRequest::from(ReadRequest::Value(cell))),
+            Kept::Query(query) => store(ExplainRequest::Query(query)),
+            Kept::Scan(scan) => store(ExplainRequest::Scan(scan)),
+            Kept::ClaimRange(take, row) => store(ExplainRequest::ClaimRange(take, row.as_ref())),
+            Kept::Look(kept) => {
+                store(ExplainRequest::ReadMany(&kept.iter().filter_map(Kept::ask).collect::<Vec<_>>()))
+            }
             Kept::Holds(explanation) => holds(explanation),
         }
     }
 
-    fn of(ask: &Ask<'_>) -> Kept {
+    fn of(ask: &ReadRequest<'_>) -> Kept {
         match ask {
-            Ask::Get(addresses) => Kept::Get(addresses.to_vec(), Consistency::Strong),
-            Ask::Value(cell) => Kept::Value((*cell).clone()),
-            Ask::Query(query) => Kept::Query((*query).clone()),
+            ReadRequest::Get(addresses) => Kept::Get(addresses.to_vec(), Consistency::Strong),
+            ReadRequest::Value(cell) => Kept::Value((*cell).clone()),
+            ReadRequest::Query(query) => Kept::Query((*query).clone()),
         }
     }
 
-    fn ask(&self) -> Option<Ask<'_>> {
+    fn ask(&self) -> Option<ReadRequest<'_>> {
         match self {
-            Kept::Get(addresses, _) => Some(Ask::Get(addresses)),
-            Kept::Value(cell) => Some(Ask::Value(cell)),
-            Kept::Query(query) => Some(Ask::Query(query)),
+            Kept::Get(addresses, _) => Some(ReadRequest::Get(addresses)),
+            Kept::Value(cell) => Some(ReadRequest::Value(cell)),
+            Kept::Query(query) => Some(ReadRequest::Query(query)),
             _ => None,
         }
     }
@@ -383,8 +390,8 @@ impl Store for Witness {
         self.model.resolve(tenant, operation).await
     }
 
-    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
-        self.model.recorded(tenant, operation).await
+    async fn find_operation(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+        self.model.find_operation(tenant, operation).await
     }
 
     async fn get(
@@ -401,14 +408,14 @@ impl Store for Witness {
         self.model.query(query).await
     }
 
-    async fn look(&self, asks: &[Ask<'_>]) -> Result<Vec<Seen>, StoreError> {
+    async fn read_many(&self, asks: &[ReadRequest<'_>]) -> Result<Vec<ReadResult>, StoreError> {
         self.note(Kept::Look(asks.iter().map(Kept::of).collect()));
-        self.model.look(asks).await
+        self.model.read_many(asks).await
     }
 
-    async fn take(&self, take: &Take) -> Result<Vec<Row>, StoreError> {
-        let taken = self.model.take(take).await?;
-        self.note(Kept::Take(take.clone(), taken.first().cloned()));
+    async fn claim_range(&self, take: &ClaimRange) -> Result<Vec<Row>, StoreError> {
+        let taken = self.model.claim_range(take).await?;
+        self.note(Kept::ClaimRange(take.clone(), taken.first().cloned()));
         Ok(taken)
     }
 
@@ -429,7 +436,7 @@ impl Store for Witness {
         self.model.trim_log(partition, through).await
     }
 
-    fn explain(&self, asked: Asked<'_>) -> Explanation {
+    fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {
         self.model.explain(asked)
     }
 

@@ -16,8 +16,8 @@ use statehouse_store::guard::{column, is_in, is_null, now, now_plus, value};
 use statehouse_store::limits::{GUARD_LEAVES_MAX, IN_VALUES_MAX, NAME_BYTES_MAX, PAGE_MAX};
 use statehouse_store::plan::Builder;
 use statehouse_store::{
-    Address, BadValue, Draft, Entry, Guard, Operand, Plan, PlanError, Query, Scan, Step, Table, Tenant, Time,
-    Type, Value,
+    Address, BadValue, Entry, EventTemplate, Guard, Operand, Plan, PlanError, Query, Scan, Step, Table,
+    Tenant, Time, Type, Value,
 };
 
 fn table() -> Arc<Table> {
@@ -77,8 +77,8 @@ fn names_must_be_there_and_short() {
     refused(logged(Entry::about(over.as_str(), "k")), &["resource", "257"]);
     refused(logged(Entry::about("r", over.as_str())), &["key", "257"]);
     refused(logged(Entry::about("r", "k").fingerprint(over.as_str())), &["fingerprint", "257"]);
-    refused(logged(Entry::about("r", "k").event(Draft::named(""))), &["event"]);
-    refused(logged(Entry::about("r", "k").event(Draft::named(over))), &["event", "257"]);
+    refused(logged(Entry::about("r", "k").event(EventTemplate::named(""))), &["event"]);
+    refused(logged(Entry::about("r", "k").event(EventTemplate::named(over))), &["event", "257"]);
     assert!(logged(Entry::about("r", "")).build().is_ok(), "a subject may have an empty key");
     for bad in ["", "a b", "é", "a/b", &"x".repeat(65)] {
         assert!(matches!(Tenant::new(bad), Err(PlanError::BadName { .. })), "{bad:?}");
@@ -135,7 +135,7 @@ fn values_must_fit_their_columns() {
     refused(of(update().set("json", json!({"a\0": 1}))), &["U+0000"]);
     let deep = (0..=Value::JSON_DEPTH_MAX).fold(json!(1), |inner, _| json!([inner]));
     refused(of(update().set("json", deep)), &["deeper than 64"]);
-    let entry = Entry::about("r", "k").event(Draft::named("e").with("x", "a\0b"));
+    let entry = Entry::about("r", "k").event(EventTemplate::named("e").with("x", "a\0b"));
     assert!(matches!(
         Plan::of(&tenant(), "op").log(entry).build(),
         Err(PlanError::BadValue { why: BadValue::NulCharacter, .. })
@@ -165,7 +165,7 @@ fn comparisons_must_make_sense() {
     refused(of(update().guard(column("json").eq(json!({})))), &["json, which has no order"]);
     refused(of(update().guard(is_in("json", [json!({})]))), &["json, which has no order"]);
     refused(
-        of(update().guard(column("int").eq(Operand::ColumnOr("int".into(), "x".into())))),
+        of(update().guard(column("int").eq(Operand::Coalesce("int".into(), "x".into())))),
         &["type int, got text"],
     );
     refused(of(update().guard(column("float").eq(f64::INFINITY))), &["inf"]);
@@ -205,7 +205,7 @@ fn lists_and_guards_are_bounded() {
 
 #[test]
 fn events_take_rows_from_steps_that_write() {
-    let with_row_of = |step: usize| Entry::about("r", "k").event(Draft::named("e").with_row_of(step));
+    let with_row_of = |step: usize| Entry::about("r", "k").event(EventTemplate::named("e").with_row_of(step));
     let plan = |entry: Entry| {
         of(Step::assert(&table(), key())).step(Step::remove(&table(), [2.into(), "r".into()])).log(entry)
     };
@@ -227,7 +227,7 @@ fn limits_are_named_with_their_numbers() {
     refused(count(99).log(Entry::about("r", "k")), &["101; the limit is 100"]);
     // So many other subjects as there are other partitions, at most.
     let about = |others: usize| {
-        let event = |key: usize| Draft::named("e").about("r", key.to_string());
+        let event = |key: usize| EventTemplate::named("e").about("r", key.to_string());
         (0..others).map(event).fold(Entry::about("r", "k"), Entry::event)
     };
     for (others, most) in [(0, 98), (1, 97), (15, 83), (200, 83)] {
@@ -235,7 +235,7 @@ fn limits_are_named_with_their_numbers() {
         refused(count(most + 1).log(about(others)), &["101; the limit is 100"]);
     }
     refused(of(update().set("text", "x".repeat(400_001))), &["things", "the limit is 400000"]);
-    let told = Draft::named("told").with("text", "x".repeat(400_001));
+    let told = EventTemplate::named("told").with("text", "x".repeat(400_001));
     let error = Plan::of(&tenant(), "op").log(Entry::about("r", "k").event(told)).build().unwrap_err();
     let PlanError::Limit { limit, actual, .. } = error else { panic!("expected a limit, got {error}") };
     assert!(actual > limit, "the number that is named, {actual}, is within the limit of {limit}");

@@ -27,8 +27,9 @@ use statehouse_store::eval::{Decision, decide};
 use statehouse_store::limits::further_records;
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{
-    Address, Ask, Asked, Change, Clock, Commit, Consistency, Explanation, Guard, LogPage, Migrate, Page,
-    Plan, Query, Record, Resolution, Row, Scan, Schema, Seen, Step, Store, StoreError, Tenant, Value,
+    Address, Change, Clock, Commit, Consistency, ExplainRequest, Explanation, Guard, LogPage, Migrate, Page,
+    Plan, Query, ReadRequest, ReadResult, Record, Resolution, Row, Scan, Schema, Step, Store, StoreError,
+    Tenant, Value,
 };
 
 /// What is wrong with a store.
@@ -332,8 +333,8 @@ impl Store for BrokenStore {
         self.inner.resolve(tenant, operation).await
     }
 
-    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
-        self.inner.recorded(tenant, operation).await
+    async fn find_operation(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+        self.inner.find_operation(tenant, operation).await
     }
 
     async fn get(
@@ -391,28 +392,30 @@ impl Store for BrokenStore {
         Ok(page)
     }
 
-    async fn look(&self, asks: &[Ask<'_>]) -> Result<Vec<Seen>, StoreError> {
+    async fn read_many(&self, asks: &[ReadRequest<'_>]) -> Result<Vec<ReadResult>, StoreError> {
         let mut seen = Vec::new();
         for ask in asks {
             seen.push(match ask {
-                Ask::Get(addresses) => Seen::Rows(self.get(addresses, Consistency::Strong).await?),
-                Ask::Value(cell) => {
+                ReadRequest::Get(addresses) => {
+                    ReadResult::Rows(self.get(addresses, Consistency::Strong).await?)
+                }
+                ReadRequest::Value(cell) => {
                     let rows = self.get(&[cell.address().clone()], Consistency::Strong).await?;
                     let row = rows.into_iter().next().flatten();
-                    Seen::Value(row.and_then(|row| cell.value_in(row)))
+                    ReadResult::Value(row.and_then(|row| cell.value_in(row)))
                 }
-                Ask::Query(query) => Seen::Page(self.query(query).await?),
+                ReadRequest::Query(query) => ReadResult::Page(self.query(query).await?),
             });
         }
         match self.defect {
             Defect::ShufflesLooks => seen.reverse(),
             Defect::LimitsLooksAlike => {
                 let limit = asks.iter().find_map(|ask| match ask {
-                    Ask::Query(query) => Some(query.page_limit()),
-                    Ask::Get(_) | Ask::Value(_) => None,
+                    ReadRequest::Query(query) => Some(query.page_limit()),
+                    ReadRequest::Get(_) | ReadRequest::Value(_) => None,
                 });
                 for seen in &mut seen {
-                    if let (Seen::Page(page), Some(limit)) = (seen, limit) {
+                    if let (ReadResult::Page(page), Some(limit)) = (seen, limit) {
                         page.rows.truncate(limit);
                     }
                 }
@@ -445,7 +448,7 @@ impl Store for BrokenStore {
         if self.defect == Defect::NeverTrims { Ok(()) } else { self.inner.trim_log(partition, through).await }
     }
 
-    fn explain(&self, asked: Asked<'_>) -> Explanation {
+    fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {
         let explanation = self.inner.explain(asked);
         if self.defect == Defect::ExplainsNothing {
             Explanation { requests: Vec::new(), ..explanation }

@@ -20,7 +20,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 use statehouse_store::{
-    Clock, Draft as EventDraft, Event, Ids, Reason, Refused, Row, Step, Store, StoreError, Tenant, Value,
+    Clock, Event, EventTemplate, Ids, Reason, Refused, Row, Step, Store, StoreError, Tenant, Value,
 };
 
 use crate::cache::Cache;
@@ -211,7 +211,7 @@ pub trait Write: Send + Sync {
 
     /// What else these steps of the draft mean: the key of another subject of the resource, and its event, whose row is
     /// numbered within the steps. These follow the events of the calls.
-    fn besides(&self, _steps: &[Step]) -> Vec<(String, EventDraft)> {
+    fn besides(&self, _steps: &[Step]) -> Vec<(String, EventTemplate)> {
         Vec::new()
     }
 
@@ -269,7 +269,7 @@ pub struct Pieces {
     /// The steps.
     pub steps: Vec<Step>,
     /// The event; a row it takes is numbered within `steps`.
-    pub event: EventDraft,
+    pub event: EventTemplate,
 }
 
 /// What follows from a refused step.

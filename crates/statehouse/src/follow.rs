@@ -300,7 +300,7 @@ mod tests {
             self.written += 1;
             let plan = Plan::of(&Tenant::new("acme").unwrap(), format!("op {}", self.written));
             let entry = Entry::about("thing", "x")
-                .event(statehouse_store::Draft::named("thing.updated").with("key", key));
+                .event(statehouse_store::EventTemplate::named("thing.updated").with("key", key));
             self.store.commit(&plan.log(entry).build().unwrap()).await.unwrap();
         }
 

@@ -30,8 +30,9 @@ use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::{
-    Backoff, Clock, Commit, Draft as EventDraft, Entry, Event, Fate, Ids, Plan, PlanError, Random, Record,
-    Refused, Resolution, RetryPolicy, Schema, Store, StoreError, SystemClock, Tenant, Value, commit_reported,
+    Backoff, Clock, Commit, Entry, Event, EventTemplate, Ids, OperationStatus, Plan, PlanError, Random,
+    Record, Refused, Resolution, RetryPolicy, Schema, Store, StoreError, SystemClock, Tenant, Value,
+    commit_reported,
 };
 use tokio::task::JoinHandle;
 
@@ -495,7 +496,10 @@ impl House {
         let given = id.is_some();
         let id = id.unwrap_or_else(|| self.ids.next());
         // H3: an id that a caller chose may have been used before.
-        if given && let Some(record) = self.store.recorded(tenant, &id).await.map_err(|e| of_all(e.into()))? {
+        if given
+            && let Some(record) =
+                self.store.find_operation(tenant, &id).await.map_err(|e| of_all(e.into()))?
+        {
             return answers(ready, record, &fingerprint).map_err(of_all);
         }
         let in_doubt = given && self.doubts.has(tenant, &id);
@@ -705,7 +709,7 @@ pub fn data_of(event: &Event) -> Cow<'_, Json> {
 }
 
 /// An event about the row of a resource with this key, in an entry that may be about another one (H6).
-pub(crate) fn with_subject(event: EventDraft, resource: &str, key: &str, entry: &Entry) -> EventDraft {
+pub(crate) fn with_subject(event: EventTemplate, resource: &str, key: &str, entry: &Entry) -> EventTemplate {
     if resource == entry.resource && key == entry.key {
         return event;
     }
@@ -801,12 +805,12 @@ fn assemble(
     let mut besides = Vec::new();
     for (one, draft) in ready.iter().zip(drafts) {
         let before = plan.steps.len();
-        let about = |resource: &str, key: &str, mut event: EventDraft| {
+        let about = |resource: &str, key: &str, mut event: EventTemplate| {
             event.row_of = event.row_of.map(|step| step + before);
             with_subject(event, resource, key, &entry)
         };
         let event = match draft {
-            Draft::Done(answer) => EventDraft::named(UNCHANGED).with("answer", json!(answer)),
+            Draft::Done(answer) => EventTemplate::named(UNCHANGED).with("answer", json!(answer)),
             Draft::Write(pieces) => {
                 let others = one.write.besides(&pieces.steps);
                 besides.extend(others.into_iter().map(|(key, event)| {
@@ -866,7 +870,7 @@ fn judge(ready: &[Ready<'_>], steps: &[usize], mut refused: Refused) -> (usize, 
 
 /// The answers of calls that were applied, now or before (H2).
 fn answers(ready: &[Ready<'_>], mut record: Record, fingerprint: &str) -> Result<Vec<Answer>, Refusal> {
-    if record.fate == Fate::Aborted {
+    if record.status == OperationStatus::Aborted {
         return Err(fenced(&record.operation));
     }
     if record.fingerprint != fingerprint || record.events.len() < ready.len() {

@@ -265,7 +265,7 @@ fn is_of(event: &Event, resource: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use statehouse_store::{Fate, Tenant, Time, Type};
+    use statehouse_store::{OperationStatus, Tenant, Time, Type};
 
     use super::*;
 
@@ -280,7 +280,7 @@ mod tests {
             key: "1".into(),
             at: Time::from_micros(0),
             fingerprint: String::new(),
-            fate: Fate::Applied,
+            status: OperationStatus::Applied,
             events: events.iter().map(event).collect(),
         }
     }

@@ -246,7 +246,7 @@ fn computed(
 ) -> Option<Assigned> {
     let (column, default) = match operand {
         Operand::Column(column) => (column, None),
-        Operand::ColumnOr(column, Value::Int(default)) => (column, Some(*default)),
+        Operand::Coalesce(column, Value::Int(default)) => (column, Some(*default)),
         _ => return None,
     };
     let in_range = |value: i128| i64::try_from(value).is_ok();

@@ -13,7 +13,9 @@ use statehouse_store::log::parts_of;
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::read::Direction;
 use statehouse_store::table::VERSION;
-use statehouse_store::{Address, Asked, Consistency, Explanation, Plan, Query, Record, Request, Scan, Step};
+use statehouse_store::{
+    Address, Consistency, ExplainRequest, Explanation, Plan, Query, Record, Request, Scan, Step,
+};
 
 use crate::action::{Action, Clauses, item_json};
 use crate::catalog::Live;
@@ -29,25 +31,25 @@ use crate::write::{Target, Writer};
 const WRITE_UNIT: usize = 1_024;
 
 impl Inner {
-    pub(crate) fn explain(&self, asked: Asked<'_>) -> Explanation {
+    pub(crate) fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {
         let (request, units) = match asked {
-            Asked::Commit(plan) => return self.explain_plan(plan),
-            Asked::Get(addresses, consistency) => {
+            ExplainRequest::Commit(plan) => return self.explain_plan(plan),
+            ExplainRequest::Get(addresses, consistency) => {
                 let key = |row: &Address| Key::at(row, &self.catalog.physical(row.table().name()));
                 let keys: Vec<Key> = addresses.iter().map(key).collect();
                 let strong = consistency == Consistency::Strong;
                 let units = if strong { "1 per 4 KB of each item" } else { "1 per 8 KB of each item" };
                 (read_request(&keys.iter().collect::<Vec<_>>(), strong, false), units)
             }
-            Asked::Query(query) => match self.query_request(query) {
+            ExplainRequest::Query(query) => match self.query_request(query) {
                 Some(asked) => asked,
                 None => return Explanation { requests: Vec::new(), cost: Vec::new() },
             },
-            Asked::Scan(scan) => (self.scan_request(scan), "1 per 4 KB of all that is walked over"),
-            Asked::Look(asks) => {
+            ExplainRequest::Scan(scan) => (self.scan_request(scan), "1 per 4 KB of all that is walked over"),
+            ExplainRequest::ReadMany(asks) => {
                 return Explanation::of_all(asks.iter().map(|ask| self.explain((*ask).into())));
             }
-            Asked::Take(take, row) => return take.explained(row, |asked| self.explain(asked)),
+            ExplainRequest::ClaimRange(take, row) => return take.explained(row, |asked| self.explain(asked)),
         };
         let cost = [("requests", "1 for each page of 1 MB"), ("read units", units)];
         let cost = cost.map(|(name, figure)| (name.to_owned(), figure.to_owned()));

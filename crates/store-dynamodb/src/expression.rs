@@ -180,7 +180,7 @@ impl Condition {
 enum Side<'g> {
     Constant(Value),
     Column(&'g str),
-    ColumnOr(&'g str, &'g Value),
+    Coalesce(&'g str, &'g Value),
 }
 
 /// Compiles guards on one table at one reading of the clock.
@@ -211,7 +211,7 @@ impl Compiler<'_> {
     fn side<'g>(&self, operand: &'g Operand) -> Side<'g> {
         match operand {
             Operand::Column(column) => Side::Column(column),
-            Operand::ColumnOr(column, default) => Side::ColumnOr(column, default),
+            Operand::Coalesce(column, default) => Side::Coalesce(column, default),
             Operand::Value(value) => Side::Constant(value.clone()),
             Operand::Now { plus_micros } => {
                 Side::Constant(Value::Time(eval::now_moved(self.now, *plus_micros)))
@@ -235,7 +235,7 @@ impl Compiler<'_> {
                 self.with_value(column, mirrored(comparison), value, terms)
             }
             (Side::Column(left), Side::Column(right)) => self.with_column(left, comparison, right, terms),
-            (Side::ColumnOr(column, default), other) => {
+            (Side::Coalesce(column, default), other) => {
                 let set = self.comparison(&Side::Column(column), comparison, other, terms);
                 let unset = Condition::missing(terms, column).and(self.comparison(
                     &Side::Constant((*default).clone()),
@@ -245,8 +245,8 @@ impl Compiler<'_> {
                 ));
                 simplified(set, unset)
             }
-            (other, Side::ColumnOr(column, default)) => {
-                self.comparison(&Side::ColumnOr(column, default), mirrored(comparison), other, terms)
+            (other, Side::Coalesce(column, default)) => {
+                self.comparison(&Side::Coalesce(column, default), mirrored(comparison), other, terms)
             }
         }
     }
@@ -392,7 +392,7 @@ mod tests {
 
     #[test]
     fn a_default_for_null_is_decided_beforehand() {
-        let size = || Operand::ColumnOr("size".into(), 0.into());
+        let size = || Operand::Coalesce("size".into(), 0.into());
         check(&size().lt(5), "#size < :v0 OR attribute_not_exists(#size)");
         check(&size().gt(5), "#size > :v0");
         check(&Operand::Value(5.into()).gt(size()), "#size < :v0 OR attribute_not_exists(#size)");

@@ -255,7 +255,7 @@ pub(crate) fn index_key<'v>(
     };
     let (partition, sort) = (set(&index.partition)?, set(&index.sort)?);
     let key = table.key_columns().iter().map(|column| content(&column.name)).collect::<Option<Vec<_>>>()?;
-    Some(if index.across {
+    Some(if index.global {
         let sort = format!("{}{}", key::encode(sort), key::encode_for(tenant.as_str(), key));
         (key::encode(partition), sort)
     } else {

@@ -262,7 +262,11 @@ impl Inner {
     }
 
     /// The record under an operation id, if there is one; with its position if it has one already.
-    pub(crate) async fn recorded(&self, tenant: &Tenant, id: &str) -> Result<Option<Record>, StoreError> {
+    pub(crate) async fn find_operation(
+        &self,
+        tenant: &Tenant,
+        id: &str,
+    ) -> Result<Option<Record>, StoreError> {
         match self.operation(tenant, id).await? {
             Some(operation) => self.record_of(&operation, tenant, id).await,
             None => Ok(None),

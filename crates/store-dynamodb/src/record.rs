@@ -12,7 +12,7 @@
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use statehouse_store::log::{LogPart, RecordView, StoredEvent, write_events};
-use statehouse_store::{Fate, Position, Record, StoreError, Tenant, Time};
+use statehouse_store::{OperationStatus, Position, Record, StoreError, Tenant, Time};
 
 use crate::action::{Action, Verb};
 use crate::expression::{Condition, Terms};
@@ -138,9 +138,9 @@ fn events_of(record: &Record, parts: &[LogPart]) -> Result<String, StoreError> {
 }
 
 fn content(record: &Record, events: &str) -> Item {
-    let fate = match record.fate {
-        Fate::Applied => "applied",
-        Fate::Aborted => "aborted",
+    let status = match record.status {
+        OperationStatus::Applied => "applied",
+        OperationStatus::Aborted => "aborted",
     };
     let texts = [
         ("tenant", record.tenant.as_str()),
@@ -148,7 +148,7 @@ fn content(record: &Record, events: &str) -> Item {
         ("resource", &record.resource),
         ("key", &record.key),
         ("fingerprint", &record.fingerprint),
-        ("fate", fate),
+        ("fate", status),
         ("events", events),
     ];
     let mut item: Item =
@@ -163,9 +163,9 @@ pub(crate) fn parse(item: &Item, view: RecordView) -> Result<Record, StoreError>
         || format!("the log record {:?}/{:?}", item.get(PARTITION), item.get(OFFSET).or(item.get(PLACE)));
     let missing = |name: &str| StoreError::corrupt(place(), format!("attribute {name} is missing or wrong"));
     let text = |name: &str| item::plain_text(item, name).ok_or_else(|| missing(name));
-    let fate = match text("fate")? {
-        "applied" => Fate::Applied,
-        "aborted" => Fate::Aborted,
+    let status = match text("fate")? {
+        "applied" => OperationStatus::Applied,
+        "aborted" => OperationStatus::Aborted,
         _ => return Err(missing("fate")),
     };
     let partition = item::integer(item, PARTITION).and_then(|partition| u32::try_from(partition).ok());
@@ -180,7 +180,7 @@ pub(crate) fn parse(item: &Item, view: RecordView) -> Result<Record, StoreError>
         key: text("key")?.to_owned(),
         at: text("at")?.parse::<Time>().map_err(|_| missing("at"))?,
         fingerprint: text("fingerprint")?.to_owned(),
-        fate,
+        status,
         events: Vec::new(),
     };
     Ok(view.of(record, events))

@@ -10,8 +10,8 @@ use aws_config::{BehaviorVersion, Region, retry::RetryConfig, timeout::TimeoutCo
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::ScalarAttributeType;
 use statehouse_store::{
-    Address, Asked, Change, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query, Record,
-    Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
+    Address, Change, Commit, Consistency, ExplainRequest, Explanation, LogPage, Migrate, Page, Plan, Query,
+    Record, Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
 };
 use tokio::sync::watch;
 
@@ -89,7 +89,7 @@ impl DynamoStore {
 
 /// What a store with these options would send, in a region and with a log of the size that a new store gets. No
 /// server is asked.
-pub fn explain(options: Options, asked: Asked<'_>) -> Explanation {
+pub fn explain(options: Options, asked: ExplainRequest<'_>) -> Explanation {
     let config = aws_sdk_dynamodb::Config::builder().behavior_version(BehaviorVersion::latest()).build();
     let partitions = options.partitions.unwrap_or(PARTITIONS);
     let mut inner = inner(options, Client::from_conf(config));
@@ -235,9 +235,9 @@ impl Store for DynamoStore {
         self.inner.resolve(tenant, operation).await
     }
 
-    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+    async fn find_operation(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
         self.inner.open()?;
-        self.inner.recorded(tenant, operation).await
+        self.inner.find_operation(tenant, operation).await
     }
 
     async fn get(
@@ -274,7 +274,7 @@ impl Store for DynamoStore {
         self.inner.trim_log(partition, through).await
     }
 
-    fn explain(&self, asked: Asked<'_>) -> Explanation {
+    fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {
         self.inner.explain(asked)
     }
 

@@ -20,7 +20,7 @@ use anyhow::{Context, Result, ensure};
 use statehouse_store::clock::Stopwatch;
 use statehouse_store::guard::column;
 use statehouse_store::{
-    Commit, Draft, Entry, Migrate, Plan, Random, Schema, Step, Store, Table, Tenant, Type,
+    Commit, Entry, EventTemplate, Migrate, Plan, Random, Schema, Step, Store, Table, Tenant, Type,
 };
 use statehouse_store_postgres::{Options, PostgresStore};
 use tokio::task::JoinSet;
@@ -213,7 +213,7 @@ impl House {
                 let mut done = 0_u64;
                 while watch.elapsed() < SLICE {
                     let id = i64::try_from(random.below(ROWS))?;
-                    let updated = Draft::named("profile.updated").with_row_of(0);
+                    let updated = EventTemplate::named("profile.updated").with_row_of(0);
                     let plan = Plan::of(&tenant, format!("op-{turn}-{number}-{done}"))
                         .step(
                             Step::update(&profiles, [id.into()])

@@ -538,7 +538,7 @@ fn json_size(json: &serde_json::Value) -> usize {
 mod tests {
     use super::*;
     use statehouse_store::guard::column;
-    use statehouse_store::{Draft, Entry};
+    use statehouse_store::{Entry, EventTemplate};
 
     fn table() -> Arc<Table> {
         Table::named("counters").partition("id", Type::Text).defaulted("n", Type::Int, 0).build().unwrap()
@@ -549,7 +549,7 @@ mod tests {
     }
 
     fn plan(operation: &str, steps: Vec<Step>) -> Plan {
-        let entry = Entry::about("counter", "x").event(Draft::named("changed"));
+        let entry = Entry::about("counter", "x").event(EventTemplate::named("changed"));
         Plan::of(&acme(), operation).steps(steps).log(entry).build().unwrap()
     }
 

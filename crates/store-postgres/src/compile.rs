@@ -823,10 +823,10 @@ fn operand_text(operand: &Operand, constant: Option<&str>, kind: Type, found: Fo
     match (operand, found) {
         (Operand::Column(column), Found::Row) => format!("t.{}", name(column)),
         (Operand::Column(_), Found::Nothing) => format!("null::{}", type_name(kind)),
-        (Operand::ColumnOr(column, _), Found::Row) => {
+        (Operand::Coalesce(column, _), Found::Row) => {
             format!("coalesce(t.{}, {})", name(column), constant.unwrap_or("null"))
         }
-        (Operand::ColumnOr(..), Found::Nothing) | (Operand::Value(_), _) => {
+        (Operand::Coalesce(..), Found::Nothing) | (Operand::Value(_), _) => {
             constant.unwrap_or("null").to_owned()
         }
         (Operand::Now { .. }, _) => constant.unwrap_or("(select now from clock)").to_owned(),

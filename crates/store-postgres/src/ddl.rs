@@ -177,7 +177,7 @@ impl Names {
                 if exists && column.kind == Type::Text && !is_key { " collate \"C\"" } else { "" };
             format!("{}{collation}", name(&column.name))
         });
-        let (before, behind) = if index.across { (None, Some(TENANT)) } else { (Some(TENANT), None) };
+        let (before, behind) = if index.global { (None, Some(TENANT)) } else { (Some(TENANT), None) };
         let columns = before
             .map(str::to_owned)
             .into_iter()
@@ -327,7 +327,7 @@ mod tests {
             .sort("number", Type::Int)
             .optional("due_shard", Type::Int)
             .optional("due_at", Type::Time)
-            .index_across("due", &["due_shard"], &["due_at"])
+            .global_index("due", &["due_shard"], &["due_at"])
             .build()
             .unwrap();
         check(

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use statehouse_store::log::{partition_of, parts_of};
 use statehouse_store::plan::{Expect, Step, Verb};
-use statehouse_store::{Ask, Asked, Explanation, Plan, Record, Request, Row, Take, Time, Value};
+use statehouse_store::{
+    ClaimRange, ExplainRequest, Explanation, Plan, ReadRequest, Record, Request, Row, Time, Value,
+};
 
 use crate::batch::{Batch, Placed};
 use crate::compile::{Compiler, Set, Takes, Texts, Way};
@@ -20,22 +22,24 @@ use crate::tenancy::Scope;
 
 /// What a store with these options would send. Without a live store the log is taken to have as many
 /// partitions as the options say, or as a new store gets.
-pub fn explain(options: &Options, asked: Asked<'_>) -> Explanation {
+pub fn explain(options: &Options, asked: ExplainRequest<'_>) -> Explanation {
     let partitions = options.partitions.unwrap_or(PARTITIONS);
     let explainer = Explainer { options, names: Names::new(&options.schema), partitions };
     match asked {
-        Asked::Commit(plan) => explainer.explain(plan),
-        Asked::Get(addresses, _) => explainer.look("read the rows", &[Ask::Get(addresses)]),
-        Asked::Query(query) => {
-            explainer.look("read a page of the range, and one row more", &[Ask::Query(query)])
+        ExplainRequest::Commit(plan) => explainer.explain(plan),
+        ExplainRequest::Get(addresses, _) => explainer.look("read the rows", &[ReadRequest::Get(addresses)]),
+        ExplainRequest::Query(query) => {
+            explainer.look("read a page of the range, and one row more", &[ReadRequest::Query(query)])
         }
-        Asked::Look(asks) => explainer.look("read all of it in one go, and one row more of each range", asks),
-        Asked::Scan(scan) => {
+        ExplainRequest::ReadMany(asks) => {
+            explainer.look("read all of it in one go, and one row more of each range", asks)
+        }
+        ExplainRequest::Scan(scan) => {
             let scope = scan.tenant().map_or(Scope::All, Scope::of);
             let call = read::scan_call(&explainer.names, scan);
             explainer.read("read a page of the table, and one row more", &scope, Some(&call))
         }
-        Asked::Take(take, row) => explainer.take(take, row),
+        ExplainRequest::ClaimRange(take, row) => explainer.take(take, row),
     }
 }
 
@@ -46,7 +50,7 @@ struct Explainer<'o> {
 }
 
 impl Explainer<'_> {
-    fn look(&self, purpose: &str, asks: &[Ask<'_>]) -> Explanation {
+    fn look(&self, purpose: &str, asks: &[ReadRequest<'_>]) -> Explanation {
         let look = Look::of(asks);
         let statements = Statements::default();
         let asking = Asking::of(&self.names, &statements, std::slice::from_ref(&look));
@@ -63,7 +67,7 @@ impl Explainer<'_> {
         Explanation { requests, cost: vec![("round trips".to_owned(), "1".to_owned())] }
     }
 
-    fn take(&self, take: &Take, row: Option<&Row>) -> Explanation {
+    fn take(&self, take: &ClaimRange, row: Option<&Row>) -> Explanation {
         let (texts, takes) = (Texts::default(), Takes::default());
         let compiler = Compiler::new(&self.names, &texts, self.options, self.partitions);
         let Some(taken) = compiler.taken(&takes, take) else {

@@ -61,10 +61,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use statehouse_store::take::{and_by_plans, by_keys, by_plans};
+use statehouse_store::claim_range::{claim_keys, claim_remaining, claim_row_by_row};
 use statehouse_store::{
-    Address, Ask, Asked, Change, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query,
-    Record, Resolution, Row, Scan, Schema, Seen, Store, StoreError, Take, Tenant,
+    Address, Change, ClaimRange, Commit, Consistency, ExplainRequest, Explanation, LogPage, Migrate, Page,
+    Plan, Query, ReadRequest, ReadResult, Record, Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
 };
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
@@ -172,33 +172,33 @@ impl Store for PostgresStore {
         self.opened()?.resolve(tenant, operation).await
     }
 
-    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
-        self.opened()?.recorded(tenant, operation).await
+    async fn find_operation(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+        self.opened()?.find_operation(tenant, operation).await
     }
 
     async fn get(&self, addresses: &[Address], _: Consistency) -> Result<Vec<Option<Row>>, StoreError> {
-        let seen = self.opened()?.look(&[Ask::Get(addresses)]).await?;
-        Ok(seen.into_iter().next().map(Seen::into_rows).unwrap_or_default())
+        let seen = self.opened()?.read_many(&[ReadRequest::Get(addresses)]).await?;
+        Ok(seen.into_iter().next().map(ReadResult::into_rows).unwrap_or_default())
     }
 
     async fn query(&self, query: &Query) -> Result<Page, StoreError> {
-        let seen = self.opened()?.look(&[Ask::Query(query)]).await?;
+        let seen = self.opened()?.read_many(&[ReadRequest::Query(query)]).await?;
         let nothing = || Page { rows: Vec::new(), next: None };
-        Ok(seen.into_iter().next().map_or_else(nothing, Seen::into_page))
+        Ok(seen.into_iter().next().map_or_else(nothing, ReadResult::into_page))
     }
 
-    async fn look(&self, asks: &[Ask<'_>]) -> Result<Vec<Seen>, StoreError> {
-        self.opened()?.look(asks).await
+    async fn read_many(&self, asks: &[ReadRequest<'_>]) -> Result<Vec<ReadResult>, StoreError> {
+        self.opened()?.read_many(asks).await
     }
 
-    async fn take(&self, take: &Take) -> Result<Vec<Row>, StoreError> {
+    async fn claim_range(&self, take: &ClaimRange) -> Result<Vec<Row>, StoreError> {
         let taking = tokio::spawn(self.opened()?.clone().take(take.clone())).await;
         let gone = |_| StoreError::unknown(take.operation(), "the taker has gone");
         match taking.map_err(gone)?? {
             Taking::Taken(rows) => Ok(rows),
-            Taking::Unknown(keys) => by_keys(self, take, keys).await,
-            Taking::NotMade => by_plans(self, take).await,
-            Taking::Partly(rows) => and_by_plans(self, take, rows).await,
+            Taking::Unknown(keys) => claim_keys(self, take, keys).await,
+            Taking::NotMade => claim_row_by_row(self, take).await,
+            Taking::Partly(rows) => claim_remaining(self, take, rows).await,
         }
     }
 
@@ -218,7 +218,7 @@ impl Store for PostgresStore {
         self.opened()?.trim_log(partition, through).await
     }
 
-    fn explain(&self, asked: Asked<'_>) -> Explanation {
+    fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {
         explain(&self.shared.options, asked)
     }
 

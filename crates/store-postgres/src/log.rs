@@ -122,7 +122,7 @@ impl Shared {
 
     /// Claims an operation id with an `aborted` record, or learns what became of it.
     /// The record of an operation, if there is one now.
-    pub(crate) async fn recorded(
+    pub(crate) async fn find_operation(
         &self,
         tenant: &Tenant,
         operation: &str,

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use statehouse_store::read::Direction;
 use statehouse_store::table::{TENANT, VERSION};
 use statehouse_store::{
-    Address, Ask, Cell, Column, Page, Query, Row, Seen, StoreError, Table, Tenant, Type, Value,
+    Address, Cell, Column, Page, Query, ReadRequest, ReadResult, Row, StoreError, Table, Tenant, Type, Value,
 };
 
 use crate::ddl::{INDEXED, Names};
@@ -150,7 +150,7 @@ impl<'a> Spot<'a> {
         }
         match (self, other) {
             (Spot::Row(_), Spot::Row(_)) => true,
-            (Spot::Value(one), Spot::Value(other)) => one.place() == other.place(),
+            (Spot::Value(one), Spot::Value(other)) => one.column_index() == other.column_index(),
             (Spot::Range(one), Spot::Range(other)) => {
                 fn index(query: &Query) -> Option<&str> {
                     query.read_index().map(|index| index.name.as_str())
@@ -223,14 +223,16 @@ pub(crate) struct Look<'a> {
 }
 
 impl<'a> Look<'a> {
-    pub(crate) fn of(asks: &[Ask<'a>]) -> Look<'a> {
+    pub(crate) fn of(asks: &[ReadRequest<'a>]) -> Look<'a> {
         let mut look = Look { spots: Vec::new(), shapes: Vec::new() };
         for ask in asks {
             match *ask {
-                Ask::Get(addresses) => addresses.iter().for_each(|address| look.push(Spot::Row(address))),
-                Ask::Value(cell) => look.push(Spot::Value(cell)),
-                Ask::Query(query) if is_over(query) => {}
-                Ask::Query(query) => look.push(Spot::Range(query)),
+                ReadRequest::Get(addresses) => {
+                    addresses.iter().for_each(|address| look.push(Spot::Row(address)));
+                }
+                ReadRequest::Value(cell) => look.push(Spot::Value(cell)),
+                ReadRequest::Query(query) if is_over(query) => {}
+                ReadRequest::Query(query) => look.push(Spot::Range(query)),
             }
         }
         look
@@ -272,7 +274,11 @@ impl<'a> Look<'a> {
     }
 
     /// What was seen, from the rows of each spot. `asks` are those that it is of.
-    pub(crate) fn seen(&self, asks: &[Ask<'_>], found: Option<&Found>) -> Result<Vec<Seen>, StoreError> {
+    pub(crate) fn seen(
+        &self,
+        asks: &[ReadRequest<'_>],
+        found: Option<&Found>,
+    ) -> Result<Vec<ReadResult>, StoreError> {
         let most = found.map_or(0, |found| found.rows.len());
         let room = |(_, spot): &(usize, Spot<'_>)| Vec::with_capacity(spot.rows().min(most));
         let mut rows: Vec<Vec<Row>> = self.spots.iter().map(room).collect();
@@ -288,10 +294,18 @@ impl<'a> Look<'a> {
         let mut rows = rows.into_iter();
         let mut next = || rows.next().unwrap_or_default();
         let seen = asks.iter().map(|ask| match ask {
-            Ask::Get(addresses) => Seen::Rows(addresses.iter().map(|_| next().into_iter().next()).collect()),
-            Ask::Value(cell) => Seen::Value(next().into_iter().next().and_then(|row| cell.value_in(row))),
-            Ask::Query(query) if is_over(query) => Seen::Page(Page { rows: Vec::new(), next: None }),
-            Ask::Query(query) => Seen::Page(page(next(), query.page_limit(), |row| query.cursor_at(row))),
+            ReadRequest::Get(addresses) => {
+                ReadResult::Rows(addresses.iter().map(|_| next().into_iter().next()).collect())
+            }
+            ReadRequest::Value(cell) => {
+                ReadResult::Value(next().into_iter().next().and_then(|row| cell.value_in(row)))
+            }
+            ReadRequest::Query(query) if is_over(query) => {
+                ReadResult::Page(Page { rows: Vec::new(), next: None })
+            }
+            ReadRequest::Query(query) => {
+                ReadResult::Page(page(next(), query.page_limit(), |row| query.cursor_at(row)))
+            }
         });
         Ok(seen.collect())
     }
@@ -547,7 +561,7 @@ impl Statement {
 /// or the one value.
 fn outputs(shape: Spot<'_>) -> Vec<(String, Type)> {
     if let Spot::Value(cell) = shape {
-        let column = shape.table().columns().get(cell.place());
+        let column = shape.table().columns().get(cell.column_index());
         return column.map(|column| (format!("t.{}", name(&column.name)), column.kind)).into_iter().collect();
     }
     let owner = shape.tenant().is_none().then_some((TENANT, Type::Text));
@@ -717,7 +731,7 @@ impl Layout {
             // Nobody is shown the rest of this row.
             let mut values = vec![Value::Null; table.columns().len()];
             if let (Some(value), Some(column)) =
-                (values.get_mut(cell.place()), table.columns().get(cell.place()))
+                (values.get_mut(cell.column_index()), table.columns().get(cell.column_index()))
             {
                 *value = next(column.kind)?;
             }

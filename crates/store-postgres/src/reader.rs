@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use statehouse_store::{Ask, Seen, StoreError};
+use statehouse_store::{ReadRequest, ReadResult, StoreError};
 use tokio::sync::{Notify, oneshot};
 
 use crate::fault::Fault;
@@ -191,7 +191,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, seat: usize) {
 
 impl Shared {
     /// Makes several reads as one statement.
-    pub(crate) async fn look(&self, asks: &[Ask<'_>]) -> Result<Vec<Seen>, StoreError> {
+    pub(crate) async fn read_many(&self, asks: &[ReadRequest<'_>]) -> Result<Vec<ReadResult>, StoreError> {
         let look = Look::of(asks);
         if look.is_empty() {
             return look.seen(asks, None);

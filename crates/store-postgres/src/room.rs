@@ -76,7 +76,7 @@ fn indexed_bytes(step: &Step) -> usize {
 
 fn constant(operand: &Operand) -> Option<&Value> {
     match operand {
-        Operand::Value(value) | Operand::ColumnOr(_, value) => Some(value),
+        Operand::Value(value) | Operand::Coalesce(_, value) => Some(value),
         Operand::Column(_) | Operand::Now { .. } => None,
     }
 }
@@ -141,7 +141,7 @@ fn assigned<'s>(step: &'s Step, column: &str) -> Option<&'s Expr> {
 fn kept(step: &Step) -> impl Iterator<Item = &str> {
     variable(&step.table).filter_map(|column| match assigned(step, column) {
         None => Some(column),
-        Some(Expr::Is(Operand::Column(source) | Operand::ColumnOr(source, _))) => Some(source.as_str()),
+        Some(Expr::Is(Operand::Column(source) | Operand::Coalesce(source, _))) => Some(source.as_str()),
         Some(_) => None,
     })
 }

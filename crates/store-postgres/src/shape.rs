@@ -108,7 +108,7 @@ pub(crate) fn steps_are_alike(a: &Step, b: &Step) -> bool {
 
 fn operands_alike(left: &Operand, right: &Operand) -> bool {
     match (left, right) {
-        (Operand::Column(a), Operand::Column(b)) | (Operand::ColumnOr(a, _), Operand::ColumnOr(b, _)) => {
+        (Operand::Column(a), Operand::Column(b)) | (Operand::Coalesce(a, _), Operand::Coalesce(b, _)) => {
             a == b
         }
         (Operand::Value(_), Operand::Value(_)) => true,
@@ -145,7 +145,7 @@ pub(crate) fn lists(step: &Step) -> Vec<(&[Value], &'static str)> {
 /// The type that an operand has by itself; a constant takes the type of what it stands beside.
 pub(crate) fn operand_type(table: &Table, operand: &Operand) -> Option<Type> {
     match operand {
-        Operand::Column(column) | Operand::ColumnOr(column, _) => table.type_of(column),
+        Operand::Column(column) | Operand::Coalesce(column, _) => table.type_of(column),
         Operand::Now { .. } => Some(Type::Time),
         Operand::Value(_) => None,
     }
@@ -160,7 +160,7 @@ pub(crate) fn compared_type(table: &Table, left: &Operand, right: &Operand) -> T
 pub(crate) fn has_constant(operand: &Operand, now: Option<Time>) -> bool {
     match operand {
         Operand::Column(_) => false,
-        Operand::ColumnOr(..) | Operand::Value(_) => true,
+        Operand::Coalesce(..) | Operand::Value(_) => true,
         Operand::Now { plus_micros } => now.is_some() || *plus_micros != 0,
     }
 }
@@ -192,7 +192,7 @@ pub(crate) fn constants_of_step<'p>(step: &'p Step, now: Option<Time>) -> Vec<Co
     }
     let mut operand = |operand: &'p Operand, kind: Type| match operand {
         Operand::Column(_) => {}
-        Operand::ColumnOr(_, value) | Operand::Value(value) => add(Arg::One(value), type_name(kind)),
+        Operand::Coalesce(_, value) | Operand::Value(value) => add(Arg::One(value), type_name(kind)),
         Operand::Now { plus_micros } => match now {
             Some(now) => {
                 add(Arg::Own(Value::Time(eval::now_moved(now, *plus_micros))), type_name(Type::Time));

@@ -111,14 +111,14 @@ pub(crate) fn record_at(
     first: usize,
     view: RecordView,
 ) -> Result<Record, StoreError> {
-    use statehouse_store::{Fate, Position, Type};
+    use statehouse_store::{OperationStatus, Position, Type};
     const LOG: &str = "statehouse_log";
     let corrupt = |why: String| StoreError::corrupt(LOG, why);
     let int = |place: usize| int_at(row, first + place, LOG);
     let text = |place: usize| text_at(row, first + place, LOG);
-    let fate = match text(8)?.as_str() {
-        "applied" => Fate::Applied,
-        "aborted" => Fate::Aborted,
+    let status = match text(8)?.as_str() {
+        "applied" => OperationStatus::Applied,
+        "aborted" => OperationStatus::Aborted,
         other => return Err(corrupt(format!("a record's fate is {other:?}"))),
     };
     let Value::Json(events) = value_at(row, first + 9, Type::Json, LOG)? else {
@@ -137,7 +137,7 @@ pub(crate) fn record_at(
         key: text(5)?,
         at: time_at(row, first + 6, LOG)?,
         fingerprint: text(7)?,
-        fate,
+        status,
         events: Vec::new(),
     };
     Ok(view.of(record, events))
@@ -358,9 +358,9 @@ pub(crate) fn append<'b>(
     );
     let texts =
         |of: fn(&'b Record) -> &'b str| Arg::Texts(records.iter().map(|placed| of(placed.record)).collect());
-    let fate = |record: &'b Record| match record.fate {
-        statehouse_store::Fate::Applied => "applied",
-        statehouse_store::Fate::Aborted => "aborted",
+    let status = |record: &'b Record| match record.status {
+        statehouse_store::OperationStatus::Applied => "applied",
+        statehouse_store::OperationStatus::Aborted => "aborted",
     };
     let events = |placed: &Placed<'b>| {
         write_events(&placed.record.events, placed.parts).unwrap_or_else(|_| "[]".into())
@@ -377,7 +377,7 @@ pub(crate) fn append<'b>(
         texts(|record| &record.key),
         Arg::Times(records.iter().map(|placed| placed.record.at).collect()),
         texts(|record| &record.fingerprint),
-        Arg::Texts(records.iter().map(|placed| fate(placed.record)).collect()),
+        Arg::Texts(records.iter().map(|placed| status(placed.record)).collect()),
         Arg::Written(records.iter().map(events).collect()),
     ];
     if !parts.is_empty() {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use statehouse_store::{Row, StoreError, Take, Value};
+use statehouse_store::{ClaimRange, Row, StoreError, Value};
 
 use crate::compile::lookup_words;
 use crate::link::{Closing, Link, Session};
@@ -39,7 +39,7 @@ pub(crate) enum Taking {
 
 impl Shared {
     /// Takes rows by one statement. It must not be dropped midway: the transaction would stay open.
-    pub(crate) async fn take(self: Arc<Self>, take: Take) -> Result<Taking, StoreError> {
+    pub(crate) async fn take(self: Arc<Self>, take: ClaimRange) -> Result<Taking, StoreError> {
         let next = self.next_taker.fetch_add(1, Ordering::Relaxed);
         let free = self.takers.iter().find_map(|taker| Some((taker, taker.turn.try_lock().ok()?)));
         let (taker, _turn) = match (free, self.takers.get(next % self.takers.len().max(1))) {
@@ -57,7 +57,7 @@ impl Shared {
     }
 
     /// `None` if somebody was in the way, or the connection went before there was anything to commit.
-    async fn take_on(&self, session: &Session, take: &Take) -> Result<Option<Taking>, StoreError> {
+    async fn take_on(&self, session: &Session, take: &ClaimRange) -> Result<Option<Taking>, StoreError> {
         let Some(taken) = self.compiler().taken(&self.takes, take) else { return Ok(Some(Taking::NotMade)) };
         let planner = if session.is_set() { String::new() } else { lookup_words() } + IN_ORDER;
         let lock_timeout_ms = self.options.lock_timeout.as_millis();

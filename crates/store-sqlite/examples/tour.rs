@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use statehouse_store::guard::{column, now};
 use statehouse_store::{
-    Commit, Draft, Entry, Guard, Ids, Migrate, Plan, Random, Schema, Step, Store, SystemClock, Table, Tenant,
-    Type,
+    Commit, Entry, EventTemplate, Guard, Ids, Migrate, Plan, Random, Schema, Step, Store, SystemClock, Table,
+    Tenant, Type,
 };
 use statehouse_store_sqlite::{Options, SqliteStore};
 
@@ -41,7 +41,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
                 .set("status", "ACTIVE")
                 .set("updated_at", now()),
         )
-        .log(Entry::about("profile", "42").event(Draft::named("profile.saved").with_row_of(0)))
+        .log(Entry::about("profile", "42").event(EventTemplate::named("profile.saved").with_row_of(0)))
         .build()?;
     let Commit::Applied(created) = store.commit(&create).await? else { return Err("refused".into()) };
     let version = created.rows.iter().flatten().next().map_or(0, statehouse_store::Row::version);
@@ -55,7 +55,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
                     .set("display_name", name)
                     .set("updated_at", now()),
             )
-            .log(Entry::about("profile", "42").event(Draft::named("profile.updated").with_row_of(0)))
+            .log(Entry::about("profile", "42").event(EventTemplate::named("profile.updated").with_row_of(0)))
             .build()
     };
     let (ours, theirs) = (rename("Anna")?, rename("Annie")?);

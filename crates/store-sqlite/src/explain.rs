@@ -1,22 +1,26 @@
 //! What a plan makes the writer do, and a read the readers, as text. No file is needed for it.
 
 use statehouse_store::plan::{Expect, Verb};
-use statehouse_store::{Address, Asked, Explanation, Plan, Request, Step, Tenant, Value};
+use statehouse_store::{Address, ExplainRequest, Explanation, Plan, Request, Step, Tenant, Value};
 
 use crate::sql::{self, Statement, TableSql};
 use crate::writer::INSERT_LOG;
 
 /// What any store of this engine would run for this.
-pub fn explain(asked: Asked<'_>) -> Explanation {
+pub fn explain(asked: ExplainRequest<'_>) -> Explanation {
     let requests = match asked {
-        Asked::Commit(plan) => return explain_plan(plan),
-        Asked::Get(addresses, _) => addresses.iter().map(read_row).collect(),
-        Asked::Query(query) => {
+        ExplainRequest::Commit(plan) => return explain_plan(plan),
+        ExplainRequest::Get(addresses, _) => addresses.iter().map(read_row).collect(),
+        ExplainRequest::Query(query) => {
             vec![read_page("read a page of the range, and one row more", &sql::query(query))]
         }
-        Asked::Scan(scan) => vec![read_page("read a page of the table, and one row more", &sql::scan(scan))],
-        Asked::Look(asks) => return Explanation::of_all(asks.iter().map(|ask| explain((*ask).into()))),
-        Asked::Take(take, row) => return take.explained(row, explain),
+        ExplainRequest::Scan(scan) => {
+            vec![read_page("read a page of the table, and one row more", &sql::scan(scan))]
+        }
+        ExplainRequest::ReadMany(asks) => {
+            return Explanation::of_all(asks.iter().map(|ask| explain((*ask).into())));
+        }
+        ExplainRequest::ClaimRange(take, row) => return take.explained(row, explain),
     };
     Explanation { requests, cost: vec![("synchronizations".to_owned(), "none".to_owned())] }
 }

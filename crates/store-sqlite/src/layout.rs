@@ -259,7 +259,7 @@ pub(crate) fn column_definition(column: &Column) -> String {
 /// `CREATE INDEX`. The table's key, which the tenant leads, is behind the index's columns, as in every index of a table
 /// without row ids.
 pub(crate) fn create_index(table: &Table, index: &Index) -> String {
-    let tenant = (!index.across).then_some(TENANT);
+    let tenant = (!index.global).then_some(TENANT);
     let columns: Vec<String> = tenant.into_iter().chain(index.columns()).map(name).collect();
     let mut text = format!(
         "CREATE INDEX {} ON {} ({})",

@@ -37,8 +37,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use statehouse_store::limits::PAGE_MAX;
 use statehouse_store::{
-    Address, Asked, Change, Clock, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query,
-    Record, Resolution, Row, Scan, Schema, Store, StoreError, SystemClock, Tenant,
+    Address, Change, Clock, Commit, Consistency, ExplainRequest, Explanation, LogPage, Migrate, Page, Plan,
+    Query, Record, Resolution, Row, Scan, Schema, Store, StoreError, SystemClock, Tenant,
 };
 
 pub use backup::{BackupFile, BackupProgress, backup};
@@ -162,8 +162,8 @@ impl Store for SqliteStore {
         self.writer.resolve(tenant.clone(), operation.to_owned()).await
     }
 
-    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
-        self.readers.here(|reader| reader.recorded(tenant, operation)).await
+    async fn find_operation(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+        self.readers.here(|reader| reader.find_operation(tenant, operation)).await
     }
 
     async fn get(&self, addresses: &[Address], _: Consistency) -> Result<Vec<Option<Row>>, StoreError> {
@@ -217,7 +217,7 @@ impl Store for SqliteStore {
         self.writer.trim(partition, through).await
     }
 
-    fn explain(&self, asked: Asked<'_>) -> Explanation {
+    fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {
         explain(asked)
     }
 

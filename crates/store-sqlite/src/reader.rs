@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rusqlite::{Connection, Statement, params_from_iter};
 use statehouse_store::log::{RecordView, StoredEvent};
 use statehouse_store::{
-    Address, Fate, LogPage, Page, Position, Query, Record, Row, Scan, StoreError, Table, Tenant, Time,
+    Address, LogPage, OperationStatus, Page, Position, Query, Record, Row, Scan, StoreError, Table, Tenant,
+    Time,
 };
 use tokio::sync::Semaphore;
 
@@ -184,12 +185,12 @@ impl Reader {
     }
 
     /// The record of an operation.
-    pub(crate) fn recorded(
+    pub(crate) fn find_operation(
         &mut self,
         tenant: &Tenant,
         operation: &str,
     ) -> Result<Option<Record>, StoreError> {
-        recorded(&self.connection, &self.path, tenant, operation)
+        find_operation(&self.connection, &self.path, tenant, operation)
     }
 
     /// The newest offset of each partition.
@@ -274,7 +275,7 @@ pub(crate) fn unprepared(path: &std::path::Path, table: &Table, error: &rusqlite
 }
 
 /// The record of an operation.
-pub(crate) fn recorded(
+pub(crate) fn find_operation(
     connection: &Connection,
     path: &std::path::Path,
     tenant: &Tenant,
@@ -312,9 +313,9 @@ pub(crate) fn record(
     let corrupt = |why: String| StoreError::corrupt(format!("the log in {}", path.display()), why);
     let text = |place: usize| stored.get::<_, String>(place).map_err(fail);
     let (partition, offset) = unpack(stored.get(0).map_err(fail)?);
-    let fate = match text(7)?.as_str() {
-        "applied" => Fate::Applied,
-        "aborted" => Fate::Aborted,
+    let status = match text(7)?.as_str() {
+        "applied" => OperationStatus::Applied,
+        "aborted" => OperationStatus::Aborted,
         other => return Err(corrupt(format!("a record has the fate {other:?}"))),
     };
     let events: Vec<StoredEvent> =
@@ -328,7 +329,7 @@ pub(crate) fn record(
         key: text(4)?,
         at: Time::from_micros(stored.get(5).map_err(fail)?),
         fingerprint: text(6)?,
-        fate,
+        status,
         events: Vec::new(),
     };
     Ok(view.of(record, events))

@@ -427,7 +427,7 @@ mod tests {
             .partition("id", Type::Int)
             .optional("due_shard", Type::Int)
             .required("due_at", Type::Time)
-            .index_across("due", &["due_shard"], &["due_at"])
+            .global_index("due", &["due_shard"], &["due_at"])
             .build()
             .unwrap();
         let index = table.index("due").unwrap();
@@ -435,7 +435,7 @@ mod tests {
             crate::layout::create_index(&table, index),
             "CREATE INDEX jobs__due ON jobs (due_shard, due_at) WHERE due_shard IS NOT NULL"
         );
-        let read = Query::across(&table, "due", [3.into()]).unwrap().limit(10).unwrap();
+        let read = Query::all_tenants(&table, "due", [3.into()]).unwrap().limit(10).unwrap();
         assert_eq!(
             query(&read).text,
             "SELECT tenant, id, due_shard, due_at, version FROM jobs INDEXED BY jobs__due WHERE 1 AND due_shard = ?1 \

@@ -30,8 +30,8 @@ use statehouse_store::eval::{self, Decision};
 use statehouse_store::log::{LogPart, part_operation, partition_of, parts_of, write_events};
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{
-    Address, Applied, Change, Clock, Commit, Entry, Event, Fate, Migrate, Plan, Position, Record, Resolution,
-    Row, Schema, Step, StoreError, SystemClock, Tenant,
+    Address, Applied, Change, Clock, Commit, Entry, Event, Migrate, OperationStatus, Plan, Position, Record,
+    Resolution, Row, Schema, Step, StoreError, SystemClock, Tenant,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -423,7 +423,7 @@ impl<'c> Worker<'c> {
             match self.append_all(unplaced, ready)? {
                 Some(appended) => record = Some(appended),
                 None => {
-                    let first = self.recorded(plan.tenant(), plan.operation())?;
+                    let first = self.find_operation(plan.tenant(), plan.operation())?;
                     let first = first.ok_or_else(|| {
                         StoreError::corrupt(
                             self.path.display().to_string(),
@@ -448,7 +448,7 @@ impl<'c> Worker<'c> {
         otherwise: Result<Commit, StoreError>,
     ) -> Result<Result<Commit, StoreError>, StoreError> {
         let first = match plan.entry() {
-            Some(_) => self.recorded(plan.tenant(), plan.operation())?,
+            Some(_) => self.find_operation(plan.tenant(), plan.operation())?,
             None => None,
         };
         Ok(first.map_or(otherwise, |record| Ok(Commit::of_record(record))))
@@ -557,9 +557,9 @@ impl<'c> Worker<'c> {
                     .map_err(|error| StoreError::corrupt("the events of a plan", error.to_string()))?,
             ),
         };
-        let fate = match record.fate {
-            Fate::Applied => "applied",
-            Fate::Aborted => "aborted",
+        let status = match record.status {
+            OperationStatus::Applied => "applied",
+            OperationStatus::Aborted => "aborted",
         };
         let insert = self.prepared.get(INSERT_LOG).map_err(fail)?;
         let inserted = insert
@@ -571,7 +571,7 @@ impl<'c> Worker<'c> {
                 record.key,
                 record.at.micros(),
                 record.fingerprint,
-                fate,
+                status,
                 events
             ])
             .map_err(fail)?;
@@ -583,13 +583,13 @@ impl<'c> Worker<'c> {
         Ok(Some(record))
     }
 
-    fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
-        reader::recorded(self.connection, &self.path, tenant, operation)
+    fn find_operation(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+        reader::find_operation(self.connection, &self.path, tenant, operation)
     }
 
     /// Claims an operation id, or learns what became of it.
     fn settle(&mut self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError> {
-        if let Some(record) = self.recorded(tenant, operation)? {
+        if let Some(record) = self.find_operation(tenant, operation)? {
             return Ok(Resolution::of_record(record));
         }
         let number = partition_of(tenant, "", operation, self.partitions);

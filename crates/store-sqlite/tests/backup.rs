@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use statehouse_store::{
-    Address, Clock, Consistency, Draft, Entry, Migrate, Plan, Scan, Schema, Step, Store, SystemClock, Table,
-    Tenant, Type,
+    Address, Clock, Consistency, Entry, EventTemplate, Migrate, Plan, Scan, Schema, Step, Store, SystemClock,
+    Table, Tenant, Type,
 };
 use statehouse_store_sqlite::{BackupProgress, Options, SqliteStore, backup};
 
@@ -37,12 +37,12 @@ async fn write(store: &SqliteStore, writer: i64, round: i64) {
     let table = counters();
     let count = |id: i64| {
         let step = Step::upsert(&table, [id.into()]);
-        step.set("n", statehouse_store::Operand::ColumnOr("n".into(), 0.into()).add(1))
+        step.set("n", statehouse_store::Operand::Coalesce("n".into(), 0.into()).add(1))
     };
     let filling = Step::upsert(&table, [(1_000 + 1_000 * writer + round % 900).into()])
         .set("n", round)
         .set("filling", "x".repeat(2_000).as_str());
-    let entry = Entry::about("counter", "1").event(Draft::named("counter.up"));
+    let entry = Entry::about("counter", "1").event(EventTemplate::named("counter.up"));
     let plan = Plan::of(&acme(), format!("{writer}-{round}"))
         .steps([count(1), count(2), filling])
         .log(entry)

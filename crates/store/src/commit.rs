@@ -128,7 +128,7 @@ mod tests {
     use super::*;
     use crate::clock::SystemClock;
     use crate::faulty::{FaultyStore, Odds};
-    use crate::{Draft, Entry, Migrate, ModelStore, Reason, Schema, Step, Table, Tenant, Time, Type};
+    use crate::{Entry, EventTemplate, Migrate, ModelStore, Reason, Schema, Step, Table, Tenant, Time, Type};
 
     const LOST: Odds = Odds { unknown_after: 1.0, ..SOUND };
     const UNAVAILABLE: Odds = Odds { unavailable: 1.0, ..SOUND };
@@ -235,7 +235,7 @@ mod tests {
     #[tokio::test]
     async fn a_logged_plan_gets_its_first_outcome() {
         let (table, clock) = notes(Then::Fail(SOUND)).await;
-        let entry = Entry::about("note", "1").event(Draft::named("note.created"));
+        let entry = Entry::about("note", "1").event(EventTemplate::named("note.created"));
         let report = report(&clock, &insert(&table).log(entry).build().unwrap()).await;
         assert!(report.answer_lost);
         assert!(matches!(report.outcome, Ok(Commit::Applied(applied)) if applied.repeated));

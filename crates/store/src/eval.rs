@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use crate::error::StoreError;
 use crate::guard::{Expr, Guard, Operand};
 use crate::limits;
-use crate::log::{Draft, Event};
+use crate::log::{Event, EventTemplate};
 use crate::outcome::{Reason, Refused};
 use crate::plan::{Expect, Plan, Step, Verb};
 use crate::row::Row;
@@ -75,7 +75,7 @@ pub fn made(plan: &Plan, step: &Step, now: Time) -> Option<Row> {
 }
 
 /// Completes an event with the row it asks for.
-pub fn finish_event<'a>(draft: &Draft, row_of: impl FnOnce(usize) -> Option<&'a Row>) -> Event {
+pub fn finish_event<'a>(draft: &EventTemplate, row_of: impl FnOnce(usize) -> Option<&'a Row>) -> Event {
     let mut data = draft.data.clone();
     if let Some(step) = draft.row_of {
         data.insert("row".to_owned(), row_of(step).map_or(serde_json::Value::Null, Row::to_json));
@@ -173,7 +173,7 @@ fn read<'a>(row: Option<&'a Row>, column: &str) -> Cow<'a, Value> {
 fn resolve<'a>(operand: &'a Operand, row: Option<&'a Row>, now: Time) -> Cow<'a, Value> {
     match operand {
         Operand::Column(column) => read(row, column),
-        Operand::ColumnOr(column, default) => {
+        Operand::Coalesce(column, default) => {
             let content = read(row, column);
             if content.is_null() { Cow::Borrowed(default) } else { content }
         }

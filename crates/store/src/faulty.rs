@@ -20,7 +20,7 @@ use crate::plan::Plan;
 use crate::random::Random;
 use crate::read::{Consistency, Page, Query, Scan};
 use crate::row::{Address, Row, Tenant};
-use crate::store::{Asked, Explanation, Store};
+use crate::store::{ExplainRequest, Explanation, Store};
 use crate::table::Schema;
 
 /// How often each fault is tried, from 0 (never) to 1 (always).
@@ -307,8 +307,8 @@ impl Store for FaultyStore {
         self.write(operation, self.inner.resolve(tenant, operation)).await
     }
 
-    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
-        self.read(self.inner.recorded(tenant, operation)).await
+    async fn find_operation(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+        self.read(self.inner.find_operation(tenant, operation)).await
     }
 
     async fn get(
@@ -357,7 +357,7 @@ impl Store for FaultyStore {
         self.inner.trim_log(partition, through).await
     }
 
-    fn explain(&self, asked: Asked<'_>) -> Explanation {
+    fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {
         self.inner.explain(asked)
     }
 

@@ -22,7 +22,7 @@ pub enum Operand {
     /// A column of the guarded row, `version` included.
     Column(String),
     /// A column of the guarded row, or a constant where it is null (or the row is absent).
-    ColumnOr(String, Value),
+    Coalesce(String, Value),
     /// A constant.
     Value(Value),
     /// The engine's clock, moved by a number of microseconds. One reading serves the whole plan.
@@ -329,7 +329,7 @@ impl fmt::Display for Operand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Operand::Column(name) => f.write_str(name),
-            Operand::ColumnOr(name, default) => write!(f, "coalesce({name}, {default})"),
+            Operand::Coalesce(name, default) => write!(f, "coalesce({name}, {default})"),
             Operand::Value(value) => write!(f, "{value}"),
             Operand::Now { plus_micros } => write_now(f, *plus_micros),
         }

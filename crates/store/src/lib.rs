@@ -5,7 +5,7 @@
 //!
 //! ```
 //! use statehouse_store::guard::{column, Guard};
-//! use statehouse_store::{Commit, Draft, Entry, Migrate, ModelStore, Plan, Schema, Step, Store, Table, Tenant, Type};
+//! use statehouse_store::{Commit, EventTemplate, Entry, Migrate, ModelStore, Plan, Schema, Step, Store, Table, Tenant, Type};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -27,7 +27,7 @@
 //!             .guard(Guard::version(1).and(column("status").eq("ACTIVE")))
 //!             .set("display_name", "Anna"),
 //!     )
-//!     .log(Entry::about("profile", "42").event(Draft::named("profile.updated").with_row_of(0)));
+//!     .log(Entry::about("profile", "42").event(EventTemplate::named("profile.updated").with_row_of(0)));
 //! let rename = rename.build()?;
 //! assert!(matches!(store.commit(&rename).await?, Commit::Applied(applied) if !applied.repeated));
 //! // The same operation again learns its first outcome instead of failing on the version.
@@ -36,6 +36,7 @@
 //! # }
 //! ```
 
+pub mod claim_range;
 pub mod clock;
 pub mod commit;
 pub mod error;
@@ -54,18 +55,18 @@ pub mod read;
 pub mod row;
 pub mod store;
 pub mod table;
-pub mod take;
 mod text;
 pub mod time;
 pub mod value;
 
+pub use claim_range::ClaimRange;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use commit::{Backoff, CommitReport, RetryPolicy, commit_known, commit_reported};
 pub use error::{PlanError, SchemaError, StoreError};
 pub use faulty::FaultyStore;
 pub use guard::{Expr, Guard, Operand};
 pub use label::Label;
-pub use log::{Draft, Entry, Event, Fate, LogPage, Position, Record};
+pub use log::{Entry, Event, EventTemplate, LogPage, OperationStatus, Position, Record};
 pub use migration::{Change, Migrate};
 pub use model::ModelStore;
 pub use outcome::{Applied, Commit, Reason, Refused, Resolution};
@@ -73,8 +74,7 @@ pub use plan::{Plan, Step};
 pub use random::{Ids, Random};
 pub use read::{Consistency, Cursor, Page, Query, Scan};
 pub use row::{Address, Cell, Row, Tenant};
-pub use store::{Ask, Asked, Explanation, Request, Seen, Store};
+pub use store::{ExplainRequest, Explanation, ReadRequest, ReadResult, Request, Store};
 pub use table::{Column, Index, Schema, Table};
-pub use take::Take;
 pub use time::Time;
 pub use value::{BadValue, Type, Value};

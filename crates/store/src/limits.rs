@@ -112,7 +112,7 @@ impl Load<'_> {
         let (partition, sort) = (weight(&index.partition)?, weight(&index.sort)?);
         let (tenant, sort) = (self.tenant.as_str().len(), sort + parts_weight(self.key()));
         // The tenant leads the partition part, or, across tenants, the row's key.
-        Some(if index.across { (partition, sort + tenant + 1) } else { (partition + tenant, sort) })
+        Some(if index.global { (partition, sort + tenant + 1) } else { (partition + tenant, sort) })
     }
 
     /// What that entry adds to the row's weight.

@@ -9,7 +9,7 @@
 //! The record is also the commit record: it is unique by tenant and operation id, which is what makes an
 //! unknown outcome decidable (see [`crate::Store::resolve`]).
 //!
-//! **Plans about several subjects.** An event can have a subject of its own ([`Draft::about`]). Each event is read from
+//! **Plans about several subjects.** An event can have a subject of its own ([`EventTemplate::about`]). Each event is read from
 //! the partition of its own subject, so one partition has all events of a subject, in the order of the writes. A plan whose
 //! events belong to several partitions leaves one record in each ([`parts_of`]), all of them or none. The commit record
 //! has all events, because answers and repetitions are made from it; those that belong elsewhere are stored in it as
@@ -52,7 +52,7 @@ pub struct Event {
 
 /// An event in a plan: its data may take in a row that only the commit will know.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Draft {
+pub struct EventTemplate {
     /// For example `profile.updated`.
     pub name: String,
     /// The part of the data that the caller knows.
@@ -72,29 +72,29 @@ pub struct EventSubject {
     pub key: String,
 }
 
-impl Draft {
+impl EventTemplate {
     /// An event without data.
-    pub fn named(name: impl Into<String>) -> Draft {
-        Draft { name: name.into(), data: serde_json::Map::new(), row_of: None, about: None }
+    pub fn named(name: impl Into<String>) -> EventTemplate {
+        EventTemplate { name: name.into(), data: serde_json::Map::new(), row_of: None, about: None }
     }
 
     /// Gives the event a subject of its own. The data does not say it; who reads the log may need it there as well.
     #[must_use]
-    pub fn about(mut self, resource: impl Into<String>, key: impl Into<String>) -> Draft {
+    pub fn about(mut self, resource: impl Into<String>, key: impl Into<String>) -> EventTemplate {
         self.about = Some(EventSubject { resource: resource.into(), key: key.into() });
         self
     }
 
     /// Adds a field to the data.
     #[must_use]
-    pub fn with(mut self, field: &str, value: impl Into<serde_json::Value>) -> Draft {
+    pub fn with(mut self, field: &str, value: impl Into<serde_json::Value>) -> EventTemplate {
         self.data.insert(field.to_owned(), value.into());
         self
     }
 
     /// Adds the row that a step leaves (or deletes) to the data, as `row`.
     #[must_use]
-    pub fn with_row_of(mut self, step: usize) -> Draft {
+    pub fn with_row_of(mut self, step: usize) -> EventTemplate {
         self.row_of = Some(step);
         self
     }
@@ -110,7 +110,7 @@ pub struct Entry {
     /// A digest of the request, by which a caller can tell a retry from another request under the same id.
     pub fingerprint: String,
     /// The events; may be empty when only the operation id is to be remembered.
-    pub events: Vec<Draft>,
+    pub events: Vec<EventTemplate>,
 }
 
 impl Entry {
@@ -121,7 +121,7 @@ impl Entry {
 
     /// Adds an event.
     #[must_use]
-    pub fn event(mut self, event: Draft) -> Entry {
+    pub fn event(mut self, event: EventTemplate) -> Entry {
         self.events.push(event);
         self
     }
@@ -137,7 +137,7 @@ impl Entry {
 /// Whether the operation behind a record was applied, or fenced before it could be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Fate {
+pub enum OperationStatus {
     /// The plan was applied, and these are its events.
     Applied,
     /// [`crate::Store::resolve`] got there first: nothing was or will be applied under this operation id.
@@ -149,7 +149,7 @@ pub enum Fate {
 pub struct Record {
     /// Where it stands. A record that was read from the log always has one. On an engine that numbers records only after
     /// their commit, the answer to a commit has none, and neither has the record of a repeated commit, of `resolve` or of
-    /// `recorded` until it was numbered. The latter three have none either if the plan left records in several partitions.
+    /// `find_operation` until it was numbered. The latter three have none either if the plan left records in several partitions.
     pub position: Option<Position>,
     /// Where the plan's records in further partitions stand. Only the answer to a commit says it, and only with `position`.
     #[serde(default)]
@@ -167,7 +167,8 @@ pub struct Record {
     /// The digest of the request, as the plan gave it.
     pub fingerprint: String,
     /// Applied or aborted.
-    pub fate: Fate,
+    #[serde(rename = "fate")]
+    pub status: OperationStatus,
     /// What the plan meant.
     pub events: Vec<Event>,
 }
@@ -186,7 +187,7 @@ impl Record {
             key: text(|entry| &entry.key),
             at,
             fingerprint: text(|entry| &entry.fingerprint),
-            fate: Fate::Applied,
+            status: OperationStatus::Applied,
             events,
         }
     }
@@ -203,7 +204,7 @@ impl Record {
             key: String::new(),
             at,
             fingerprint: String::new(),
-            fate: Fate::Aborted,
+            status: OperationStatus::Aborted,
             events: Vec::new(),
         }
     }
@@ -371,10 +372,11 @@ mod tests {
     use super::*;
 
     fn batch(keys: &[&str]) -> Plan {
-        let drafts = keys.iter().map(|key| Draft::named("row.set").with("key", *key).about("row", *key));
+        let drafts =
+            keys.iter().map(|key| EventTemplate::named("row.set").with("key", *key).about("row", *key));
         let entry = drafts.fold(Entry::about("row", "first"), Entry::event);
         Plan::of(&Tenant::new("acme").unwrap(), "op")
-            .log(entry.event(Draft::named("row.own")))
+            .log(entry.event(EventTemplate::named("row.own")))
             .build()
             .unwrap()
     }

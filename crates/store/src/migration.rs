@@ -88,7 +88,7 @@ impl fmt::Display for Change {
                 None => write!(f, "give {table}.{} no default", column.name),
             },
             Difference::AddIndex(index) => {
-                let reach = if index.across { " across tenants" } else { "" };
+                let reach = if index.global { " across tenants" } else { "" };
                 write!(f, "add index {table}.{}{reach}", index.name)
             }
             Difference::SetLayout(number) => {
@@ -287,10 +287,10 @@ mod tests {
         check(base(), base().defaulted("b", Type::Int, 1), "add column t.b int");
         check(base(), base().required("b", Type::Int), "error: column t.b does not fit");
         check(base(), base().index("by_a", &["a"], &[]), "add index t.by_a");
-        check(base(), base().index_across("by_a", &["a"], &[]), "add index t.by_a across tenants");
+        check(base(), base().global_index("by_a", &["a"], &[]), "add index t.by_a across tenants");
         check(
             base().index("by_a", &["a"], &[]),
-            base().index_across("by_a", &["a"], &[]),
+            base().global_index("by_a", &["a"], &[]),
             "error: index t.by_a does not fit",
         );
         check(base().optional("b", Type::Int), base(), "drop column t.b, with its data");

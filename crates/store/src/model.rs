@@ -23,7 +23,7 @@ use crate::outcome::{Applied, Commit, Resolution};
 use crate::plan::{Plan, Verb};
 use crate::read::{Consistency, Direction, Page, Query, Scan};
 use crate::row::{Address, Row, Tenant};
-use crate::store::{Asked, Explanation, Request, Store};
+use crate::store::{ExplainRequest, Explanation, Request, Store};
 use crate::table::{Schema, Table};
 use crate::value::Value;
 
@@ -174,7 +174,7 @@ impl Content {
         Ok(self.table(address.table())?.get(&place).cloned())
     }
 
-    fn recorded(&self, tenant: &Tenant, operation: &str) -> Option<Record> {
+    fn find_operation(&self, tenant: &Tenant, operation: &str) -> Option<Record> {
         let position = self.operations.get(&(tenant.clone(), operation.to_owned()))?;
         let partition = self.partitions.get(usize::try_from(position.partition).ok()?)?;
         let place = usize::try_from(position.offset.checked_sub(partition.trimmed + 1)?).ok()?;
@@ -270,7 +270,7 @@ impl Store for ModelStore {
     async fn commit(&self, plan: &Plan) -> Result<Commit, StoreError> {
         let mut content = self.open()?;
         if plan.entry().is_some()
-            && let Some(record) = content.recorded(plan.tenant(), plan.operation())
+            && let Some(record) = content.find_operation(plan.tenant(), plan.operation())
         {
             return Ok(Commit::of_record(record));
         }
@@ -305,7 +305,7 @@ impl Store for ModelStore {
 
     async fn resolve(&self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError> {
         let mut content = self.open()?;
-        if let Some(record) = content.recorded(tenant, operation) {
+        if let Some(record) = content.find_operation(tenant, operation) {
             return Ok(Resolution::of_record(record));
         }
         let number = partition_of(tenant, "", operation, content.partitions.len() as u32);
@@ -314,8 +314,8 @@ impl Store for ModelStore {
         Ok(Resolution::Aborted)
     }
 
-    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
-        Ok(self.open()?.recorded(tenant, operation))
+    async fn find_operation(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+        Ok(self.open()?.find_operation(tenant, operation))
     }
 
     async fn get(&self, addresses: &[Address], _: Consistency) -> Result<Vec<Option<Row>>, StoreError> {
@@ -423,12 +423,12 @@ impl Store for ModelStore {
         Ok(())
     }
 
-    fn explain(&self, asked: Asked<'_>) -> Explanation {
+    fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {
         // The model is the reference: what it is sent is the engine-neutral text.
         let text = asked.to_string();
         let purpose = "under the store's lock".into();
         let cost = match asked {
-            Asked::Commit(_) | Asked::Take(..) => {
+            ExplainRequest::Commit(_) | ExplainRequest::ClaimRange(..) => {
                 vec![("durability".into(), "none: gone with the process".into())]
             }
             _ => Vec::new(),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::guard::Guard;
 use crate::label::Label;
-use crate::log::{Fate, Record};
+use crate::log::{OperationStatus, Record};
 use crate::plan::Plan;
 use crate::row::Row;
 
@@ -24,9 +24,9 @@ pub enum Commit {
 impl Commit {
     /// The outcome of a commit whose operation id has a record already.
     pub fn of_record(record: Record) -> Commit {
-        match record.fate {
-            Fate::Aborted => Commit::Fenced,
-            Fate::Applied => {
+        match record.status {
+            OperationStatus::Aborted => Commit::Fenced,
+            OperationStatus::Applied => {
                 Commit::Applied(Applied { record: Some(record), rows: Vec::new(), repeated: true })
             }
         }
@@ -137,9 +137,9 @@ pub enum Resolution {
 impl Resolution {
     /// The resolution that a record gives.
     pub fn of_record(record: Record) -> Resolution {
-        match record.fate {
-            Fate::Aborted => Resolution::Aborted,
-            Fate::Applied => Resolution::Applied(record),
+        match record.status {
+            OperationStatus::Aborted => Resolution::Aborted,
+            OperationStatus::Applied => Resolution::Applied(record),
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::error::PlanError;
 use crate::guard::{Expr, Guard, Operand};
 use crate::label::Label;
 use crate::limits;
-use crate::log::{Draft, Entry, EventSubject, is_part_operation};
+use crate::log::{Entry, EventSubject, EventTemplate, is_part_operation};
 use crate::row::{Address, Tenant, admit_key, admit_required};
 use crate::table::{TENANT, Table, VERSION};
 use crate::value::{BadValue, Type, Value, canonical_json, json_weight};
@@ -495,7 +495,7 @@ fn admit_list(table: &Table, column: &str, values: Vec<Value>) -> Result<Vec<Val
 /// The type that an operand has by itself; a constant takes the type of what it stands beside.
 fn operand_type(table: &Table, operand: &Operand) -> Result<Option<Type>, PlanError> {
     match operand {
-        Operand::Column(column) | Operand::ColumnOr(column, _) => visible_type(table, column).map(Some),
+        Operand::Column(column) | Operand::Coalesce(column, _) => visible_type(table, column).map(Some),
         Operand::Now { .. } => Ok(Some(Type::Time)),
         Operand::Value(_) => Ok(None),
     }
@@ -528,7 +528,7 @@ fn admit_operand(table: &Table, operand: &mut Operand, kind: Type) -> Result<(),
         return mistyped(format!("needs {kind} where `{operand}` is {own}"));
     }
     match operand {
-        Operand::Value(value) | Operand::ColumnOr(_, value) => match value.clone().admitted(kind) {
+        Operand::Value(value) | Operand::Coalesce(_, value) => match value.clone().admitted(kind) {
             Ok(Value::Null) => mistyped("involves the constant null; ask `is null` instead".into()),
             Ok(admitted) => {
                 *value = admitted;
@@ -621,7 +621,7 @@ fn admit_entry(entry: Entry, steps: &[Step]) -> Result<Entry, PlanError> {
     let events = events
         .into_iter()
         .map(|draft| {
-            let Draft { name, data, row_of, about } = draft;
+            let EventTemplate { name, data, row_of, about } = draft;
             check_text("event", &name, false)?;
             if let Some(EventSubject { resource, key }) = &about {
                 check_text("resource", resource, false)?;
@@ -640,7 +640,7 @@ fn admit_entry(entry: Entry, steps: &[Step]) -> Result<Entry, PlanError> {
                 why,
             })?;
             let data = if let serde_json::Value::Object(data) = data { data } else { serde_json::Map::new() };
-            Ok(Draft { name, data, row_of, about })
+            Ok(EventTemplate { name, data, row_of, about })
         })
         .collect::<Result<_, _>>()?;
     Ok(Entry { resource, key, fingerprint, events })

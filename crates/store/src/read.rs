@@ -33,7 +33,7 @@ pub enum Direction {
 }
 
 /// A range of one partition, in the order of its sort columns. Built with [`Query::table`], [`Query::index`] or
-/// [`Query::across`].
+/// [`Query::all_tenants`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Query {
     table: Arc<Table>,
@@ -76,7 +76,7 @@ impl Query {
     /// tenants come mixed, in the order of the sort columns, then of the tenant and the row's key.
     ///
     /// Always eventual, as every read of an index: what is found is a hint, and the guard of a plan decides.
-    pub fn across(
+    pub fn all_tenants(
         table: &Arc<Table>,
         index: &str,
         partition: impl IntoIterator<Item = Value>,
@@ -305,19 +305,19 @@ impl Query {
 }
 
 /// Where an index of this reach stands among the table's.
-fn place_of(table: &Table, index: &str, across: bool) -> Result<usize, PlanError> {
+fn place_of(table: &Table, index: &str, global: bool) -> Result<usize, PlanError> {
     let named = || (table.name().to_owned(), index.to_owned());
     let found = table.indexes().iter().enumerate().find(|(_, candidate)| candidate.name == index);
     let Some((place, found)) = found else {
         let (table, index) = named();
         return Err(PlanError::UnknownIndex { table, index });
     };
-    if found.across != across {
+    if found.global != global {
         let (table, index) = named();
-        let why = if across {
+        let why = if global {
             "holds each tenant's rows by themselves; name the tenant, with Query::index"
         } else {
-            "holds the rows of all tenants; only the house itself reads it, with Query::across"
+            "holds the rows of all tenants; only the house itself reads it, with Query::all_tenants"
         };
         return Err(PlanError::IndexReach { table, index, why });
     }
@@ -466,7 +466,7 @@ mod tests {
             .sort("id", Type::Int)
             .optional("topic", Type::Text)
             .index("by_topic", &["topic"], &["at"])
-            .index_across("everywhere", &["topic"], &["at"])
+            .global_index("everywhere", &["topic"], &["at"])
             .build()
             .unwrap()
     }
@@ -480,10 +480,10 @@ mod tests {
         let apart = Query::index(&table, "everywhere", &tenant, ["rust".into()]);
         assert!(matches!(apart, Err(PlanError::IndexReach { .. })));
         assert!(matches!(
-            Query::across(&table, "by_topic", ["rust".into()]),
+            Query::all_tenants(&table, "by_topic", ["rust".into()]),
             Err(PlanError::IndexReach { .. })
         ));
-        assert!(matches!(Query::across(&table, "everywhere", []), Err(PlanError::KeyParts { .. })));
+        assert!(matches!(Query::all_tenants(&table, "everywhere", []), Err(PlanError::KeyParts { .. })));
         assert!(matches!(query().from("late"), Err(PlanError::BadValue { .. })));
         let long = "x".repeat(PARTITION_KEY_BYTES_MAX);
         assert!(matches!(Query::table(&table, &tenant, [long.into()]), Err(PlanError::Limit { .. })));
@@ -509,7 +509,7 @@ mod tests {
         assert_eq!(parsed, cursor);
         assert!(by_author.clone().after(parsed.clone()).is_ok());
         assert!(matches!(by_topic.after(parsed), Err(PlanError::BadCursor { .. })));
-        let everywhere = Query::across(&table, "everywhere", ["rust".into()]).unwrap();
+        let everywhere = Query::all_tenants(&table, "everywhere", ["rust".into()]).unwrap();
         let cursor = everywhere.cursor_at(&row);
         assert_eq!(everywhere.after(cursor).unwrap().cursor_values().map(<[Value]>::len), Some(5));
         assert!(matches!(Cursor::parse("!"), Err(PlanError::BadCursor { .. })));

@@ -237,7 +237,7 @@ impl Cell {
     }
 
     /// The number of the column among those of the table.
-    pub fn place(&self) -> usize {
+    pub fn column_index(&self) -> usize {
         self.place
     }
 

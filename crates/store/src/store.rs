@@ -6,6 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::join_all;
 
+use crate::claim_range::{ClaimRange, claim_row_by_row};
 use crate::error::StoreError;
 use crate::log::{LogPage, Record};
 use crate::migration::{Change, Migrate};
@@ -14,7 +15,6 @@ use crate::plan::Plan;
 use crate::read::{Consistency, Page, Query, Scan};
 use crate::row::{Address, Cell, Row, Tenant};
 use crate::table::Schema;
-use crate::take::{Take, by_plans};
 use crate::value::Value;
 
 /// Tables, plans of guarded steps, range reads and a log.
@@ -33,11 +33,11 @@ use crate::value::Value;
 /// 6. **In order.** Each partition of the log is gapless and in the order of the commits, and has all events of the subjects
 ///    that belong to it, each once (see [`crate::log`]).
 /// 7. **Apart.** No call on behalf of one tenant returns, changes or depends on rows or operations of another. Three
-///    reads are on behalf of the house and not of a tenant: [`Scan::all`], [`Query::across`], and the log.
+///    reads are on behalf of the house and not of a tenant: [`Scan::all`], [`Query::all_tenants`], and the log.
 /// 8. **Fresh.** A strong read sees every commit that was acknowledged before it began.
 ///
 /// # What is not promised
-/// - A `get` of several rows, a page, or a `look`, is not one moment in time; each row by itself is.
+/// - A `get` of several rows, a page, or a `read_many`, is not one moment in time; each row by itself is.
 /// - Eventual reads, which include all reads of an index, may be arbitrarily old.
 /// - A refusal is not remembered: the same operation id may be tried again and may then be applied.
 /// - A plan without a log entry is not remembered either: its guards must make it safe to repeat.
@@ -64,7 +64,7 @@ pub trait Store: Send + Sync + fmt::Debug {
 
     /// The record of an operation, if there is one. Claims nothing: where it answers `None`, the operation may still be
     /// in flight, and only `commit` or `resolve` can settle it.
-    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError>;
+    async fn find_operation(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError>;
 
     /// Reads rows by address. The answer has one entry for each address, in their order.
     async fn get(
@@ -76,29 +76,31 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Reads a page of a range.
     async fn query(&self, query: &Query) -> Result<Page, StoreError>;
 
-    /// Makes several reads in one go. The answer has one entry for each ask, in their order: what a strong `get`, or a
+    /// Makes several reads in one go. The answer has one entry for each request, in their order: what a strong `get`, or a
     /// `query`, would have answered; of a value, what the row has that a strong `get` would have answered. They are not
     /// read at one moment.
     ///
     /// Unless an engine can do better, they are made at the same time.
-    async fn look(&self, asks: &[Ask<'_>]) -> Result<Vec<Seen>, StoreError> {
-        let one = async |ask: &Ask<'_>| match ask {
-            Ask::Get(addresses) => self.get(addresses, Consistency::Strong).await.map(Seen::Rows),
-            Ask::Value(cell) => {
+    async fn read_many(&self, asks: &[ReadRequest<'_>]) -> Result<Vec<ReadResult>, StoreError> {
+        let one = async |ask: &ReadRequest<'_>| match ask {
+            ReadRequest::Get(addresses) => {
+                self.get(addresses, Consistency::Strong).await.map(ReadResult::Rows)
+            }
+            ReadRequest::Value(cell) => {
                 let rows = self.get(std::slice::from_ref(cell.address()), Consistency::Strong).await?;
                 let row = rows.into_iter().next().flatten();
-                Ok(Seen::Value(row.and_then(|row| cell.value_in(row))))
+                Ok(ReadResult::Value(row.and_then(|row| cell.value_in(row))))
             }
-            Ask::Query(query) => self.query(query).await.map(Seen::Page),
+            ReadRequest::Query(query) => self.query(query).await.map(ReadResult::Page),
         };
         join_all(asks.iter().map(one)).await.into_iter().collect()
     }
 
-    /// Takes the first rows of a range (T1 to T4 of [`crate::take`]), and returns them as they are then.
+    /// Takes the first rows of a range (T1 to T4 of [`crate::claim_range`]), and returns them as they are then.
     ///
     /// Unless an engine can do better, the range is read and a plan is committed for each of its rows.
-    async fn take(&self, take: &Take) -> Result<Vec<Row>, StoreError> {
-        by_plans(self, take).await
+    async fn claim_range(&self, take: &ClaimRange) -> Result<Vec<Row>, StoreError> {
+        claim_row_by_row(self, take).await
     }
 
     /// Reads a page of a whole table. Strong, row by row.
@@ -117,7 +119,7 @@ pub trait Store: Send + Sync + fmt::Debug {
     async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError>;
 
     /// What the engine would be sent for this, without sending it.
-    fn explain(&self, asked: Asked<'_>) -> Explanation;
+    fn explain(&self, asked: ExplainRequest<'_>) -> Explanation;
 
     /// Finishes what is under way and lets go of files and connections. Later calls return `Unavailable`.
     async fn close(&self);
@@ -125,7 +127,7 @@ pub trait Store: Send + Sync + fmt::Debug {
 
 /// One of several reads that are made in one go.
 #[derive(Clone, Copy, Debug)]
-pub enum Ask<'a> {
+pub enum ReadRequest<'a> {
     /// Rows by address, strongly.
     Get(&'a [Address]),
     /// One value of a row, strongly: for those who need nothing else of a row that has much in it.
@@ -134,9 +136,9 @@ pub enum Ask<'a> {
     Query(&'a Query),
 }
 
-/// The answer to an [`Ask`].
+/// The result of a [`ReadRequest`].
 #[derive(Clone, Debug, PartialEq)]
-pub enum Seen {
+pub enum ReadResult {
     /// The rows, one entry for each address.
     Rows(Vec<Option<Row>>),
     /// The value, null where the row has none; `None` if there is no such row.
@@ -145,35 +147,35 @@ pub enum Seen {
     Page(Page),
 }
 
-impl Seen {
+impl ReadResult {
     /// The rows that were asked for by address; none if something else was.
     pub fn into_rows(self) -> Vec<Option<Row>> {
         match self {
-            Seen::Rows(rows) => rows,
-            Seen::Value(_) | Seen::Page(_) => Vec::new(),
+            ReadResult::Rows(rows) => rows,
+            ReadResult::Value(_) | ReadResult::Page(_) => Vec::new(),
         }
     }
 
     /// The value that was asked for, if its row is there; none if something else was.
     pub fn into_value(self) -> Option<Value> {
         match self {
-            Seen::Value(value) => value,
-            Seen::Rows(_) | Seen::Page(_) => None,
+            ReadResult::Value(value) => value,
+            ReadResult::Rows(_) | ReadResult::Page(_) => None,
         }
     }
 
     /// The page that was asked for; an empty one if something else was.
     pub fn into_page(self) -> Page {
         match self {
-            Seen::Page(page) => page,
-            Seen::Rows(_) | Seen::Value(_) => Page { rows: Vec::new(), next: None },
+            ReadResult::Page(page) => page,
+            ReadResult::Rows(_) | ReadResult::Value(_) => Page { rows: Vec::new(), next: None },
         }
     }
 }
 
 /// What a store can be asked to do with rows.
 #[derive(Clone, Copy, Debug)]
-pub enum Asked<'a> {
+pub enum ExplainRequest<'a> {
     /// To apply a plan.
     Commit(&'a Plan),
     /// To read rows by address.
@@ -183,24 +185,26 @@ pub enum Asked<'a> {
     /// To read a page of a whole table.
     Scan(&'a Scan),
     /// To make several reads in one go.
-    Look(&'a [Ask<'a>]),
+    ReadMany(&'a [ReadRequest<'a>]),
     /// To take the first rows of a range, of which this is one, if there is any.
-    Take(&'a Take, Option<&'a Row>),
+    ClaimRange(&'a ClaimRange, Option<&'a Row>),
 }
 
-impl<'a> From<Ask<'a>> for Asked<'a> {
-    fn from(ask: Ask<'a>) -> Asked<'a> {
+impl<'a> From<ReadRequest<'a>> for ExplainRequest<'a> {
+    fn from(ask: ReadRequest<'a>) -> ExplainRequest<'a> {
         match ask {
-            Ask::Get(addresses) => Asked::Get(addresses, Consistency::Strong),
-            Ask::Value(cell) => Asked::Get(std::slice::from_ref(cell.address()), Consistency::Strong),
-            Ask::Query(query) => Asked::Query(query),
+            ReadRequest::Get(addresses) => ExplainRequest::Get(addresses, Consistency::Strong),
+            ReadRequest::Value(cell) => {
+                ExplainRequest::Get(std::slice::from_ref(cell.address()), Consistency::Strong)
+            }
+            ReadRequest::Query(query) => ExplainRequest::Query(query),
         }
     }
 }
 
-impl<'a> From<&'a Plan> for Asked<'a> {
-    fn from(plan: &'a Plan) -> Asked<'a> {
-        Asked::Commit(plan)
+impl<'a> From<&'a Plan> for ExplainRequest<'a> {
+    fn from(plan: &'a Plan) -> ExplainRequest<'a> {
+        ExplainRequest::Commit(plan)
     }
 }
 

@@ -60,7 +60,7 @@ pub struct Index {
     /// Whether it holds the rows of all tenants together. The tenant then stands behind the sort columns, before the
     /// row's key.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub across: bool,
+    pub global: bool,
 }
 
 impl Index {
@@ -277,9 +277,9 @@ impl Builder {
         self.declared_index(index(name, partition, sort, false))
     }
 
-    /// Declares an index across tenants, for [`crate::Query::across`]. Its partition columns spread the rows of the
+    /// Declares an index across tenants, for [`crate::Query::all_tenants`]. Its partition columns spread the rows of the
     /// whole house, so there must be one, and it should have as many values as workers are to share the reading.
-    pub fn index_across(self, name: &str, partition: &[&str], sort: &[&str]) -> Builder {
+    pub fn global_index(self, name: &str, partition: &[&str], sort: &[&str]) -> Builder {
         self.declared_index(index(name, partition, sort, true))
     }
 
@@ -340,7 +340,7 @@ impl Builder {
             if index.columns().next().is_none() {
                 return Err(bad(format!("index {} has no columns", index.name)));
             }
-            if index.across && index.partition.is_empty() {
+            if index.global && index.partition.is_empty() {
                 let why =
                     "is across tenants and has no partition column, so all rows would stand in one place";
                 return Err(bad(format!("index {} {why}", index.name)));
@@ -373,9 +373,9 @@ impl Builder {
     }
 }
 
-fn index(name: &str, partition: &[&str], sort: &[&str], across: bool) -> Index {
+fn index(name: &str, partition: &[&str], sort: &[&str], global: bool) -> Index {
     let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-    Index { name: name.to_owned(), partition: owned(partition), sort: owned(sort), across }
+    Index { name: name.to_owned(), partition: owned(partition), sort: owned(sort), global }
 }
 
 fn key_column(name: &str, kind: Type) -> Column {
@@ -450,7 +450,7 @@ mod tests {
         check(start().index("by_x", &[], &["x"]), "unknown column x");
         check(start().index("by_x", &[], &[]), "no columns");
         check(start().index("by_id", &["id"], &["id"]), "twice");
-        check(start().index_across("by_id", &[], &["id"]), "no partition column");
+        check(start().global_index("by_id", &[], &["id"]), "no partition column");
         check(start().defaulted("n", Type::Int, "seven"), "expected int, got text");
         check(start().growing("buckets", 2).fixed("buckets", 2), "layout number buckets is declared twice");
     }
@@ -462,7 +462,7 @@ mod tests {
             .defaulted("status", Type::Text, "ACTIVE")
             .optional("bio", Type::Text)
             .index("by_status", &["status"], &[])
-            .index_across("everywhere", &["status"], &["user_id"])
+            .global_index("everywhere", &["status"], &["user_id"])
             .growing("buckets", 4)
             .fixed("bits", 10)
             .build()

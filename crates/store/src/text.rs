@@ -17,14 +17,14 @@
 use std::fmt;
 use std::ops::Bound;
 
+use crate::claim_range::ClaimRange;
 use crate::guard::Guard;
-use crate::log::{Draft, Entry};
+use crate::log::{Entry, EventTemplate};
 use crate::plan::{Expect, Plan, Step, Verb};
 use crate::read::{Consistency, Direction, Query, Scan};
 use crate::row::Address;
-use crate::store::{Ask, Asked};
+use crate::store::{ExplainRequest, ReadRequest};
 use crate::table::Column;
-use crate::take::Take;
 use crate::value::Value;
 
 /// On one line; with `{:#}` the assignments and each condition are on lines of their own.
@@ -98,7 +98,7 @@ impl fmt::Display for Entry {
     }
 }
 
-impl fmt::Display for Draft {
+impl fmt::Display for EventTemplate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)?;
         if !self.data.is_empty() {
@@ -145,7 +145,7 @@ impl fmt::Display for Scan {
     }
 }
 
-impl fmt::Display for Take {
+impl fmt::Display for ClaimRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "take the first rows of\n  {}", self.query())?;
         let step = format!("{:#}", self.step());
@@ -158,35 +158,35 @@ impl fmt::Display for Take {
     }
 }
 
-impl fmt::Display for Ask<'_> {
+impl fmt::Display for ReadRequest<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Ask::Get(addresses) => write_get(f, addresses),
-            Ask::Value(cell) => {
-                let column = cell.address().table().columns().get(cell.place());
+            ReadRequest::Get(addresses) => write_get(f, addresses),
+            ReadRequest::Value(cell) => {
+                let column = cell.address().table().columns().get(cell.column_index());
                 write!(f, "get {} of {}", column.map_or("?", |column| &column.name), cell.address())
             }
-            Ask::Query(query) => write!(f, "{query}"),
+            ReadRequest::Query(query) => write!(f, "{query}"),
         }
     }
 }
 
-impl fmt::Display for Asked<'_> {
+impl fmt::Display for ExplainRequest<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Asked::Commit(plan) => write!(f, "{plan}"),
-            Asked::Get(addresses, Consistency::Strong) => write_get(f, addresses),
-            Asked::Get(addresses, Consistency::Eventual) => {
+            ExplainRequest::Commit(plan) => write!(f, "{plan}"),
+            ExplainRequest::Get(addresses, Consistency::Strong) => write_get(f, addresses),
+            ExplainRequest::Get(addresses, Consistency::Eventual) => {
                 write_get(f, addresses)?;
                 f.write_str(", eventual")
             }
-            Asked::Query(query) => write!(f, "{query}"),
-            Asked::Scan(scan) => write!(f, "{scan}"),
-            Asked::Look(asks) => {
+            ExplainRequest::Query(query) => write!(f, "{query}"),
+            ExplainRequest::Scan(scan) => write!(f, "{scan}"),
+            ExplainRequest::ReadMany(asks) => {
                 f.write_str("in one request")?;
                 asks.iter().try_for_each(|ask| write!(f, "\n  {ask}"))
             }
-            Asked::Take(take, _) => write!(f, "{take}"),
+            ExplainRequest::ClaimRange(take, _) => write!(f, "{take}"),
         }
     }
 }
@@ -257,10 +257,10 @@ mod tests {
             .guard(Guard::version(1).and(column("status").eq("NEW").or(column("seen_at").le(now()))))
             .set("status", "ACTIVE")
             .set("seen_at", now());
-        let event = Draft::named("profile.updated").with("by", "ann").with_row_of(0);
+        let event = EventTemplate::named("profile.updated").with("by", "ann").with_row_of(0);
         let plan = Plan::of(&acme(), "op-1")
             .steps([update, Step::assert_absent(&profiles(), [43.into()])])
-            .log(Entry::about("profile", "42").event(event).event(Draft::named("profile.seen")));
+            .log(Entry::about("profile", "42").event(event).event(EventTemplate::named("profile.seen")));
         let expected = "update profiles(user_id=42)\n  set status = 'ACTIVE', seen_at = now\n  where version = 1\n  \
                         and (status = 'NEW' or seen_at <= now)\nassert absent profiles(user_id=43)\nlog profile/42\n  \
                         event profile.updated {\"by\":\"ann\"} with the row of step 0\n  event profile.seen\n\
@@ -281,7 +281,7 @@ mod tests {
         let scan = Scan::all(&profiles()).limit(3).unwrap();
         assert_eq!(scan.to_string(), "scan profiles, of all tenants, limit 3");
         let step = Step::update(&profiles(), []).guard(column("status").eq("NEW"));
-        let take = Take::of(&acme(), "op-1", table, step, "claim").unwrap().weighing(9);
+        let take = ClaimRange::of(&acme(), "op-1", table, step, "claim").unwrap().limit_bytes(9);
         assert_eq!(
             take.to_string(),
             "take the first rows of\n  query profiles(user_id=1), limit 2, strong\n  update profiles\n    \

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use statehouse::action::Action;
 use statehouse::{Blueprint, Resource, archetypes, resource};
-use statehouse_store::{Asked, Explanation, Plan};
+use statehouse_store::{ExplainRequest, Explanation, Plan};
 
 use super::golden::{check, differs};
 use super::{Kept, record_action};
@@ -62,7 +62,7 @@ fn write_asked(section: &mut String, asked: &Kept) {
         purposes.join("\n")
     };
     let text = asked.matched(purposes, |asked| match asked {
-        Asked::Commit(plan) => with_sorted_assignments(plan).to_string(),
+        ExplainRequest::Commit(plan) => with_sorted_assignments(plan).to_string(),
         asked => asked.to_string(),
     });
     let (head, indent) = if matches!(asked, Kept::Commit(_)) { ("  plan\n", "    ") } else { ("", "  ") };

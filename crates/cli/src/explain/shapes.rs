@@ -11,8 +11,8 @@ use statehouse::engine::{self, Engine};
 use statehouse::{Blueprint, archetypes, resource};
 use statehouse_store::guard::{column, is_in, is_null, is_set, now, now_minus, now_plus};
 use statehouse_store::{
-    Address, Cell, Consistency, Draft, Entry, Guard, Operand, Plan, Query, Row, Scan, Step, Table, Take,
-    Tenant, Time, Type, Value,
+    Address, Cell, ClaimRange, Consistency, Entry, EventTemplate, Guard, Operand, Plan, Query, Row, Scan,
+    Step, Table, Tenant, Time, Type, Value,
 };
 
 use super::golden::{check, differs};
@@ -67,7 +67,7 @@ fn seats() -> Arc<Table> {
         .optional("price", Type::Int)
         .optional("until", Type::Time)
         .index("by_holder", &["holder"], &["until"])
-        .index_across("due", &["state"], &["until"])
+        .global_index("due", &["state"], &["until"])
         .build()
         .unwrap()
 }
@@ -91,7 +91,7 @@ fn plan(steps: impl IntoIterator<Item = Step>) -> Kept {
     Kept::Commit(Plan::of(&acme(), "op-1").steps(steps).build().unwrap())
 }
 
-fn logged(steps: impl IntoIterator<Item = Step>, events: impl IntoIterator<Item = Draft>) -> Kept {
+fn logged(steps: impl IntoIterator<Item = Step>, events: impl IntoIterator<Item = EventTemplate>) -> Kept {
     let entry = events.into_iter().fold(Entry::about("seat", "gala,1"), Entry::event);
     Kept::Commit(Plan::of(&acme(), "op-1").steps(steps).log(entry).without_rows().build().unwrap())
 }
@@ -124,7 +124,7 @@ fn one_step() -> Vec<(&'static str, Kept)> {
     let every_type = all_types
         .into_iter()
         .fold(Step::insert(&samples(), [1.into()]), |step, (name, value)| step.set(name, value));
-    let or_zero = || Operand::ColumnOr("n".into(), 0.into());
+    let or_zero = || Operand::Coalesce("n".into(), 0.into());
     vec![
         ("insert", plan([Step::insert(&seats(), seat(1))])),
         ("insert of every type", plan([every_type])),
@@ -166,15 +166,15 @@ fn guards() -> Vec<(&'static str, Kept)> {
         ),
         (
             "update where a default stands for null",
-            guarded(Operand::ColumnOr("price".into(), 0.into()).lt(10)),
+            guarded(Operand::Coalesce("price".into(), 0.into()).lt(10)),
         ),
     ]
 }
 
 fn logged_plans() -> Vec<(&'static str, Kept)> {
-    let event = |name: &str| Draft::named(name);
+    let event = |name: &str| EventTemplate::named(name);
     let with_rows = |step: Step| {
-        let entry = Entry::about("seat", "gala,1").event(Draft::named("seat.held").with_row_of(0));
+        let entry = Entry::about("seat", "gala,1").event(EventTemplate::named("seat.held").with_row_of(0));
         Kept::Commit(Plan::of(&acme(), "op-1").step(step).log(entry.fingerprint("digest")).build().unwrap())
     };
     vec![
@@ -204,9 +204,9 @@ fn logged_plans() -> Vec<(&'static str, Kept)> {
 
 fn several_steps() -> Vec<(&'static str, Kept)> {
     let count =
-        || Step::upsert(&counters(), [1.into()]).set("n", Operand::ColumnOr("n".into(), 0.into()).add(1));
+        || Step::upsert(&counters(), [1.into()]).set("n", Operand::Coalesce("n".into(), 0.into()).add(1));
     let free = || column("state").eq("FREE");
-    let held = || Draft::named("seat.held").with_row_of(0);
+    let held = || EventTemplate::named("seat.held").with_row_of(0);
     let numbered = |number: i64| Step::update(&seats(), seat(number)).guard(free()).set("state", "HELD");
     vec![
         ("two inserts", logged([1, 2].map(|number| Step::insert(&seats(), seat(number))), [held()])),
@@ -238,7 +238,7 @@ fn by_holder() -> Query {
 }
 
 fn due() -> Query {
-    let due = Query::across(&seats(), "due", ["HELD".into()]).unwrap();
+    let due = Query::all_tenants(&seats(), "due", ["HELD".into()]).unwrap();
     due.to(engine::explained_at()).unwrap().limit(10).unwrap()
 }
 
@@ -286,11 +286,11 @@ fn reads() -> Vec<(&'static str, Kept)> {
 
 fn takes() -> Vec<(&'static str, Kept)> {
     let step = || Step::update(&seats(), []).guard(column("until").le(now())).set("state", "FREE");
-    let take = |query: Query| Take::of(&acme(), "op-1", query, step(), "holder").unwrap();
+    let take = |query: Query| ClaimRange::of(&acme(), "op-1", query, step(), "holder").unwrap();
     vec![
-        ("take of the first rows of an index", Kept::Take(take(by_holder()), Some(held_row()))),
+        ("take of the first rows of an index", Kept::ClaimRange(take(by_holder()), Some(held_row()))),
         ("take of the first rows of all tenants' index", {
-            Kept::Take(take(due()).weighing(1_000), Some(held_row()))
+            Kept::ClaimRange(take(due()).limit_bytes(1_000), Some(held_row()))
         }),
     ]
 }

@@ -17,7 +17,7 @@ fn jobs() -> Result<Arc<Table>> {
         .optional("shard", Type::Int)
         .optional("due", Type::Int)
         .index("by_due", &["shard"], &["due"])
-        .index_across("due", &["shard"], &["due"])
+        .global_index("due", &["shard"], &["due"])
         .build()?)
 }
 
@@ -69,7 +69,7 @@ pub(super) async fn rows_of_all_tenants_stand_in_one_order(lab: &dyn Lab) -> Res
     let table = jobs()?;
     let client = Client::open(lab, &[&table]).await?;
     insert_jobs(&client, &table).await?;
-    let shard = |shard: i64| Query::across(&table, "due", [shard.into()]);
+    let shard = |shard: i64| Query::all_tenants(&table, "due", [shard.into()]);
     let mut all = ["b/q1", "A/z9", "a/q2", "a/q10", "a-1/1", "a./q1", "b/a1", "a/a1"];
     for page in [1, 2, 3, 1_000] {
         expect(&client, &shard(1)?.limit(page)?, &all).await?;
@@ -121,7 +121,7 @@ pub(super) async fn the_index_follows_the_rows(lab: &dyn Lab) -> Result<()> {
     let again = Step::insert(&table, ["a".into(), 1.into()]).set("shard", 2).set("due", 0);
     client.apply(of("b")?.one(again)).await?;
     // The same key of another tenant stays where it is.
-    let shard = |shard: i64| Query::across(&table, "due", [shard.into()]);
+    let shard = |shard: i64| Query::all_tenants(&table, "due", [shard.into()]);
     expect(&client, &shard(1)?.limit(2)?, &["b/q5", "a-1/1", "a/a1", "b/q1"]).await?;
     expect(&client, &shard(2)?, &["b/a1", "A/z9", "a/q3"]).await?;
     // A column outside of the index changes what it shows, and a logged delete takes the row out as well.
@@ -135,11 +135,11 @@ pub(super) async fn every_ordered_type_can_stand_in_it(lab: &dyn Lab) -> Result<
     let mut builder = of_every_type("spread");
     let kinds = || ordered_types().filter(|kind| *kind != Type::Bool);
     for kind in kinds() {
-        builder = builder.index_across(&format!("at_{kind}"), &[kind.name()], &["id"]);
-        builder = builder.index_across(&format!("by_{kind}"), &["bool"], &[kind.name()]);
+        builder = builder.global_index(&format!("at_{kind}"), &[kind.name()], &["id"]);
+        builder = builder.global_index(&format!("by_{kind}"), &["bool"], &[kind.name()]);
     }
     // A column that the row's key has too is not a second one.
-    let table = builder.index_across("by_id", &["id"], &[]).build()?;
+    let table = builder.global_index("by_id", &["id"], &[]).build()?;
     let client = Client::open(lab, &[&table]).await?;
     let tenants = ["y", "x"];
     for kind in kinds() {
@@ -151,7 +151,7 @@ pub(super) async fn every_ordered_type_can_stand_in_it(lab: &dyn Lab) -> Result<
             }
         }
         let both: Vec<Value> = ladder.iter().flat_map(|value| [value.clone(), value.clone()]).collect();
-        let query = Query::across(&table, &format!("by_{kind}"), [true.into()])?.limit(5)?;
+        let query = Query::all_tenants(&table, &format!("by_{kind}"), [true.into()])?.limit(5)?;
         client
             .eventually(&query, |rows| {
                 same(&query.source(), &crate::harness::client::column_of(rows, kind.name()), &both)?;
@@ -160,14 +160,14 @@ pub(super) async fn every_ordered_type_can_stand_in_it(lab: &dyn Lab) -> Result<
             })
             .await?;
         for (place, value) in ladder.iter().enumerate() {
-            let query = Query::across(&table, &format!("at_{kind}"), [value.clone()])?.limit(1)?;
+            let query = Query::all_tenants(&table, &format!("at_{kind}"), [value.clone()])?.limit(1)?;
             let about = format!("the partition of {value}");
             let found = |rows: &[Row]| rows.iter().map(|row| row.key()[0].clone()).collect::<Vec<_>>();
             let expected = vec![Value::from(place as i64); 2];
             client.eventually(&query, |rows| same(&about, &found(rows), &expected)).await?;
         }
     }
-    let query = Query::across(&table, "by_id", [0.into()])?.backward().limit(1)?;
+    let query = Query::all_tenants(&table, "by_id", [0.into()])?.backward().limit(1)?;
     let owners = |rows: &[Row]| rows.iter().map(|row| row.tenant().to_string()).collect::<Vec<_>>();
     client.eventually(&query, |rows| same("by key", &owners(rows), &vec!["y".into(), "x".into()])).await
 }
@@ -179,7 +179,7 @@ pub(super) async fn pages_of_heavy_rows_go_on_where_they_ended(lab: &dyn Lab) ->
         .required("due", Type::Int)
         .required("load", Type::Text)
         .index("by_due", &["shard"], &["due"])
-        .index_across("due", &["shard"], &["due"])
+        .global_index("due", &["shard"], &["due"])
         .build()?;
     let client = Client::open(lab, &[&table]).await?;
     let owners = [client.clone(), client.for_tenant("other")?];
@@ -193,7 +193,7 @@ pub(super) async fn pages_of_heavy_rows_go_on_where_they_ended(lab: &dyn Lab) ->
     // Together far more than some engine returns for one page, which may then hold fewer rows than it was asked for.
     let due = |rows: &[Row]| rows.iter().filter_map(|row| row.int("due")).collect::<Vec<_>>();
     let expected: Vec<i64> = (1..=count).flat_map(|due| [due, due]).collect();
-    let query = Query::across(&table, "due", [1.into()])?;
+    let query = Query::all_tenants(&table, "due", [1.into()])?;
     client.eventually(&query, |rows| same("across tenants", &due(rows), &expected)).await?;
     let expected: Vec<i64> = (1..=count).collect();
     let query = Query::index(&table, "by_due", &client.tenant, [1.into()])?;
@@ -208,7 +208,7 @@ pub(super) async fn it_can_be_added_to_rows_and_taken_away(lab: &dyn Lab) -> Res
             .optional("shard", Type::Int)
             .optional("due", Type::Int)
     };
-    let (old, new) = (base().build()?, base().index_across("due", &["shard"], &["due"]).build()?);
+    let (old, new) = (base().build()?, base().global_index("due", &["shard"], &["due"]).build()?);
     let client = Client::open(lab, &[&old]).await?;
     insert_jobs(&client, &old).await?;
     let migrate = async |table: &Arc<Table>, how| -> Result<Vec<String>> {
@@ -219,7 +219,7 @@ pub(super) async fn it_can_be_added_to_rows_and_taken_away(lab: &dyn Lab) -> Res
     use statehouse_store::Migrate::{Apply, ApplyWithLoss, Show};
     same("adding", &migrate(&new, Apply).await?, &vec!["add index jobs.due across tenants".into()])?;
     same("once it is added", &migrate(&new, Show).await?, &vec![])?;
-    let query = Query::across(&new, "due", [1.into()])?.limit(3)?;
+    let query = Query::all_tenants(&new, "due", [1.into()])?.limit(3)?;
     let all = ["b/q1", "A/z9", "a/q2", "a/q10", "a-1/1", "a./q1", "b/a1", "a/a1"];
     expect(&client, &query, &all).await?;
     // A program that does not know the index keeps it right.

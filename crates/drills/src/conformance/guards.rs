@@ -266,7 +266,7 @@ pub(super) async fn a_constant_stands_in_for_null(lab: &dyn Lab) -> Result<()> {
     for kind in ordered_types() {
         let ladder = ladder(kind);
         let (low, high) = (ladder[0].clone(), ladder[1].clone());
-        let or_low = Operand::ColumnOr(kind.name().to_owned(), low.clone());
+        let or_low = Operand::Coalesce(kind.name().to_owned(), low.clone());
         let (mut hold, mut fail) = (Vec::new(), Vec::new());
         sorted_comparisons(&or_low, &Operand::Value(low.clone()), Ordering::Equal, &mut hold, &mut fail);
         sorted_comparisons(&or_low, &Operand::Value(high.clone()), Ordering::Less, &mut hold, &mut fail);

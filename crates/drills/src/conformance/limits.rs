@@ -13,8 +13,8 @@ use statehouse_store::limits::{
 use statehouse_store::plan::Builder;
 use statehouse_store::table::NAME_MAX;
 use statehouse_store::{
-    Draft, Entry, Event, Guard, Plan, PlanError, Query, Reason, Row, Step, StoreError, Table, Tenant, Type,
-    Value,
+    Entry, Event, EventTemplate, Guard, Plan, PlanError, Query, Reason, Row, Step, StoreError, Table, Tenant,
+    Type, Value,
 };
 
 use crate::harness::client::{Client, fails, keys_of, same};
@@ -175,7 +175,7 @@ pub(super) async fn index_entries_of_the_largest_size(lab: &dyn Lab) -> Result<(
         .optional("copy", Type::Text)
         .optional("shard", Type::Text)
         .index("by_rank", &["group"], &["rank"])
-        .index_across("ranked", &["shard"], &["rank"])
+        .global_index("ranked", &["shard"], &["rank"])
         .build()?;
     let client = Client::open(lab, &[&table]).await?;
     // The sort part of an entry is the column and the row's key: "id" weighs 3 with its separator, the column 1 more.
@@ -199,7 +199,7 @@ pub(super) async fn index_entries_of_the_largest_size(lab: &dyn Lab) -> Result<(
     too_large("a long sort part across tenants", spread(1, shared_max + 1))?;
     too_large("a long partition part across tenants", spread(PARTITION_KEY_BYTES_MAX, 1))?;
     client.apply(spread(PARTITION_KEY_BYTES_MAX - 1, shared_max)).await?;
-    let query = Query::across(&table, "ranked", [text_of(PARTITION_KEY_BYTES_MAX - 1).into()])?;
+    let query = Query::all_tenants(&table, "ranked", [text_of(PARTITION_KEY_BYTES_MAX - 1).into()])?;
     client.eventually(&query, |rows| same("the largest entry across tenants", &rows.len(), &1)).await?;
     // What the row will be is known only at the commit here: a copy, and an entry that the other column completes.
     let long = Step::update(&table, ["id".into()]).set("copy", text_of(sort_max + 1));
@@ -253,7 +253,9 @@ pub(super) async fn a_record_of_the_largest_size(lab: &dyn Lab) -> Result<()> {
     let empty = [Event { name: "told".into(), data: json!({"text": ""}) }];
     let length = ROW_BYTES_MAX - check_record("op", &empty)?;
     let told = |length: usize| {
-        client.plan().log(Entry::about("tome", "x").event(Draft::named("told").with("text", text_of(length))))
+        client
+            .plan()
+            .log(Entry::about("tome", "x").event(EventTemplate::named("told").with("text", text_of(length))))
     };
     too_large("a record one byte too large", told(length + 1))?;
     client.apply(told(length)).await?;
@@ -264,8 +266,8 @@ pub(super) async fn a_record_of_the_largest_size(lab: &dyn Lab) -> Result<()> {
     );
     // A row that an event takes in counts where it is put, which only the commit knows.
     client.apply(client.one(Step::insert(&table, [1.into()]).set("a", text_of(300_000)))).await?;
-    let entry =
-        Entry::about("tome", "x").event(Draft::named("told").with("text", text_of(200_000)).with_row_of(0));
+    let entry = Entry::about("tome", "x")
+        .event(EventTemplate::named("told").with("text", text_of(200_000)).with_row_of(0));
     let plan = client.plan().step(Step::update(&table, [1.into()]).set("b", "changed")).log(entry);
     exceeds(&client, "a record that takes in a row", plan).await?;
     same("the row", &client.row(&table, [1.into()]).await?.text("b"), &None)?;
@@ -315,7 +317,8 @@ pub(super) async fn names_of_the_largest_size(lab: &dyn Lab) -> Result<()> {
     let plan = |name: &str, event: &str| {
         let step = Step::insert(&table, ["p".into(), 1.into()]);
         let step = step.set(&name_of(&table, 2), 5).set(&name_of(&table, 3), "b");
-        let entry = Entry::about(name, name).fingerprint(name).event(Draft::named(event).with_row_of(0));
+        let entry =
+            Entry::about(name, name).fingerprint(name).event(EventTemplate::named(event).with_row_of(0));
         Plan::of(&client.tenant, name).step(step).log(entry)
     };
     let over = text_of(NAME_BYTES_MAX + 1);
@@ -367,7 +370,7 @@ pub(super) async fn json_of_the_greatest_depth(lab: &dyn Lab) -> Result<()> {
     };
     let insert = |depth: usize| {
         let entry = Entry::about("nest", "x")
-            .event(Draft::named("made").with("own", nested(depth - 1)).with_row_of(0));
+            .event(EventTemplate::named("made").with("own", nested(depth - 1)).with_row_of(0));
         client.plan().step(Step::insert(&table, [1.into()]).set("json", nested(depth))).log(entry)
     };
     ensure!(insert(Value::JSON_DEPTH_MAX + 1).build().is_err(), "JSON of 65 levels was accepted");

@@ -11,8 +11,8 @@ use statehouse_store::guard::column;
 use statehouse_store::limits::PAGE_MAX;
 use statehouse_store::log::partition_of;
 use statehouse_store::{
-    Clock, Commit, Draft, Entry, Event, Fate, ManualClock, Operand, Plan, Record, Step, Store, StoreError,
-    SystemClock, Table, Tenant, Time, Type, Value,
+    Clock, Commit, Entry, Event, EventTemplate, ManualClock, Operand, OperationStatus, Plan, Record, Step,
+    Store, StoreError, SystemClock, Table, Tenant, Time, Type, Value,
 };
 use tokio::task::JoinSet;
 
@@ -63,9 +63,9 @@ pub(super) async fn records_say_what_was_committed(lab: &dyn Lab) -> Result<()> 
     let client = Client::open_at(lab, Arc::new(ManualClock::at(at)), &[&table]).await?;
     let entry = Entry::about("subject", "s/1")
         .fingerprint("0123abcd")
-        .event(Draft::named("subject.made").with("by", "ann").with("parts", json!([1, {"a": null}])))
-        .event(Draft::named("subject.seen"))
-        .event(Draft::named("subject.made").with("by", 2.0));
+        .event(EventTemplate::named("subject.made").with("by", "ann").with("parts", json!([1, {"a": null}])))
+        .event(EventTemplate::named("subject.seen"))
+        .event(EventTemplate::named("subject.made").with("by", 2.0));
     let plan = Plan::of(&client.tenant, "operation 1").step(Step::insert(&table, ["x".into()])).log(entry);
     let answered = client.apply(plan).await?.record.context("the outcome has no record")?;
     let log = client.exact_log(1).await?;
@@ -79,7 +79,7 @@ pub(super) async fn records_say_what_was_committed(lab: &dyn Lab) -> Result<()> 
         key: "s/1".into(),
         at,
         fingerprint: "0123abcd".into(),
-        fate: Fate::Applied,
+        status: OperationStatus::Applied,
         events: vec![
             event("subject.made", json!({"by": "ann", "parts": [1, {"a": null}]})),
             event("subject.seen", json!({})),
@@ -103,12 +103,12 @@ pub(super) async fn events_carry_the_rows_of_steps(lab: &dyn Lab) -> Result<()> 
     let setup = [Step::insert(&table, ["gone".into()]).set("n", 4), Step::insert(&table, ["kept".into()])];
     client.apply(client.plan().steps(setup)).await?;
     let entry = Entry::about("carrier", "x")
-        .event(Draft::named("updated").with("why", "test").with_row_of(0))
-        .event(Draft::named("deleted").with_row_of(1))
-        .event(Draft::named("inserted").with_row_of(2))
-        .event(Draft::named("removed nothing").with_row_of(3))
-        .event(Draft::named("updated again").with_row_of(0))
-        .event(Draft::named("plain").with("row", "the caller's own"));
+        .event(EventTemplate::named("updated").with("why", "test").with_row_of(0))
+        .event(EventTemplate::named("deleted").with_row_of(1))
+        .event(EventTemplate::named("inserted").with_row_of(2))
+        .event(EventTemplate::named("removed nothing").with_row_of(3))
+        .event(EventTemplate::named("updated again").with_row_of(0))
+        .event(EventTemplate::named("plain").with("row", "the caller's own"));
     let steps = [
         Step::update(&table, ["kept".into()]).set("n", column("n").add(9)),
         Step::delete(&table, ["gone".into()]),
@@ -144,7 +144,7 @@ pub(super) async fn rows_in_events_have_every_type(lab: &dyn Lab) -> Result<()> 
         .set("json", json!({"a": [1, null]}));
     let plan = client.plan().step(spelled);
     client
-        .apply(plan.log(Entry::about("shown", "spelled").event(Draft::named("shown").with_row_of(0))))
+        .apply(plan.log(Entry::about("shown", "spelled").event(EventTemplate::named("shown").with_row_of(0))))
         .await?;
     let expected = json!({
         "id": -1, "version": 1,
@@ -160,7 +160,7 @@ pub(super) async fn rows_in_events_have_every_type(lab: &dyn Lab) -> Result<()> 
         for kind in Type::ALL {
             step = step.set(kind.name(), sample(kind, place));
         }
-        let entry = Entry::about("shown", "ladder").event(Draft::named("shown").with_row_of(0));
+        let entry = Entry::about("shown", "ladder").event(EventTemplate::named("shown").with_row_of(0));
         let applied = client.apply(client.plan().step(step).log(entry)).await?;
         let record = applied.record.context("the outcome has no record")?;
         let row = client.row(&table, key).await?;
@@ -185,12 +185,12 @@ async fn write_concurrently(client: &Client, table: &Arc<Table>, tasks: i64, eac
             for turn in 0..each {
                 let (a, b) = ((task + turn) % 4, (task + turn + 1 + turn % 3) % 4);
                 let count = |key: i64| {
-                    let n = Operand::ColumnOr("n".into(), 0.into());
+                    let n = Operand::Coalesce("n".into(), 0.into());
                     Step::upsert(&table, [key.to_string().into()]).set("n", n.add(1))
                 };
                 let entry = Entry::about("row", a.to_string())
-                    .event(Draft::named("counted").with_row_of(0))
-                    .event(Draft::named("counted").with_row_of(1));
+                    .event(EventTemplate::named("counted").with_row_of(0))
+                    .event(EventTemplate::named("counted").with_row_of(1));
                 client.apply(client.plan().steps([count(a), count(b)]).log(entry)).await?;
             }
             Ok(())
@@ -303,7 +303,8 @@ pub(super) async fn a_subjects_last_record_matches_its_row(lab: &dyn Lab) -> Res
         tasks.spawn(async move {
             for turn in 0..12_i64 {
                 let key = ((task + turn) % 3).to_string();
-                let entry = Entry::about("mirror", key.as_str()).event(Draft::named("set").with_row_of(0));
+                let entry =
+                    Entry::about("mirror", key.as_str()).event(EventTemplate::named("set").with_row_of(0));
                 let step = Step::upsert(&table, [key.as_str().into()]).set("n", task * 100 + turn);
                 client.apply(client.plan().step(step).log(entry)).await?;
             }
@@ -449,7 +450,8 @@ pub(super) async fn waiting_ends_when_its_time_is_up(lab: &dyn Lab) -> Result<()
 pub(super) async fn trimming_forgets_records_and_their_ids(lab: &dyn Lab) -> Result<()> {
     let client = Client::open(lab, &[]).await?;
     let noted = |id: &str| {
-        Plan::of(&client.tenant, id).log(Entry::about("trim", "one subject").event(Draft::named("noted")))
+        Plan::of(&client.tenant, id)
+            .log(Entry::about("trim", "one subject").event(EventTemplate::named("noted")))
     };
     for id in ["a", "b", "c", "d"] {
         client.apply(noted(id)).await?;
@@ -540,9 +542,9 @@ pub(super) async fn unicode_everywhere(lab: &dyn Lab) -> Result<()> {
         "\\u0041",
     ];
     for (place, text) in texts.into_iter().enumerate() {
-        let entry = Entry::about(text, text)
-            .fingerprint(text)
-            .event(Draft::named(text).with(text, text).with("nested", json!({text: [text]})).with_row_of(0));
+        let entry = Entry::about(text, text).fingerprint(text).event(
+            EventTemplate::named(text).with(text, text).with("nested", json!({text: [text]})).with_row_of(0),
+        );
         let step = Step::insert(&table, [text.into()]);
         let applied = client.apply(Plan::of(&client.tenant, text).step(step).log(entry)).await?;
         let row = client.row(&table, [text.into()]).await?;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use statehouse_store::{
-    Address, Ask, Cell, Consistency, Query, Random, Seen, Step, Store, StoreError, Table, Type, Value,
+    Address, Cell, Consistency, Query, Random, ReadRequest, ReadResult, Step, Store, StoreError, Table, Type,
+    Value,
 };
 use tokio::task::JoinSet;
 
@@ -44,26 +45,26 @@ fn time(seconds: i64) -> Value {
 }
 
 /// What the store answers to each of these by itself.
-async fn one_by_one(store: &dyn Store, asks: &[Ask<'_>]) -> Result<Vec<Seen>> {
+async fn one_by_one(store: &dyn Store, asks: &[ReadRequest<'_>]) -> Result<Vec<ReadResult>> {
     let mut seen = Vec::new();
     for ask in asks {
         seen.push(match ask {
-            Ask::Get(addresses) => Seen::Rows(store.get(addresses, Consistency::Strong).await?),
-            Ask::Value(cell) => {
+            ReadRequest::Get(addresses) => ReadResult::Rows(store.get(addresses, Consistency::Strong).await?),
+            ReadRequest::Value(cell) => {
                 let rows = store.get(&[cell.address().clone()], Consistency::Strong).await?;
                 let row = rows.into_iter().next().flatten();
-                Seen::Value(row.and_then(|row| row.values().get(cell.place()).cloned()))
+                ReadResult::Value(row.and_then(|row| row.values().get(cell.column_index()).cloned()))
             }
-            Ask::Query(query) => Seen::Page(store.query(query).await?),
+            ReadRequest::Query(query) => ReadResult::Page(store.query(query).await?),
         });
     }
     Ok(seen)
 }
 
 /// Demands that these are answered in one go as they are one by one, and that something is seen.
-async fn expect_same(client: &Client, about: &str, asks: &[Ask<'_>]) -> Result<Vec<Seen>> {
+async fn expect_same(client: &Client, about: &str, asks: &[ReadRequest<'_>]) -> Result<Vec<ReadResult>> {
     let store = client.store.as_ref();
-    let (together, apart) = (store.look(asks).await?, one_by_one(store, asks).await?);
+    let (together, apart) = (store.read_many(asks).await?, one_by_one(store, asks).await?);
     same(&format!("answers to {about}"), &together.len(), &asks.len())?;
     for (number, (together, apart)) in together.iter().zip(&apart).enumerate() {
         same(&format!("answer {number} to {about}"), together, apart)?;
@@ -71,11 +72,11 @@ async fn expect_same(client: &Client, about: &str, asks: &[Ask<'_>]) -> Result<V
     Ok(together)
 }
 
-fn has_rows(seen: &Seen) -> bool {
+fn has_rows(seen: &ReadResult) -> bool {
     match seen {
-        Seen::Rows(rows) => rows.iter().any(Option::is_some),
-        Seen::Value(value) => value.is_some(),
-        Seen::Page(page) => !page.rows.is_empty(),
+        ReadResult::Rows(rows) => rows.iter().any(Option::is_some),
+        ReadResult::Value(value) => value.is_some(),
+        ReadResult::Page(page) => !page.rows.is_empty(),
     }
 }
 
@@ -94,14 +95,14 @@ pub(super) async fn answers_stand_in_the_order_of_their_asks(lab: &dyn Lab) -> R
         ([right_a.clone(), missing.clone(), left_a.clone()], [left_a.clone(), left_a.clone()]);
     let (absent, nothing) = ([missing], []);
     let asks = [
-        Ask::Query(&long),
-        Ask::Get(&several),
-        Ask::Query(&none),
-        Ask::Get(&twice),
-        Ask::Get(&nothing),
-        Ask::Query(&short),
-        Ask::Get(&absent),
-        Ask::Query(&long),
+        ReadRequest::Query(&long),
+        ReadRequest::Get(&several),
+        ReadRequest::Query(&none),
+        ReadRequest::Get(&twice),
+        ReadRequest::Get(&nothing),
+        ReadRequest::Query(&short),
+        ReadRequest::Get(&absent),
+        ReadRequest::Query(&long),
     ];
     let seen = expect_same(&client, "reads of all kinds", &asks).await?;
     let with_rows: Vec<bool> = seen.iter().map(has_rows).collect();
@@ -109,8 +110,12 @@ pub(super) async fn answers_stand_in_the_order_of_their_asks(lab: &dyn Lab) -> R
     for ask in &asks {
         expect_same(&client, "one read", std::slice::from_ref(ask)).await?;
     }
-    same("a look at nothing", &client.store.look(&[]).await?, &Vec::new())?;
-    same("a look at no rows", &client.store.look(&[Ask::Get(&[])]).await?, &vec![Seen::Rows(Vec::new())])
+    same("a look at nothing", &client.store.read_many(&[]).await?, &Vec::new())?;
+    same(
+        "a look at no rows",
+        &client.store.read_many(&[ReadRequest::Get(&[])]).await?,
+        &vec![ReadResult::Rows(Vec::new())],
+    )
 }
 
 pub(super) async fn ranges_keep_their_bounds_order_and_pages(lab: &dyn Lab) -> Result<()> {
@@ -135,7 +140,7 @@ pub(super) async fn ranges_keep_their_bounds_order_and_pages(lab: &dyn Lab) -> R
             }
         }
     }
-    let asks: Vec<Ask<'_>> = queries.iter().map(Ask::Query).collect();
+    let asks: Vec<ReadRequest<'_>> = queries.iter().map(ReadRequest::Query).collect();
     let seen = expect_same(&client, "many ranges", &asks).await?;
     let found = seen.iter().filter(|seen| has_rows(seen)).count();
     ensure!(found > 30, "only {found} of {} ranges have rows", queries.len());
@@ -146,8 +151,12 @@ pub(super) async fn ranges_keep_their_bounds_order_and_pages(lab: &dyn Lab) -> R
     let whole = Query::table(&single, &client.tenant, ["a".into()])?;
     let row = client.row(&single, ["a".into()]).await?;
     let behind = whole.clone().after(whole.cursor_at(&row))?;
-    let seen =
-        expect_same(&client, "one row and behind it", &[Ask::Query(&behind), Ask::Query(&whole)]).await?;
+    let seen = expect_same(
+        &client,
+        "one row and behind it",
+        &[ReadRequest::Query(&behind), ReadRequest::Query(&whole)],
+    )
+    .await?;
     same("which have rows", &seen.iter().map(has_rows).collect::<Vec<_>>(), &vec![false, true])
 }
 
@@ -168,11 +177,22 @@ pub(super) async fn rows_of_every_type_can_be_looked_at_together(lab: &dyn Lab) 
     let narrows = [client.address(&narrow, ["a".into()])?];
     let list = Query::table(&lists, &client.tenant, ["l1".into()])?;
     let one = wides.get(1..2).unwrap_or_default();
-    expect_same(&client, "one of each", &[Ask::Get(&narrows), Ask::Get(one), Ask::Query(&list)]).await?;
+    expect_same(
+        &client,
+        "one of each",
+        &[ReadRequest::Get(&narrows), ReadRequest::Get(one), ReadRequest::Query(&list)],
+    )
+    .await?;
     let seen = expect_same(
         &client,
         "several of each",
-        &[Ask::Get(&wides), Ask::Query(&list), Ask::Get(&narrows), Ask::Query(&list), Ask::Get(one)],
+        &[
+            ReadRequest::Get(&wides),
+            ReadRequest::Query(&list),
+            ReadRequest::Get(&narrows),
+            ReadRequest::Query(&list),
+            ReadRequest::Get(one),
+        ],
     )
     .await?;
     ensure!(seen.iter().all(has_rows), "something was not seen: {seen:?}");
@@ -206,25 +226,31 @@ pub(super) async fn a_value_can_be_looked_at_without_its_row(lab: &dyn Lab) -> R
         (cell(&client, &narrow, "a".into(), "id")?, cell(&client, &narrow, "b".into(), "id")?);
     let row = [own.address().clone()];
     // Alone, beside ranges, beside rows, beside others of their shape.
-    let together = [Ask::Value(&own), Ask::Query(&long), Ask::Query(&short)];
+    let together = [ReadRequest::Value(&own), ReadRequest::Query(&long), ReadRequest::Query(&short)];
     expect_same(&client, "a value and two lists", &together).await?;
-    let apart = [Ask::Query(&short), Ask::Value(&own), Ask::Get(&row)];
+    let apart = [ReadRequest::Query(&short), ReadRequest::Value(&own), ReadRequest::Get(&row)];
     expect_same(&client, "a value, its row and a list", &apart).await?;
-    let asks =
-        [Ask::Value(&foreign), Ask::Value(&key), Ask::Value(&own), Ask::Value(&missing), Ask::Get(&row)];
+    let asks = [
+        ReadRequest::Value(&foreign),
+        ReadRequest::Value(&key),
+        ReadRequest::Value(&own),
+        ReadRequest::Value(&missing),
+        ReadRequest::Get(&row),
+    ];
     let seen = expect_same(&client, "several values", &asks).await?;
-    let values: Vec<Option<Value>> = seen.into_iter().take(4).map(Seen::into_value).collect();
+    let values: Vec<Option<Value>> = seen.into_iter().take(4).map(ReadResult::into_value).collect();
     same("values", &values, &vec![Some(8.into()), Some("a".into()), Some(7.into()), None])?;
     for kind in Type::ALL {
         let cells = (0..4_i64)
             .map(|id| cell(&client, &wide, id.into(), kind.name()))
             .collect::<Result<Vec<Cell>>>()?;
-        let asks: Vec<Ask<'_>> = cells.iter().map(Ask::Value).chain([Ask::Query(&long)]).collect();
+        let asks: Vec<ReadRequest<'_>> =
+            cells.iter().map(ReadRequest::Value).chain([ReadRequest::Query(&long)]).collect();
         let seen = expect_same(&client, kind.name(), &asks).await?;
         for ask in &asks {
             expect_same(&client, kind.name(), std::slice::from_ref(ask)).await?;
         }
-        let values: Vec<Option<Value>> = seen.into_iter().take(4).map(Seen::into_value).collect();
+        let values: Vec<Option<Value>> = seen.into_iter().take(4).map(ReadResult::into_value).collect();
         same("no value", &values.first().cloned().flatten(), &Some(Value::Null))?;
         same("no row", &values.last().cloned().flatten(), &None)?;
     }
@@ -239,7 +265,7 @@ pub(super) async fn indexes_can_be_looked_at_with_tables(lab: &dyn Lab) -> Resul
             .partition("id", Type::Int)
             .optional("shard", Type::Int)
             .optional("due", Type::Int)
-            .index_across("due", &["shard"], &["due"])
+            .global_index("due", &["shard"], &["due"])
             .build()?,
     );
     let client = Client::open(lab, &[&lists, &jobs]).await?;
@@ -252,13 +278,18 @@ pub(super) async fn indexes_can_be_looked_at_with_tables(lab: &dyn Lab) -> Resul
     }
     let marked = |tenant: &Client| Query::index(&lists, "by_mark", &tenant.tenant, ["m".into()]);
     let (marks, last) = (marked(&client)?.limit(4)?, marked(&client)?.backward().limit(2)?);
-    let (foreign, due) = (marked(&other)?, Query::across(&jobs, "due", [1.into()])?);
+    let (foreign, due) = (marked(&other)?, Query::all_tenants(&jobs, "due", [1.into()])?);
     let list = Query::table(&lists, &client.tenant, ["l2".into()])?.limit(1)?;
-    let asks =
-        [Ask::Query(&marks), Ask::Query(&due), Ask::Query(&list), Ask::Query(&last), Ask::Query(&foreign)];
+    let asks = [
+        ReadRequest::Query(&marks),
+        ReadRequest::Query(&due),
+        ReadRequest::Query(&list),
+        ReadRequest::Query(&last),
+        ReadRequest::Query(&foreign),
+    ];
     // Indexes may lag, though not for ever.
     for tries in 1.. {
-        let seen = client.store.look(&asks).await?;
+        let seen = client.store.read_many(&asks).await?;
         let rows: Vec<usize> = seen.into_iter().map(|seen| seen.into_page().rows.len()).collect();
         if rows == [4, 3, 1, 2, 0] {
             break;
@@ -283,11 +314,11 @@ pub(super) async fn each_tenant_is_shown_its_own_rows(lab: &dyn Lab) -> Result<(
     let addresses = [client.address(&rows, ["a".into()])?, other.address(&rows, ["a".into()])?];
     let list = |client: &Client| Query::table(&lists, &client.tenant, ["l2".into()]);
     let (own, foreign) = (list(&client)?, list(&other)?);
-    let asks = [Ask::Query(&foreign), Ask::Get(&addresses), Ask::Query(&own)];
+    let asks = [ReadRequest::Query(&foreign), ReadRequest::Get(&addresses), ReadRequest::Query(&own)];
     let seen = expect_same(&client, "rows of two tenants", &asks).await?;
     same("which have rows", &seen.iter().map(has_rows).collect::<Vec<_>>(), &vec![true, true, false])?;
     for seen in seen {
-        if let Seen::Page(page) = seen {
+        if let ReadResult::Page(page) = seen {
             ensure!(page.rows.iter().all(|row| row.tenant() == &other.tenant), "rows of another: {page:?}");
         }
     }
@@ -311,9 +342,12 @@ pub(super) async fn a_look_sees_what_was_acknowledged(lab: &dyn Lab) -> Result<(
                 let limit = random.below(20) as usize + 1;
                 let list = Query::table(&lists, &client.tenant, [name.as_str().into()])?;
                 let list = list.backward().limit(limit)?;
-                let seen = client.store.look(&[Ask::Query(&list), Ask::Get(&addresses)]).await?;
+                let seen = client
+                    .store
+                    .read_many(&[ReadRequest::Query(&list), ReadRequest::Get(&addresses)])
+                    .await?;
                 let mut seen = seen.into_iter();
-                let page = seen.next().map(Seen::into_page).map(|page| page.rows).unwrap_or_default();
+                let page = seen.next().map(ReadResult::into_page).map(|page| page.rows).unwrap_or_default();
                 let got: Vec<Option<i64>> = page.iter().map(|row| row.int("number")).collect();
                 let expected: Vec<Option<i64>> = (1..=number).rev().take(limit).map(Some).collect();
                 same("the list of a caller among others", &got, &expected)?;
@@ -321,7 +355,7 @@ pub(super) async fn a_look_sees_what_was_acknowledged(lab: &dyn Lab) -> Result<(
                     page.iter().all(|row| row.text("list") == Some(&name)),
                     "the list of another caller: {page:?}"
                 );
-                let row = seen.next().map(Seen::into_rows).unwrap_or_default();
+                let row = seen.next().map(ReadResult::into_rows).unwrap_or_default();
                 let n: Vec<Option<i64>> = row.iter().map(|row| row.as_ref()?.int("n")).collect();
                 same("the row of a caller among others", &n, &vec![Some(number)])?;
             }
@@ -341,8 +375,12 @@ pub(super) async fn tables_that_are_not_there_are_told(lab: &dyn Lab) -> Result<
     let addresses = [client.address(&known, ["a".into()])?];
     let query = Query::table(&unknown, &client.tenant, ["a".into()])?;
     let schema = |error: &StoreError| matches!(error, StoreError::Schema { .. });
-    fails("a look", client.store.look(&[Ask::Get(&addresses), Ask::Query(&query)]).await, schema)?;
-    let seen = expect_same(&client, "what is there", &[Ask::Get(&addresses)]).await?;
+    fails(
+        "a look",
+        client.store.read_many(&[ReadRequest::Get(&addresses), ReadRequest::Query(&query)]).await,
+        schema,
+    )?;
+    let seen = expect_same(&client, "what is there", &[ReadRequest::Get(&addresses)]).await?;
     ensure!(seen.iter().all(has_rows), "something was not seen: {seen:?}");
     Ok(())
 }

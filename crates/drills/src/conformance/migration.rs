@@ -8,7 +8,8 @@ use statehouse_store::guard::{column, is_null};
 use statehouse_store::migration::Difference;
 use statehouse_store::table::Builder;
 use statehouse_store::{
-    Change, Consistency, Draft, Entry, Migrate, Query, Scan, Schema, Step, StoreError, Table, Type, Value,
+    Change, Consistency, Entry, EventTemplate, Migrate, Query, Scan, Schema, Step, StoreError, Table, Type,
+    Value,
 };
 use tokio::task::JoinSet;
 
@@ -108,7 +109,7 @@ pub(super) async fn a_new_column_has_its_default_in_old_rows(lab: &dyn Lab) -> R
     // In guards, in expressions and in events it is as if it had always been there.
     let guard = column("status").eq("ACTIVE").and(column("visits").eq(7)).and(is_null("email"));
     let step = Step::update(&new, [1.into()]).guard(guard).set("visits", column("visits").add(1));
-    let entry = Entry::about("person", "1").event(Draft::named("visited").with_row_of(0));
+    let entry = Entry::about("person", "1").event(EventTemplate::named("visited").with_row_of(0));
     let applied = client.apply(client.plan().step(step).log(entry)).await?;
     same("the row of the outcome", &applied.rows, &vec![client.find(&new, [1.into()]).await?])?;
     let shown = json!({

@@ -5,7 +5,8 @@ use statehouse_store::guard::column;
 use statehouse_store::limits::NAME_BYTES_MAX;
 use statehouse_store::log::partition_of;
 use statehouse_store::{
-    Applied, Commit, Draft, Entry, Fate, Guard, Operand, Plan, Reason, Record, Resolution, Step, Store,
+    Applied, Commit, Entry, EventTemplate, Guard, Operand, OperationStatus, Plan, Reason, Record, Resolution,
+    Step, Store,
 };
 use tokio::task::JoinSet;
 
@@ -35,7 +36,7 @@ pub(super) async fn a_repetition_learns_the_first_outcome(lab: &dyn Lab) -> Resu
     client.apply(client.one(Step::insert(&table, ["x".into()]))).await?;
     let entry = Entry::about("order", "x")
         .fingerprint("digest")
-        .event(Draft::named("order.paid").with("amount", 5).with_row_of(0));
+        .event(EventTemplate::named("order.paid").with("amount", 5).with_row_of(0));
     // After the first time its guard does not hold any more; it is not asked again.
     let step = Step::update(&table, ["x".into()]).guard(Guard::version(1)).set("n", column("n").add(5));
     let builder = Plan::of(&client.tenant, "pay").step(step).log(entry);
@@ -57,25 +58,26 @@ pub(super) async fn a_look_up_tells_and_claims_nothing(lab: &dyn Lab) -> Result<
     let table = counters("sought")?;
     let client = Client::open(lab, &[&table]).await?;
     let (store, tenant) = (client.store.as_ref(), &client.tenant);
-    same("an operation that nobody committed", &store.recorded(tenant, "op").await?, &None)?;
+    same("an operation that nobody committed", &store.find_operation(tenant, "op").await?, &None)?;
     // Looking it up has not claimed it: it can still be applied.
-    let entry = Entry::about("sought", "x").fingerprint("digest").event(Draft::named("made").with_row_of(0));
+    let entry =
+        Entry::about("sought", "x").fingerprint("digest").event(EventTemplate::named("made").with_row_of(0));
     let plan = Plan::of(tenant, "op").step(Step::insert(&table, ["x".into()])).log(entry);
     let first = client.apply(plan).await?.record.context("the outcome has no record")?;
-    let found = store.recorded(tenant, "op").await?.context("the record is not found")?;
+    let found = store.find_operation(tenant, "op").await?.context("the record is not found")?;
     same("the record that was looked up", &placeless(&found), &placeless(&first))?;
     let other = client.for_tenant("other")?;
-    same("the same id of another tenant", &store.recorded(&other.tenant, "op").await?, &None)?;
+    same("the same id of another tenant", &store.find_operation(&other.tenant, "op").await?, &None)?;
     same("an id that was fenced", &store.resolve(tenant, "fenced").await?, &Resolution::Aborted)?;
-    let fenced = store.recorded(tenant, "fenced").await?.context("the fence is not found")?;
-    same("the fate of a fenced id", &fenced.fate, &Fate::Aborted)
+    let fenced = store.find_operation(tenant, "fenced").await?.context("the fence is not found")?;
+    same("the fate of a fenced id", &fenced.status, &OperationStatus::Aborted)
 }
 
 pub(super) async fn another_plan_under_the_same_id_is_not_applied(lab: &dyn Lab) -> Result<()> {
     let table = counters("intents")?;
     let client = Client::open(lab, &[&table]).await?;
     let plan = |key: &str, event: &str| {
-        let entry = Entry::about("intent", key).fingerprint(event).event(Draft::named(event));
+        let entry = Entry::about("intent", key).fingerprint(event).event(EventTemplate::named(event));
         Plan::of(&client.tenant, "same").step(Step::insert(&table, [key.into()])).log(entry)
     };
     let first = client.apply(plan("a", "first")).await?.record.context("the outcome has no record")?;
@@ -90,7 +92,7 @@ pub(super) async fn a_refusal_is_not_remembered(lab: &dyn Lab) -> Result<()> {
     let table = counters("attempts")?;
     let client = Client::open(lab, &[&table]).await?;
     let plan = || {
-        let entry = Entry::about("attempt", "x").event(Draft::named("attempted"));
+        let entry = Entry::about("attempt", "x").event(EventTemplate::named("attempted"));
         Plan::of(&client.tenant, "try").step(Step::update(&table, ["x".into()]).set("n", 1)).log(entry)
     };
     client.refuse_as(plan(), 0, &Reason::Absent).await?;
@@ -107,7 +109,7 @@ pub(super) async fn tenants_have_operation_ids_of_their_own(lab: &dyn Lab) -> Re
     let client = Client::open(lab, &[&table]).await?;
     let others = [client.for_tenant("other")?, client.for_tenant("Acme")?, client.for_tenant("acme-2")?];
     let plan = |client: &Client| {
-        let entry = Entry::about("thing", "x").event(Draft::named("made"));
+        let entry = Entry::about("thing", "x").event(EventTemplate::named("made"));
         Plan::of(&client.tenant, "op").step(Step::insert(&table, ["x".into()])).log(entry)
     };
     client.apply(plan(&client)).await?;
@@ -144,7 +146,7 @@ pub(super) async fn ids_are_told_apart_to_the_last_byte(lab: &dyn Lab) -> Result
         &long,
         &nearly,
     ];
-    let entry = |id: &str| Entry::about("thing", "x").event(Draft::named("noted").with("id", id));
+    let entry = |id: &str| Entry::about("thing", "x").event(EventTemplate::named("noted").with("id", id));
     for id in ids {
         client.apply(Plan::of(&client.tenant, id).log(entry(id))).await?;
     }
@@ -161,7 +163,7 @@ pub(super) async fn ids_are_told_apart_to_the_last_byte(lab: &dyn Lab) -> Result
 pub(super) async fn resolving_before_the_commit_fences_it(lab: &dyn Lab) -> Result<()> {
     let table = counters("fences")?;
     let client = Client::open(lab, &[&table]).await?;
-    let entry = Entry::about("thing", "x").event(Draft::named("made"));
+    let entry = Entry::about("thing", "x").event(EventTemplate::named("made"));
     let plan =
         Plan::of(&client.tenant, "lost").step(Step::insert(&table, ["x".into()])).log(entry).build()?;
     for _ in 0..2 {
@@ -173,7 +175,11 @@ pub(super) async fn resolving_before_the_commit_fences_it(lab: &dyn Lab) -> Resu
     same("the row of a fenced operation", &client.find(&table, ["x".into()]).await?, &None)?;
     let log = client.exact_log(1).await?;
     let record = &log[0];
-    same("the record of the fence", &(record.fate, record.operation.as_str()), &(Fate::Aborted, "lost"))?;
+    same(
+        "the record of the fence",
+        &(record.status, record.operation.as_str()),
+        &(OperationStatus::Aborted, "lost"),
+    )?;
     ensure!(
         record.resource.is_empty() && record.key.is_empty() && record.events.is_empty(),
         "a fence has no subject and no events: {record:?}"
@@ -217,7 +223,7 @@ pub(super) async fn a_plan_without_an_entry_leaves_no_record(lab: &dyn Lab) -> R
     let table = counters("unlogged")?;
     let client = Client::open(lab, &[&table]).await?;
     let count = Plan::of(&client.tenant, "again")
-        .step(Step::upsert(&table, ["x".into()]).set("n", Operand::ColumnOr("n".into(), 0.into()).add(1)));
+        .step(Step::upsert(&table, ["x".into()]).set("n", Operand::Coalesce("n".into(), 0.into()).add(1)));
     // Not remembered, so applied as often as it is sent; and another plan under the id is applied as well.
     for expected in 1..=3 {
         let applied = client.apply(count.clone()).await?;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use anyhow::{Context, Result, bail, ensure};
 use statehouse_store::guard::column;
 use statehouse_store::{
-    Commit, Draft, Entry, Guard, Operand, Plan, Random, Reason, Row, Step, Table, Type, Value,
+    Commit, Entry, EventTemplate, Guard, Operand, Plan, Random, Reason, Row, Step, Table, Type, Value,
 };
 use tokio::task::JoinSet;
 
@@ -38,7 +38,7 @@ pub(super) async fn a_refused_step_leaves_no_trace_of_the_others(lab: &dyn Lab) 
             Step::upsert(&right, ["new".into()]).set("n", 3),
         ]
     };
-    let entry = || Entry::about("thing", "x").event(Draft::named("thing.done"));
+    let entry = || Entry::about("thing", "x").event(EventTemplate::named("thing.done"));
     let spoilers: [(Step, Reason); 4] = [
         (Step::insert(&left, ["zz".into()]), Reason::Present),
         (Step::update(&right, ["nobody".into()]).set("n", 1), Reason::Absent),
@@ -149,12 +149,12 @@ pub(super) async fn plans_of_asserts_alone(lab: &dyn Lab) -> Result<()> {
         ])
     };
     client.apply(asserts()).await?;
-    client.apply(asserts().log(Entry::about("witness", "a").event(Draft::named("seen")))).await?;
+    client.apply(asserts().log(Entry::about("witness", "a").event(EventTemplate::named("seen")))).await?;
     client.apply(client.one(Step::insert(&table, ["b".into()]))).await?;
     client.refuse_as(asserts(), 1, &Reason::Present).await?;
     client
         .refuse_as(
-            asserts().log(Entry::about("witness", "a").event(Draft::named("seen"))),
+            asserts().log(Entry::about("witness", "a").event(EventTemplate::named("seen"))),
             1,
             &Reason::Present,
         )
@@ -236,7 +236,7 @@ pub(super) async fn blind_increments_are_never_lost(lab: &dyn Lab) -> Result<()>
             for turn in 0..EACH {
                 let own: Value = format!("own {task} {turn}").into();
                 // Nobody inserts the row first: eight upserts meet where nothing is yet.
-                let n = Operand::ColumnOr("n".into(), 0.into());
+                let n = Operand::Coalesce("n".into(), 0.into());
                 let steps =
                     [Step::upsert(&table, ["shared".into()]).set("n", n.add(1)), Step::insert(&table, [own])];
                 let applied = client.apply(client.plan().steps(steps)).await?;

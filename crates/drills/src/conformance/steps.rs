@@ -266,7 +266,7 @@ pub(super) async fn null_makes_a_sum_null(lab: &dyn Lab) -> Result<()> {
         let about = format!("{target} = {expr}");
         same(&about, &computed(&client, &table, &before, (target, expr)).await?, &Value::Null)?;
     }
-    let or_zero = Operand::ColumnOr("other_int".into(), 0.into());
+    let or_zero = Operand::Coalesce("other_int".into(), 0.into());
     let got = computed(&client, &table, &before, ("other_int", or_zero.add(column("int")))).await?;
     same("a sum with a stand-in for null", &got, &5.into())
 }
@@ -350,7 +350,7 @@ pub(super) async fn an_upsert_counts_from_nothing(lab: &dyn Lab) -> Result<()> {
     let table = Table::named("tallies").partition("id", Type::Int).optional("n", Type::Int).build()?;
     let client = Client::open(lab, &[&table]).await?;
     let count = || {
-        let n = Operand::ColumnOr("n".into(), 0.into());
+        let n = Operand::Coalesce("n".into(), 0.into());
         client.one(Step::upsert(&table, [1.into()]).set("n", n.add(1)))
     };
     for expected in 1..=4_i64 {
@@ -417,7 +417,7 @@ pub(super) async fn a_default_is_not_what_an_insert_reads(lab: &dyn Lab) -> Resu
     let client = Client::open(lab, &[&table]).await?;
     let insert = Step::insert(&table, [1.into()])
         .set("seen", column("n"))
-        .set("or_nine", Operand::ColumnOr("n".into(), 9.into()))
+        .set("or_nine", Operand::Coalesce("n".into(), 9.into()))
         .set("life", column("version"));
     client.apply(client.one(insert)).await?;
     let row = client.row(&table, [1.into()]).await?;

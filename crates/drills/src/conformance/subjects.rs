@@ -11,8 +11,8 @@ use statehouse_store::limits::PAGE_MAX;
 use statehouse_store::log::partition_of;
 use statehouse_store::plan::Builder;
 use statehouse_store::{
-    Applied, Commit, Draft, Entry, Operand, Plan, Record, Resolution, Step, Store, StoreError, SystemClock,
-    Table,
+    Applied, Commit, Entry, EventTemplate, Operand, Plan, Record, Resolution, Step, Store, StoreError,
+    SystemClock, Table,
 };
 use tokio::task::JoinSet;
 
@@ -22,7 +22,7 @@ use crate::harness::samples::counters;
 
 /// A step that counts a row up, from nothing.
 fn count(table: &Arc<Table>, key: &str) -> Step {
-    Step::upsert(table, [key.into()]).set("n", Operand::ColumnOr("n".into(), 0.into()).add(1))
+    Step::upsert(table, [key.into()]).set("n", Operand::Coalesce("n".into(), 0.into()).add(1))
 }
 
 /// A plan that counts rows up, with an event for each that has the row, about that row.
@@ -30,7 +30,7 @@ fn batch(plan: Builder, table: &Arc<Table>, keys: &[&str]) -> Builder {
     let first = keys.first().copied().unwrap_or_default();
     let mut entry = Entry::about("row", first).fingerprint("digest");
     for (place, key) in keys.iter().enumerate() {
-        let event = Draft::named("row.counted").with("key", *key).with_row_of(place);
+        let event = EventTemplate::named("row.counted").with("key", *key).with_row_of(place);
         entry = entry.event(if place == 0 { event } else { event.about("row", *key) });
     }
     plan.steps(keys.iter().map(|key| count(table, key))).log(entry)
@@ -111,7 +111,7 @@ pub(super) async fn each_event_is_read_once_from_its_own_partition(lab: &dyn Lab
 
 pub(super) async fn an_event_about_the_entrys_subject_stays_with_it(lab: &dyn Lab) -> Result<()> {
     let client = Client::open(lab, &[]).await?;
-    let draft = |name: &str| Draft::named(name).with("key", "x");
+    let draft = |name: &str| EventTemplate::named(name).with("key", "x");
     let entry = Entry::about("row", "x").event(draft("first")).event(draft("second").about("row", "x"));
     let plan = client.plan().log(entry.event(draft("third").about("other", "x"))).build()?;
     let Commit::Applied(Applied { record: Some(record), .. }) = client.store.commit(&plan).await? else {
@@ -161,7 +161,7 @@ pub(super) async fn a_repetition_gets_all_events_of_the_first(lab: &dyn Lab) -> 
             bail!("turn {turn}: the second commit is not a repetition");
         };
         same("a repetition", &unplaced(&again), &unplaced(&first))?;
-        let found = client.store.recorded(&client.tenant, plan.operation()).await?;
+        let found = client.store.find_operation(&client.tenant, plan.operation()).await?;
         let found = found.context("the operation is not known")?;
         same("a look up", &unplaced(&found), &unplaced(&first))?;
         let Resolution::Applied(resolved) = client.store.resolve(&client.tenant, plan.operation()).await?
@@ -307,7 +307,7 @@ pub(super) async fn trimming_a_further_record_forgets_no_operation(lab: &dyn Lab
     let plan: Plan = batch(client.plan(), &table, &keys).build()?;
     client.store.commit(&plan).await?;
     client.apply(batch(client.plan(), &table, &keys[1..])).await?;
-    let known = async || client.store.recorded(&client.tenant, plan.operation()).await;
+    let known = async || client.store.find_operation(&client.tenant, plan.operation()).await;
     if partitions > 1 {
         same("the further record's place", &read(&client, partition(keys[1])).await?, &vec![1, 2])?;
         client.store.trim_log(partition(keys[1]), 1).await?;
@@ -358,7 +358,7 @@ pub(super) async fn the_largest_batch(lab: &dyn Lab) -> Result<()> {
 fn alike(plan: Builder, keys: &[&str], step: impl Fn(&str) -> Step, turn: i64) -> Builder {
     let mut entry = Entry::about("row", keys.first().copied().unwrap_or_default());
     for (place, key) in keys.iter().enumerate() {
-        let event = Draft::named("row.set").with("key", *key).with("turn", turn);
+        let event = EventTemplate::named("row.set").with("key", *key).with("turn", turn);
         entry = entry.event(if place == 0 { event } else { event.about("row", *key) });
     }
     plan.steps(keys.iter().map(|key| step(key))).log(entry).without_rows()

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use statehouse_store::guard::{column, is_in, now, now_plus};
-use statehouse_store::{Query, Row, Step, Store, StoreError, Table, Take, Type, Value};
+use statehouse_store::{ClaimRange, Query, Row, Step, Store, StoreError, Table, Type, Value};
 use tokio::task::JoinSet;
 
 use crate::harness::around::{Around, LostThenUnavailable};
@@ -25,7 +25,7 @@ fn tickets(name: &str) -> Result<Arc<Table>> {
         .optional("taken_at", Type::Time)
         .defaulted("times", Type::Int, 0)
         .optional("content", Type::Json)
-        .index_across("waiting", &["counter"], &["waits"])
+        .global_index("waiting", &["counter"], &["waits"])
         .build()?)
 }
 
@@ -57,8 +57,14 @@ fn all(client: &Client, table: &Arc<Table>) -> Result<Query> {
     Ok(Query::table(table, &client.tenant, ["a".into()])?)
 }
 
-fn taking(client: &Client, table: &Arc<Table>, operation: &str, rows: usize) -> Result<Take> {
-    Ok(Take::of(&client.tenant, operation, all(client, table)?.limit(rows)?, change(table), "taken_by")?)
+fn taking(client: &Client, table: &Arc<Table>, operation: &str, rows: usize) -> Result<ClaimRange> {
+    Ok(ClaimRange::of(
+        &client.tenant,
+        operation,
+        all(client, table)?.limit(rows)?,
+        change(table),
+        "taken_by",
+    )?)
 }
 
 fn numbers(rows: &[Row]) -> Vec<i64> {
@@ -69,7 +75,7 @@ pub(super) async fn the_first_rows_are_taken_in_order(lab: &dyn Lab) -> Result<(
     let table = tickets("taken_in_order")?;
     let client = Client::open(lab, &[&table]).await?;
     fill(&client, &table, 0..12).await?;
-    let taken = client.store.take(&taking(&client, &table, "first", 5)?).await?;
+    let taken = client.store.claim_range(&taking(&client, &table, "first", 5)?).await?;
     same("those taken first", &numbers(&taken), &vec![0, 1, 2, 3, 4])?;
     for row in &taken {
         same("a row that was taken", &client.get(&row.address()).await?.as_ref(), &Some(row))?;
@@ -81,8 +87,8 @@ pub(super) async fn the_first_rows_are_taken_in_order(lab: &dyn Lab) -> Result<(
     }
     // From above, within bounds.
     let query = all(&client, &table)?.from(7)?.below(11)?.backward().limit(3)?;
-    let take = Take::of(&client.tenant, "second", query, change(&table), "taken_by")?;
-    same("those between bounds", &numbers(&client.store.take(&take).await?), &vec![10, 9, 8])?;
+    let take = ClaimRange::of(&client.tenant, "second", query, change(&table), "taken_by")?;
+    same("those between bounds", &numbers(&client.store.claim_range(&take).await?), &vec![10, 9, 8])?;
     let untouched = client.row(&table, ["a".into(), 11.into()]).await?;
     same("one beyond them", &untouched.text("taken_by"), &None)
 }
@@ -95,15 +101,15 @@ pub(super) async fn what_the_guard_refuses_is_left_as_it_is(lab: &dyn Lab) -> Re
         let gone = Step::update(&table, ["a".into(), number.into()]).set("state", "gone");
         client.apply(client.one(gone)).await?;
     }
-    let taken = client.store.take(&taking(&client, &table, "some", 6)?).await?;
+    let taken = client.store.claim_range(&taking(&client, &table, "some", 6)?).await?;
     same("those that the guard holds for", &numbers(&taken), &vec![1, 2, 4, 5])?;
     let gone = client.row(&table, ["a".into(), 3.into()]).await?;
     same("one that it does not", &(gone.text("taken_by"), gone.version()), &(None, 2))?;
-    let again = client.store.take(&taking(&client, &table, "again", 6)?).await?;
+    let again = client.store.claim_range(&taking(&client, &table, "again", 6)?).await?;
     same("those that are left", &numbers(&again), &Vec::new())?;
     let nowhere = Query::table(&table, &client.tenant, ["b".into()])?;
-    let take = Take::of(&client.tenant, "none", nowhere, change(&table), "taken_by")?;
-    same("of an empty range", &client.store.take(&take).await?, &Vec::new())
+    let take = ClaimRange::of(&client.tenant, "none", nowhere, change(&table), "taken_by")?;
+    same("of an empty range", &client.store.claim_range(&take).await?, &Vec::new())
 }
 
 pub(super) async fn guards_may_look_at_lists_and_the_clock(lab: &dyn Lab) -> Result<()> {
@@ -121,11 +127,11 @@ pub(super) async fn guards_may_look_at_lists_and_the_clock(lab: &dyn Lab) -> Res
         .set("taken_at", now_plus(hour))
         .set("worker", "w");
     let take = |operation: &str| {
-        Take::of(&client.tenant, operation, all(&client, &table)?.limit(9)?, due.clone(), "taken_by")
+        ClaimRange::of(&client.tenant, operation, all(&client, &table)?.limit(9)?, due.clone(), "taken_by")
             .context("the take is refused")
     };
-    same("those that are due", &numbers(&client.store.take(&take("one")?).await?), &vec![0])?;
-    same("those that are due then", &numbers(&client.store.take(&take("two")?).await?), &Vec::new())
+    same("those that are due", &numbers(&client.store.claim_range(&take("one")?).await?), &vec![0])?;
+    same("those that are due then", &numbers(&client.store.claim_range(&take("two")?).await?), &Vec::new())
 }
 
 pub(super) async fn no_more_are_taken_than_may_weigh(lab: &dyn Lab) -> Result<()> {
@@ -138,15 +144,19 @@ pub(super) async fn no_more_are_taken_than_may_weigh(lab: &dyn Lab) -> Result<()
     }
     let take = |operation: &str, first: i64, bytes| {
         let query = all(&client, &table)?.from(first)?;
-        let take = Take::of(&client.tenant, operation, query, change(&table), "taken_by")?;
-        Ok::<_, anyhow::Error>(take.weighing(bytes))
+        let take = ClaimRange::of(&client.tenant, operation, query, change(&table), "taken_by")?;
+        Ok::<_, anyhow::Error>(take.limit_bytes(bytes))
     };
-    same("one always", &numbers(&client.store.take(&take("one", 0, 1)?).await?), &vec![0])?;
-    same("as many as fit", &numbers(&client.store.take(&take("two", 1, 30_000)?).await?), &vec![1, 2])?;
+    same("one always", &numbers(&client.store.claim_range(&take("one", 0, 1)?).await?), &vec![0])?;
+    same(
+        "as many as fit",
+        &numbers(&client.store.claim_range(&take("two", 1, 30_000)?).await?),
+        &vec![1, 2],
+    )?;
     // So large that some engines have to look at the row first.
     let step = Step::update(&table, ["a".into(), 4.into()]).set("content", large(200_000));
     client.apply(client.one(step)).await?;
-    let rest = client.store.take(&taking(&client, &table, "rest", 9)?).await?;
+    let rest = client.store.claim_range(&taking(&client, &table, "rest", 9)?).await?;
     same("the rest", &numbers(&rest), &vec![3, 4])?;
     let last = client.row(&table, ["a".into(), 4.into()]).await?;
     same("a large one", &Some(&last), &rest.last())
@@ -158,10 +168,10 @@ pub(super) async fn nobody_takes_what_belongs_to_another_tenant(lab: &dyn Lab) -
     let other = client.for_tenant("other")?;
     fill(&client, &table, 0..3).await?;
     fill(&other, &table, 0..3).await?;
-    let both = Query::across(&table, "waiting", ["a".into()])?;
+    let both = Query::all_tenants(&table, "waiting", ["a".into()])?;
     client.eventually(&both, |rows| same("waiting of both", &numbers(rows), &vec![0, 0, 1, 1, 2, 2])).await?;
-    let take = Take::of(&client.tenant, "own", both, change(&table), "taken_by")?;
-    let taken = client.store.take(&take).await?;
+    let take = ClaimRange::of(&client.tenant, "own", both, change(&table), "taken_by")?;
+    let taken = client.store.claim_range(&take).await?;
     same("one's own", &numbers(&taken), &vec![0, 1, 2])?;
     ensure!(taken.iter().all(|row| row.tenant() == &client.tenant), "{taken:?}");
     for number in 0..3_i64 {
@@ -188,8 +198,9 @@ pub(super) async fn each_row_has_one_taker(lab: &dyn Lab) -> Result<()> {
                 let first = rows.iter().find(|row| row.text("state") == Some("waits"));
                 let Some(first) = first.and_then(|row| row.int("number")) else { break };
                 let query = all(&client, &table)?.from(first)?.limit(7)?;
-                let take = Take::of(&client.tenant, operation.as_str(), query, change(&table), "taken_by")?;
-                let rows = client.store.take(&take).await?;
+                let take =
+                    ClaimRange::of(&client.tenant, operation.as_str(), query, change(&table), "taken_by")?;
+                let rows = client.store.claim_range(&take).await?;
                 taken.extend(rows.into_iter().map(|row| (operation.clone(), row)));
             }
             Ok(taken)
@@ -225,16 +236,16 @@ pub(super) async fn what_is_no_take_is_refused(lab: &dyn Lab) -> Result<()> {
         ("a guard that has no meaning", change(&table).guard(column("content").eq("x")), "taken_by"),
     ];
     for (about, step, mark) in unfit {
-        let taken = Take::of(&client.tenant, "op", query.clone(), step, mark);
+        let taken = ClaimRange::of(&client.tenant, "op", query.clone(), step, mark);
         ensure!(taken.is_err(), "{about} was accepted");
     }
     let others = client.for_tenant("other")?;
     ensure!(
-        Take::of(&others.tenant, "op", query, change(&table), "taken_by").is_err(),
+        ClaimRange::of(&others.tenant, "op", query, change(&table), "taken_by").is_err(),
         "a range of another tenant was accepted"
     );
     client.store.close().await;
-    let after = client.store.take(&taking(&client, &table, "late", 1)?).await;
+    let after = client.store.claim_range(&taking(&client, &table, "late", 1)?).await;
     ensure!(after.is_err(), "a store that was closed gave {after:?}");
     Ok(())
 }
@@ -247,7 +258,7 @@ pub(super) async fn a_lost_answer_stays_unknown_if_the_retry_is_unavailable(lab:
     let faults = Arc::new(LostThenUnavailable::default());
     let store = Around::new(client.store.clone(), faults.clone());
     faults.start();
-    let taken = store.take(&taking(&client, &table, "first", 1)?).await;
+    let taken = store.claim_range(&taking(&client, &table, "first", 1)?).await;
     ensure!(matches!(taken, Err(StoreError::OutcomeUnknown { .. })), "reported as {taken:?}");
     faults.check_injected()?;
     let row = client.row(&table, ["a".into(), 0.into()]).await?;

@@ -115,7 +115,7 @@ fn queries(table: &std::sync::Arc<Table>, rows: &[Row]) -> Result<Vec<Query>> {
             }
             let query = match index {
                 None => Query::table(table, row.tenant(), values)?,
-                Some(index) if index.across => Query::across(table, &index.name, values)?,
+                Some(index) if index.global => Query::all_tenants(table, &index.name, values)?,
                 Some(index) => Query::index(table, &index.name, row.tenant(), values)?,
             };
             let range = format!("{} {:?} {:?}", query.source(), query.tenant(), query.partition_values());

@@ -21,9 +21,9 @@ use statehouse_store::guard::{Comparison, column};
 use statehouse_store::plan::{Builder, Expect, Verb};
 use statehouse_store::table::{self, VERSION};
 use statehouse_store::{
-    Address, Change, Clock, Column, Commit, Consistency, Draft, Entry, Expr, Guard, ManualClock, Migrate,
-    ModelStore, Operand, Plan, Query, Random, Record, Resolution, Row, Scan, Schema, Step, Store, StoreError,
-    Table, Tenant, Time, Type, Value, eval,
+    Address, Change, Clock, Column, Commit, Consistency, Entry, EventTemplate, Expr, Guard, ManualClock,
+    Migrate, ModelStore, Operand, Plan, Query, Random, Record, Resolution, Row, Scan, Schema, Step, Store,
+    StoreError, Table, Tenant, Time, Type, Value, eval,
 };
 
 use crate::harness::client::{Client, rows, scan, shown, whole_log};
@@ -422,7 +422,7 @@ impl World {
         let partition: Vec<&str> = (0..self.random.below(2)).map(|_| take(&mut self.random)).collect();
         let sort: Vec<&str> = (0..=self.random.below(2)).map(|_| take(&mut self.random)).collect();
         if !partition.is_empty() && self.random.chance(0.4) {
-            return Ok(builder.index_across(name, &partition, &sort));
+            return Ok(builder.global_index(name, &partition, &sort));
         }
         Ok(builder.index(name, &partition, &sort))
     }
@@ -540,7 +540,7 @@ impl World {
         for _ in 0..self.random.below(3) {
             let name = self.pick(&["made", "changed"])?;
             let document = self.pick(&ladder(Type::Json))?;
-            let mut draft = Draft::named(name).with("document", document.to_json());
+            let mut draft = EventTemplate::named(name).with("document", document.to_json());
             if let Some(step) = self.random.pick(&writing) {
                 draft = draft.with_row_of(*step);
             }
@@ -623,7 +623,7 @@ impl World {
             _ => {
                 let comparison = self.pick(&Comparison::ALL)?;
                 let left = match self.random.below(4) {
-                    0 => Operand::ColumnOr(name.clone(), self.value(table, &name)?),
+                    0 => Operand::Coalesce(name.clone(), self.value(table, &name)?),
                     _ => column(&name),
                 };
                 let right = self.operand(table, &name, kind)?;
@@ -652,7 +652,7 @@ impl World {
         }
         Ok(match self.random.below(4) {
             0 if !alike.is_empty() => column(&self.pick(&alike)?),
-            1 if !alike.is_empty() => Operand::ColumnOr(self.pick(&alike)?, self.value(table, beside)?),
+            1 if !alike.is_empty() => Operand::Coalesce(self.pick(&alike)?, self.value(table, beside)?),
             _ => Operand::Value(self.value(table, beside)?),
         })
     }
@@ -687,7 +687,7 @@ impl World {
                 queries.push(self.narrowed(query)?);
             }
         }
-        for index in table.indexes().iter().filter(|index| !index.across) {
+        for index in table.indexes().iter().filter(|index| !index.global) {
             for partition in self.combinations(table, &index.partition) {
                 queries.push(Query::index(table, &index.name, tenant, partition.clone())?);
                 let query = Query::index(table, &index.name, tenant, partition)?;
@@ -700,11 +700,11 @@ impl World {
     /// Ranges of the indexes across tenants.
     fn queries_across(&mut self, table: &Arc<Table>) -> Result<Vec<Query>> {
         let mut queries = Vec::new();
-        for index in table.indexes().iter().filter(|index| index.across) {
+        for index in table.indexes().iter().filter(|index| index.global) {
             for partition in self.combinations(table, &index.partition) {
-                queries.push(Query::across(table, &index.name, partition.clone())?);
-                queries.push(Query::across(table, &index.name, partition.clone())?.backward());
-                let query = Query::across(table, &index.name, partition)?;
+                queries.push(Query::all_tenants(table, &index.name, partition.clone())?);
+                queries.push(Query::all_tenants(table, &index.name, partition.clone())?.backward());
+                let query = Query::all_tenants(table, &index.name, partition)?;
                 queries.push(self.narrowed(query)?);
             }
         }

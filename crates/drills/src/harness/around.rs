@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use statehouse_store::{
-    Address, Asked, Change, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query, Record,
-    Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
+    Address, Change, Commit, Consistency, ExplainRequest, Explanation, LogPage, Migrate, Page, Plan, Query,
+    Record, Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
 };
 
 use crate::harness::witness::aside;
@@ -273,9 +273,9 @@ impl<H: Hook> Store for Around<H> {
         self.hook.resolve(&self.inner, tenant, operation).await
     }
 
-    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+    async fn find_operation(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
         self.hook.read().await?;
-        self.inner.recorded(tenant, operation).await
+        self.inner.find_operation(tenant, operation).await
     }
 
     async fn get(
@@ -307,7 +307,7 @@ impl<H: Hook> Store for Around<H> {
         self.inner.trim_log(partition, through).await
     }
 
-    fn explain(&self, asked: Asked<'_>) -> Explanation {
+    fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {
         self.inner.explain(asked)
     }
 

@@ -10,8 +10,8 @@ use anyhow::{Context, Result, bail, ensure};
 use statehouse_store::limits::PAGE_MAX;
 use statehouse_store::plan::Builder;
 use statehouse_store::{
-    Address, Applied, Clock, Commit, Consistency, Cursor, Draft, Entry, Migrate, Page, Plan, Query, Reason,
-    Record, Refused, Row, Scan, Schema, Step, Store, StoreError, SystemClock, Table, Tenant, Value,
+    Address, Applied, Clock, Commit, Consistency, Cursor, Entry, EventTemplate, Migrate, Page, Plan, Query,
+    Reason, Record, Refused, Row, Scan, Schema, Step, Store, StoreError, SystemClock, Table, Tenant, Value,
 };
 
 use crate::harness::engines::Lab;
@@ -80,7 +80,7 @@ impl Client {
 
     /// A plan that leaves a record about a subject, with an event of that name and no data.
     pub(crate) fn noted(&self, resource: &str, key: &str, event: &str) -> Builder {
-        self.plan().log(Entry::about(resource, key).event(Draft::named(event)))
+        self.plan().log(Entry::about(resource, key).event(EventTemplate::named(event)))
     }
 
     /// Commits a plan that must be applied, and not as a repetition.

@@ -17,8 +17,8 @@ use anyhow::{Context, Result, bail, ensure};
 use statehouse_store::faulty::{Achieved, Odds};
 use statehouse_store::guard::column;
 use statehouse_store::{
-    Clock, Commit, Consistency, Draft, Entry, Fate, FaultyStore, Plan, Random, Resolution, Step, Store,
-    StoreError, SystemClock, Table,
+    Clock, Commit, Consistency, Entry, EventTemplate, FaultyStore, OperationStatus, Plan, Random, Resolution,
+    Step, Store, StoreError, SystemClock, Table,
 };
 use tokio::task::JoinSet;
 
@@ -118,7 +118,7 @@ async fn check_log(client: &Client, counts: &BTreeMap<u64, u64>, aborted: u64) -
     let expected = counts.values().sum::<u64>() + aborted;
     let mut logged: BTreeMap<u64, u64> = counts.keys().map(|counter| (*counter, 0)).collect();
     for record in client.exact_log(usize::try_from(expected)?).await? {
-        if record.fate == Fate::Aborted {
+        if record.status == OperationStatus::Aborted {
             continue;
         }
         let counter: u64 = record.key.parse()?;
@@ -174,7 +174,7 @@ impl Counting {
             let entry = Entry::about("counter", counter.to_string());
             let plan = Plan::of(&self.client.tenant, format!("client-{}-{turn}", self.number))
                 .step(step)
-                .log(entry.event(Draft::named("counted").with_row_of(0)))
+                .log(entry.event(EventTemplate::named("counted").with_row_of(0)))
                 .build()?;
             fates.push((counter, self.settle(&plan).await?));
         }

@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 use statehouse::house::subject_of;
 use statehouse::resource::key_text;
 use statehouse::{House, Resource};
-use statehouse_store::{Fate, Row, Scan, Store, Table, Tenant, Time, Type, Value};
+use statehouse_store::{OperationStatus, Row, Scan, Store, Table, Tenant, Time, Type, Value};
 
 use crate::conformance::Verdict;
 use crate::harness::client::{scan, whole_log};
@@ -79,7 +79,7 @@ impl CheckScope<'_> {
     ) -> Result<BTreeMap<String, BTreeMap<i64, LoggedChange>>> {
         let mut changes: BTreeMap<String, BTreeMap<i64, LoggedChange>> = BTreeMap::new();
         for record in whole_log(self.store.as_ref()).await? {
-            if record.fate != Fate::Applied || record.tenant != *self.tenant {
+            if record.status != OperationStatus::Applied || record.tenant != *self.tenant {
                 continue;
             }
             for event in &record.events {

@@ -469,7 +469,7 @@ fn is_difference(guard: &Guard) -> bool {
 
 fn operand(operand: &Operand) -> String {
     match operand {
-        Operand::Column(name) | Operand::ColumnOr(name, _) => name.clone(),
+        Operand::Column(name) | Operand::Coalesce(name, _) => name.clone(),
         Operand::Value(_) => "?".to_owned(),
         Operand::Now { plus_micros: 0 } => "now".to_owned(),
         Operand::Now { plus_micros } if *plus_micros < 0 => "now - ?".to_owned(),

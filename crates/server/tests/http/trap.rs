@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use statehouse_store::{
-    Address, Asked, Change, Commit, Consistency, Explanation, LogPage, Migrate, Page, Plan, Query, Record,
-    Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
+    Address, Change, Commit, Consistency, ExplainRequest, Explanation, LogPage, Migrate, Page, Plan, Query,
+    Record, Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
 };
 use tokio::sync::watch;
 
@@ -90,8 +90,8 @@ impl Store for TrapStore {
     async fn resolve(&self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError> {
         self.inner.resolve(tenant, operation).await
     }
-    async fn recorded(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
-        self.inner.recorded(tenant, operation).await
+    async fn find_operation(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
+        self.inner.find_operation(tenant, operation).await
     }
     async fn get(&self, addresses: &[Address], how: Consistency) -> Result<Vec<Option<Row>>, StoreError> {
         self.spring()?;
@@ -116,7 +116,7 @@ impl Store for TrapStore {
     async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError> {
         self.inner.trim_log(partition, through).await
     }
-    fn explain(&self, asked: Asked<'_>) -> Explanation {
+    fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {
         self.inner.explain(asked)
     }
     async fn close(&self) {

@@ -272,8 +272,8 @@ impl TableSpec {
 
     /// An index of the rows of all tenants, for workers.
     #[must_use]
-    pub fn index_across(mut self, name: &str, partition: &[&str], sort: &[&str]) -> TableSpec {
-        self.builder = self.builder.index_across(name, partition, sort);
+    pub fn global_index(mut self, name: &str, partition: &[&str], sort: &[&str]) -> TableSpec {
+        self.builder = self.builder.global_index(name, partition, sort);
         self
     }
 

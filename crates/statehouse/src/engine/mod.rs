@@ -17,7 +17,7 @@ mod redis;
 use std::fmt;
 use std::sync::Arc;
 
-use statehouse_store::{Asked, Explanation, ModelStore, Store, StoreError, Time};
+use statehouse_store::{ExplainRequest, Explanation, ModelStore, Store, StoreError, Time};
 
 use crate::holds::Holds;
 use crate::{Blueprint, House, Problems, resource};
@@ -182,7 +182,7 @@ pub fn explained_at() -> Time {
 }
 
 /// What a store of an engine, with the settings it has by default, would send for this. No store is needed.
-pub fn explain(engine: Engine, asked: Asked<'_>) -> Result<Explanation, OpenError> {
+pub fn explain(engine: Engine, asked: ExplainRequest<'_>) -> Result<Explanation, OpenError> {
     match engine {
         Engine::Model => Ok(ModelStore::new().explain(asked)),
         Engine::Sqlite => explain_sqlite(asked),
@@ -192,28 +192,28 @@ pub fn explain(engine: Engine, asked: Asked<'_>) -> Result<Explanation, OpenErro
 }
 
 #[cfg(feature = "sqlite")]
-fn explain_sqlite(asked: Asked<'_>) -> Result<Explanation, OpenError> {
+fn explain_sqlite(asked: ExplainRequest<'_>) -> Result<Explanation, OpenError> {
     Ok(statehouse_store_sqlite::explain(asked))
 }
 
 #[cfg(not(feature = "sqlite"))]
-fn explain_sqlite(_: Asked<'_>) -> Result<Explanation, OpenError> {
+fn explain_sqlite(_: ExplainRequest<'_>) -> Result<Explanation, OpenError> {
     Err(OpenError::NotBuilt { engine: "sqlite" })
 }
 
 #[cfg(feature = "postgres")]
-fn explain_postgres(asked: Asked<'_>) -> Result<Explanation, OpenError> {
+fn explain_postgres(asked: ExplainRequest<'_>) -> Result<Explanation, OpenError> {
     use statehouse_store_postgres::{Options, explain};
     Ok(explain(&Options::from_url("postgres://localhost/house")?, asked))
 }
 
 #[cfg(not(feature = "postgres"))]
-fn explain_postgres(_: Asked<'_>) -> Result<Explanation, OpenError> {
+fn explain_postgres(_: ExplainRequest<'_>) -> Result<Explanation, OpenError> {
     Err(OpenError::NotBuilt { engine: "postgres" })
 }
 
 #[cfg(feature = "dynamodb")]
-fn explain_dynamodb(asked: Asked<'_>) -> Result<Explanation, OpenError> {
+fn explain_dynamodb(asked: ExplainRequest<'_>) -> Result<Explanation, OpenError> {
     use statehouse_store::clock::ManualClock;
     use statehouse_store_dynamodb::{Options, explain};
     let mut options = Options::from_url("dynamodb://house")?;
@@ -222,7 +222,7 @@ fn explain_dynamodb(asked: Asked<'_>) -> Result<Explanation, OpenError> {
 }
 
 #[cfg(not(feature = "dynamodb"))]
-fn explain_dynamodb(_: Asked<'_>) -> Result<Explanation, OpenError> {
+fn explain_dynamodb(_: ExplainRequest<'_>) -> Result<Explanation, OpenError> {
     Err(OpenError::NotBuilt { engine: "dynamodb" })
 }
 

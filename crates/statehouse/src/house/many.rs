@@ -5,7 +5,7 @@ use std::fmt::Display;
 use futures_util::future::join_all;
 use serde_json::{Value as Json, json};
 use statehouse_store::{
-    Applied, Commit, Draft as EventDraft, Entry, Fate, Plan, Record, Tenant, Type, Value, limits,
+    Applied, Commit, Entry, EventTemplate, OperationStatus, Plan, Record, Tenant, Type, Value, limits,
 };
 
 use super::{House, Operation, Request, UNCHANGED, fenced, reused};
@@ -28,11 +28,11 @@ impl House {
     ) -> Result<Answer, Refusal> {
         let Operation { id, fingerprint } = operation;
         let Some(id) = id else { return several.run(call, &self.desk(0)).await };
-        if let Some(record) = self.store.recorded(&call.tenant, &id).await? {
+        if let Some(record) = self.store.find_operation(&call.tenant, &id).await? {
             return remembered(&record, &fingerprint);
         }
         let answer = several.run(call, &self.desk(0)).await?;
-        let event = EventDraft::named(UNCHANGED).with("answer", json!(answer));
+        let event = EventTemplate::named(UNCHANGED).with("answer", json!(answer));
         let entry = Entry::about(&resource.name, resource::key_text(&call.key)).fingerprint(&fingerprint);
         let plan = Plan::of(&call.tenant, &id).log(entry.event(event)).build()?;
         let mut in_doubt = false;
@@ -116,7 +116,7 @@ impl House {
 
 /// The answer that a record keeps (H7).
 fn remembered(record: &Record, fingerprint: &str) -> Result<Answer, Refusal> {
-    if record.fate == Fate::Aborted {
+    if record.status == OperationStatus::Aborted {
         return Err(fenced(&record.operation));
     }
     let kept = match record.events.as_slice() {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use statehouse_store::migration::{Difference, keep_surplus};
 use statehouse_store::{
-    Change, Column, Commit, Draft as EventDraft, Entry, Guard, Ids, Plan, PlanError, Row, Scan, Schema, Step,
+    Change, Column, Commit, Entry, EventTemplate, Guard, Ids, Plan, PlanError, Row, Scan, Schema, Step,
     Store, StoreError, Table, Value,
 };
 
@@ -257,7 +257,7 @@ impl Relocation {
             (main, beside) = (main.set(&column.name, there), beside.set(&column.name, here));
         }
         // The row gets another version, so whoever follows the log has to hear of it.
-        let event = EventDraft::named(format!("{}.moved", self.resource)).with_row_of(0);
+        let event = EventTemplate::named(format!("{}.moved", self.resource)).with_row_of(0);
         let entry = Entry::about(&self.resource, key_text(row.key())).event(event);
         let plan =
             Plan::of(row.tenant(), ids.next()).step(main).step(beside).log(entry).without_rows().build();

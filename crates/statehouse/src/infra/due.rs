@@ -43,7 +43,7 @@ pub fn columns(builder: Builder) -> Builder {
 
 /// Adds the index to a table that has the columns.
 pub fn index(builder: Builder) -> Builder {
-    builder.index_across(DUE, &[DUE_SHARD], &[DUE_AT])
+    builder.global_index(DUE, &[DUE_SHARD], &[DUE_AT])
 }
 
 /// Which of so many shards a row belongs to. It spreads the rows of one tenant, and of one due time, evenly.
@@ -184,7 +184,7 @@ impl<D: Due> Worker for Scanner<D> {
 
     async fn step(&self, shift: &Shift<'_>, limit: usize) -> Result<Progress, StoreError> {
         let misuse = |error: PlanError| StoreError::schema(self.name.as_str(), error.to_string());
-        let mut query = Query::across(self.due.table(), DUE, [i64::from(shift.shard).into()])
+        let mut query = Query::all_tenants(self.due.table(), DUE, [i64::from(shift.shard).into()])
             .and_then(|query| query.limit(limit))
             .map_err(misuse)?;
         let mut progress = Progress::idle();

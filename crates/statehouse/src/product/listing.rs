@@ -28,8 +28,8 @@ use std::task::Poll;
 use statehouse_store::log::partition_of;
 use statehouse_store::table::Builder;
 use statehouse_store::{
-    Address, Ask, Consistency, Cursor, Expr, Guard, Operand, Page, PlanError, Query, Row, Seen, Step, Store,
-    Table, Tenant, Time, Type, Value,
+    Address, Consistency, Cursor, Expr, Guard, Operand, Page, PlanError, Query, ReadRequest, ReadResult, Row,
+    Step, Store, Table, Tenant, Time, Type, Value,
 };
 
 use crate::action::{Call, Refusal};
@@ -106,7 +106,7 @@ impl Listing {
 
     /// Puts an item into the list (L1).
     pub fn put(&self, tenant: &Tenant, owner: &[Value], item: &[Value], place: Place) -> [Step; 2] {
-        let count = Expr::Add(Operand::ColumnOr(COUNT.to_owned(), 0.into()), 1.into());
+        let count = Expr::Add(Operand::Coalesce(COUNT.to_owned(), 0.into()), 1.into());
         [
             Step::insert(&self.table, Listing::key(owner, place, item)),
             self.counted(tenant, owner, item, count),
@@ -115,7 +115,7 @@ impl Listing {
 
     /// Takes an item out of the list (L1).
     pub fn take(&self, tenant: &Tenant, owner: &[Value], item: &[Value], place: Place) -> [Step; 2] {
-        let count = Expr::Subtract(Operand::ColumnOr(COUNT.to_owned(), 0.into()), 1.into());
+        let count = Expr::Subtract(Operand::Coalesce(COUNT.to_owned(), 0.into()), 1.into());
         [
             Step::delete(&self.table, Listing::key(owner, place, item)),
             self.counted(tenant, owner, item, count),
@@ -263,8 +263,8 @@ impl Tally {
 
 /// Of each range the first page that has rows, or the last, in one go.
 pub(super) async fn filled(store: &dyn Store, queries: &[Query]) -> Result<Vec<Page>, Refusal> {
-    let asks: Vec<Ask<'_>> = queries.iter().map(Ask::Query).collect();
-    let pages = store.look(&asks).await?.into_iter().map(Seen::into_page);
+    let asks: Vec<ReadRequest<'_>> = queries.iter().map(ReadRequest::Query).collect();
+    let pages = store.read_many(&asks).await?.into_iter().map(ReadResult::into_page);
     let mut filled = Vec::with_capacity(queries.len());
     for (query, page) in queries.iter().zip(pages) {
         filled.push(fill(store, query, page).await?);

@@ -8,8 +8,8 @@ use std::time::Duration;
 use serde_json::{Value as Json, json};
 use statehouse_store::guard::column;
 use statehouse_store::{
-    Applied, Commit, Draft, Entry, Guard, Migrate, Plan, Random, Record, Schema, Step, Store, Table, Tenant,
-    Type,
+    Applied, Commit, Entry, EventTemplate, Guard, Migrate, Plan, Random, Record, Schema, Step, Store, Table,
+    Tenant, Type,
 };
 use statehouse_store_dynamodb::{Credentials, DynamoStore, Options};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -84,7 +84,7 @@ pub fn plan(operation: &str, steps: impl IntoIterator<Item = Step>) -> statehous
 }
 
 pub fn entry(key: &str) -> Entry {
-    Entry::about("seat", key).event(Draft::named("seat.changed"))
+    Entry::about("seat", key).event(EventTemplate::named("seat.changed"))
 }
 
 /// Commits a plan that must be applied.

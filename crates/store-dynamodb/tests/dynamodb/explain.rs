@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use statehouse_store::guard::{column, now, now_plus};
-use statehouse_store::{Draft, Entry, ManualClock, Operand, Plan, Step, Store, Table, Time, Type};
+use statehouse_store::{Entry, EventTemplate, ManualClock, Operand, Plan, Step, Store, Table, Time, Type};
 use statehouse_store_dynamodb::Options;
 
 use crate::common::{acme, endpoint, entry, hold, insert, open, options, plan, seats};
@@ -32,7 +32,7 @@ async fn explanations_are_what_is_sent() {
         .set("until", now_plus(Duration::from_secs(600)));
     let sell = Step::update(&seats, key())
         .guard(column("holder").ne("bob"))
-        .set("sold", Operand::ColumnOr("sold".into(), 0.into()).add(1));
+        .set("sold", Operand::Coalesce("sold".into(), 0.into()).add(1));
     let cases: Vec<(&str, Plan)> = vec![
         ("insert", plan("op-1", [insert(&seats, 1)]).build().unwrap()),
         ("guarded update", plan("op-2", [hold(&seats, 1, "ann")]).build().unwrap()),
@@ -52,7 +52,7 @@ async fn explanations_are_what_is_sent() {
             "a log entry with the row",
             Plan::of(&acme(), "op-7")
                 .step(sell.set("weight", column("weight").add(0.5)))
-                .log(Entry::about("seat", "1").event(Draft::named("seat.sold").with_row_of(0)))
+                .log(Entry::about("seat", "1").event(EventTemplate::named("seat.sold").with_row_of(0)))
                 .build()
                 .unwrap(),
         ),

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use statehouse_store::{
-    Address, Commit, Consistency, Draft, Entry, Migrate, Operand, Query, Resolution, Scan, Schema, Step,
-    Store, StoreError, Table, Type,
+    Address, Commit, Consistency, Entry, EventTemplate, Migrate, Operand, Query, Resolution, Scan, Schema,
+    Step, Store, StoreError, Table, Type,
 };
 use statehouse_store_dynamodb::{DynamoStore, Options};
 
@@ -16,7 +16,7 @@ use crate::common::{
 
 /// A step whose effect can be counted.
 fn count(table: &Arc<Table>) -> Step {
-    let sold = Operand::ColumnOr("sold".into(), 0.into());
+    let sold = Operand::Coalesce("sold".into(), 0.into());
     Step::update(table, ["show".into(), 1.into()]).set("sold", sold.add(1))
 }
 
@@ -342,7 +342,7 @@ async fn a_record_that_fills_an_item_finds_its_rows_all_the_same() {
         (0..90).map(|seat| Step::upsert(&seats, key(seat)).set("holder", holder)).collect()
     };
     let full = |operation: &str, holder: &'static str| {
-        let told = Draft::named("told").with("text", "x".repeat(390_000));
+        let told = EventTemplate::named("told").with("text", "x".repeat(390_000));
         plan(operation, steps(holder)).log(Entry::about("seat", operation).event(told)).without_rows()
     };
     for (operation, holder) in [("1", "ann"), ("2", "bob"), ("3", "cid")] {

@@ -10,8 +10,8 @@ use statehouse_store::clock::SkewedClock;
 use statehouse_store::guard::column;
 use statehouse_store::log::partition_of;
 use statehouse_store::{
-    Address, Clock, Commit, Consistency, Draft, Entry, ManualClock, Operand, Query, Random, Record, Step,
-    Store, SystemClock, Table, Time, Type,
+    Address, Clock, Commit, Consistency, Entry, EventTemplate, ManualClock, Operand, Query, Random, Record,
+    Step, Store, SystemClock, Table, Time, Type,
 };
 use statehouse_store_dynamodb::{DynamoStore, Options};
 
@@ -119,7 +119,7 @@ async fn a_row_written_often_without_a_reader_makes_its_writers_help() {
         apply(&store, plan("start", [insert(&seats, 1)])).await;
         let count = || {
             Step::update(&seats, ["show".into(), 1.into()])
-                .set("sold", Operand::ColumnOr("sold".into(), 0.into()).add(1))
+                .set("sold", Operand::Coalesce("sold".into(), 0.into()).add(1))
         };
         for number in 0..60 {
             let builder = plan(&format!("{number}"), [count()]).log(entry(&format!("{}", number % 7)));
@@ -147,8 +147,8 @@ fn transfer(accounts: &Arc<Table>, operation: &str, from: i64, to: i64) -> state
         Step::update(accounts, [id.into()]).set("balance", column("balance").add(amount))
     };
     let entry = Entry::about("transfer", operation)
-        .event(Draft::named("took").with_row_of(0))
-        .event(Draft::named("gave").with_row_of(1));
+        .event(EventTemplate::named("took").with_row_of(0))
+        .event(EventTemplate::named("gave").with_row_of(1));
     plan(operation, [step(from, -1), step(to, 1)]).log(entry)
 }
 
@@ -286,7 +286,7 @@ async fn many_writers_of_one_row_all_get_through() {
         let (store, seats) = (store.clone(), seats.clone());
         tasks.spawn(async move {
             for number in 0..5 {
-                let sold = Operand::ColumnOr("sold".into(), 0.into());
+                let sold = Operand::Coalesce("sold".into(), 0.into());
                 let step = Step::update(&seats, ["show".into(), 1.into()]).set("sold", sold.add(1));
                 let builder = plan(&format!("{writer}-{number}"), [step]).log(entry("1"));
                 apply(&store, if writer % 2 == 0 { builder } else { builder.without_rows() }).await;

@@ -1,7 +1,7 @@
 //! How many requests a plan takes: as many as code written by hand for it would send.
 
 use statehouse_store::guard::column;
-use statehouse_store::{Address, Commit, Consistency, Draft, Entry, Plan, Reason, Step, Store};
+use statehouse_store::{Address, Commit, Consistency, Entry, EventTemplate, Plan, Reason, Step, Store};
 use statehouse_store_dynamodb::DynamoStore;
 
 use crate::common::{Proxy, acme, apply, entry, hold, insert, open, options, plan, seats};
@@ -40,7 +40,7 @@ async fn requests_are_as_few_as_by_hand() {
     let missing = check(&proxy, &store, plan("4", [hold(&seats, 9, "bob")]), &["UpdateItem"]).await;
     assert_eq!(missing.refused().unwrap().reason, Reason::Absent);
     let counted = Step::upsert(&seats, seat(2))
-        .set("sold", statehouse_store::Operand::ColumnOr("sold".into(), 0.into()).add(1));
+        .set("sold", statehouse_store::Operand::Coalesce("sold".into(), 0.into()).add(1));
     check(&proxy, &store, plan("5", [counted.clone()]), &["UpdateItem"]).await;
     let again = check(&proxy, &store, plan("6", [counted]), &["UpdateItem"]).await;
     assert_eq!(again.applied().unwrap().rows[0].as_ref().unwrap().int("sold"), Some(2));
@@ -53,7 +53,7 @@ async fn requests_are_as_few_as_by_hand() {
     let free = || Step::update(&seats, seat(1)).guard(column("holder").eq("ann")).set("status", "FREE");
     check(&proxy, &store, logged("10", free()).without_rows(), &["TransactWriteItems"]).await;
     check(&proxy, &store, logged("11", insert(&seats, 3)), &["TransactWriteItems"]).await;
-    let told = Entry::about("seat", "4").event(Draft::named("made").with_row_of(0));
+    let told = Entry::about("seat", "4").event(EventTemplate::named("made").with_row_of(0));
     check(&proxy, &store, plan("12", [insert(&seats, 4)]).log(told), &["TransactWriteItems"]).await;
     check(&proxy, &store, logged("13", free()), &["GetItem", "TransactWriteItems"]).await;
     check(

@@ -14,7 +14,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use statehouse_store::{Plan, Row, StoreError, Table, Take, Type, Value};
+use statehouse_store::{ClaimRange, Plan, Row, StoreError, Table, Type, Value};
 
 use super::{Compiler, Set, Source, Statement, list_args};
 use crate::link::Call;
@@ -25,15 +25,15 @@ use crate::sql::{Arg, all_columns, int_at, placeholder, row_at};
 
 /// The statements of takes that were written last, each with a take of its shape.
 #[derive(Default)]
-pub(crate) struct Takes(Mutex<Vec<(Take, Arc<str>)>>);
+pub(crate) struct Takes(Mutex<Vec<(ClaimRange, Arc<str>)>>);
 
 impl Takes {
     /// Shapes come from actions, of which there are few.
     const MOST: usize = 64;
 
-    fn of(&self, take: &Take, write: impl FnOnce() -> Option<String>) -> Option<Arc<str>> {
+    fn of(&self, take: &ClaimRange, write: impl FnOnce() -> Option<String>) -> Option<Arc<str>> {
         let texts = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |(like, _): &&(Take, _)| {
+        let is_it = |(like, _): &&(ClaimRange, _)| {
             Spot::Range(like.query()).is_like(Spot::Range(take.query()))
                 && steps_are_alike(like.step(), take.step())
         };
@@ -50,7 +50,7 @@ impl Takes {
 
 /// A take as one statement.
 pub(crate) struct Taken<'t> {
-    take: &'t Take,
+    take: &'t ClaimRange,
     pub call: Call<'t>,
 }
 
@@ -70,7 +70,7 @@ fn any_key(table: &Table) -> Vec<Value> {
 
 impl Compiler<'_> {
     /// Compiles a take, if it can be.
-    pub(crate) fn taken<'t>(&self, takes: &Takes, take: &'t Take) -> Option<Taken<'t>> {
+    pub(crate) fn taken<'t>(&self, takes: &Takes, take: &'t ClaimRange) -> Option<Taken<'t>> {
         let step = take.step();
         if !is_exact(step) || !room::is_small_change(step) {
             return None;
@@ -91,7 +91,7 @@ impl Compiler<'_> {
     }
 
     /// The statement of a take, of which this plan is one.
-    fn taken_text(&self, plan: &Plan, take: &Take) -> Option<String> {
+    fn taken_text(&self, plan: &Plan, take: &ClaimRange) -> Option<String> {
         let step = plan.steps().first()?;
         let (table, range) = (&step.table, Spot::Range(take.query()));
         // The tenant, the lists, the range, the weight, and then the constants.

@@ -239,7 +239,7 @@ fn columns_of(guard: &Guard, found: &mut Vec<String>) {
         match leaf {
             Guard::Compare(left, _, right) => {
                 for operand in [left, right] {
-                    if let Operand::Column(column) | Operand::ColumnOr(column, _) = operand {
+                    if let Operand::Column(column) | Operand::Coalesce(column, _) = operand {
                         add(column);
                     }
                 }

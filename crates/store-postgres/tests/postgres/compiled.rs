@@ -13,8 +13,8 @@ use statehouse_drills::engines::Lab;
 use statehouse_store::guard::{Guard, column, is_in, is_null, is_set, now, now_plus};
 use statehouse_store::plan::Builder;
 use statehouse_store::{
-    Address, Applied, Clock, Commit, Consistency, Draft, Entry, Expr, ManualClock, Migrate, ModelStore,
-    Operand, Plan, Step, Store, StoreError, Table, Time, Type, eval,
+    Address, Applied, Clock, Commit, Consistency, Entry, EventTemplate, Expr, ManualClock, Migrate,
+    ModelStore, Operand, Plan, Step, Store, StoreError, Table, Time, Type, eval,
 };
 use statehouse_store_postgres::{Counts, PostgresStore};
 
@@ -97,7 +97,7 @@ async fn the_usual_shapes_go_as_one_statement() {
         update().guard(column("time").le(now())).set("time", now_plus(Duration::from_secs(600))),
         update().guard(column("time").gt(now())).set("count", column("count").subtract(1)),
         Step::upsert(&table, key())
-            .set("count", Expr::Add(Operand::ColumnOr("count".into(), 0.into()), 1.into())),
+            .set("count", Expr::Add(Operand::Coalesce("count".into(), 0.into()), 1.into())),
         Step::upsert(&table, [2.into(), at.into()]).guard(column("count").lt(5)).set("text", "new"),
         Step::delete(&table, key()).guard(column("count").ge(0)),
     ];
@@ -108,8 +108,8 @@ async fn the_usual_shapes_go_as_one_statement() {
         }
         let store = namespace.open_with(&[&table]).await;
         for (number, step) in shapes.iter().enumerate() {
-            let entry =
-                Entry::about("thing", "1").event(Draft::named("thing.changed").with("n", 1).with_row_of(0));
+            let entry = Entry::about("thing", "1")
+                .event(EventTemplate::named("thing.changed").with("n", 1).with_row_of(0));
             let plan = Plan::of(&tenant("acme"), format!("op-{number}")).step(step.clone()).log(entry);
             let commit = store.commit(&plan.build().unwrap()).await.unwrap();
             assert!(matches!(commit, Commit::Applied(_)), "{step}: {commit:?}");
@@ -161,8 +161,8 @@ async fn plans_of_one_shape_mean_together_what_they_mean_alone() {
         &|id| Step::insert(&table, [(id + ROWS - 2).into(), at.into()]).set("int", id),
         &|id| {
             Step::insert(&table, [(id + ROWS).into(), at.into()])
-                .set("int", Operand::ColumnOr("int".into(), id.into()))
-                .set("count", Expr::Add(Operand::ColumnOr("count".into(), id.into()), 1.into()))
+                .set("int", Operand::Coalesce("int".into(), id.into()))
+                .set("count", Expr::Add(Operand::Coalesce("count".into(), id.into()), 1.into()))
                 .set("text", format!("it's {id}"))
                 .set("bytes", vec![id as u8, 0, 255])
                 .set("json", serde_json::json!({"id": id, "half": id as f64 / 2.0}))
@@ -207,7 +207,7 @@ async fn plans_of_one_shape_mean_together_what_they_mean_alone() {
         let (mut running, mut expected) = (Vec::new(), Vec::new());
         // Two rows are not there.
         for id in 0..ROWS + 2 {
-            let event = Draft::named("thing.changed").with("n", id).with_row_of(0);
+            let event = EventTemplate::named("thing.changed").with("n", id).with_row_of(0);
             let plan = Plan::of(&acme, format!("op-{id}")).step(shape(id));
             let plan = plan.log(Entry::about("thing", id.to_string()).event(event)).build().unwrap();
             expected.push(model.commit(&plan).await.unwrap());
@@ -293,7 +293,7 @@ async fn inserts_are_stamped_by_the_server() {
     let (table, acme, at) = (everything(), tenant("acme"), Time::from_millis(1_700_000_000_000));
     let insert = |id: i64| {
         Step::insert(&table, [id.into(), at.into()])
-            .set("int", Expr::Subtract(Operand::ColumnOr("int".into(), id.into()), 1.into()))
+            .set("int", Expr::Subtract(Operand::Coalesce("int".into(), id.into()), 1.into()))
             .set("text", format!("it's \"{id}\"\\, and \"\"now\"\" \"\"now 1\"\""))
             .set("bytes", vec![id as u8; 80])
             .set("float", id as f64 / 3.0)
@@ -307,14 +307,22 @@ async fn inserts_are_stamped_by_the_server() {
     ];
     let entries: [&dyn Fn(i64) -> Option<Entry>; 4] = [
         &|_| None,
-        &|id| Some(Entry::about("thing", id.to_string()).event(Draft::named("thing.made").with("n", id))),
         &|id| {
-            let made = |name: &str| Draft::named(name).with("row", "mine").with_row_of(0);
+            Some(
+                Entry::about("thing", id.to_string()).event(EventTemplate::named("thing.made").with("n", id)),
+            )
+        },
+        &|id| {
+            let made = |name: &str| EventTemplate::named(name).with("row", "mine").with_row_of(0);
             let entry = Entry::about("thing", id.to_string()).event(made("thing.made"));
-            Some(entry.event(Draft::named("thing.other").with("row", id)).event(made("thing.made_too")))
+            Some(
+                entry
+                    .event(EventTemplate::named("thing.other").with("row", id))
+                    .event(made("thing.made_too")),
+            )
         },
         // All in one partition.
-        &|_| Some(Entry::about("thing", "one").event(Draft::named("thing.made").with_row_of(0))),
+        &|_| Some(Entry::about("thing", "one").event(EventTemplate::named("thing.made").with_row_of(0))),
     ];
     // Behind a pooler the transaction has to be told what the connection could not be set to.
     let pooler = Proxy::start().await;
@@ -386,8 +394,8 @@ async fn inserts_that_wait_together_are_looked_for_if_one_is_there() {
     let round = async |ids: &[i64], name: &str| {
         let plan = |id: &i64| {
             let step = Step::insert(&table, [(*id).into(), at.into()]).set("time", now());
-            let entry =
-                Entry::about("thing", id.to_string()).event(Draft::named("thing.made").with_row_of(0));
+            let entry = Entry::about("thing", id.to_string())
+                .event(EventTemplate::named("thing.made").with_row_of(0));
             Plan::of(&acme, format!("{name}-{id}")).step(step).log(entry).build().unwrap()
         };
         let plans: Vec<Plan> = ids.iter().map(plan).collect();
@@ -460,7 +468,7 @@ async fn plans_of_many_steps_of_one_shape_mean_what_the_model_says() {
         }
         let plan = |operation: &str, ids: &[i64]| {
             let plan = Plan::of(&acme, operation).steps(ids.iter().map(|id| shape(*id)));
-            let event = Draft::named("thing.changed").with("n", ids.len());
+            let event = EventTemplate::named("thing.changed").with("n", ids.len());
             let entry = Entry::about("thing", "several").event(event);
             if logged { plan.log(entry).build().unwrap() } else { plan.build().unwrap() }
         };
@@ -515,7 +523,7 @@ async fn plans_of_many_steps_are_judged_and_stamped_by_the_server() {
         row.guard(column("time").le(now())).set("time", now_plus(minute)).set("int", id)
     };
     let plan = |operation: &str, ids: std::ops::Range<i64>| {
-        let entry = Entry::about("thing", "several").event(Draft::named("thing.claimed"));
+        let entry = Entry::about("thing", "several").event(EventTemplate::named("thing.claimed"));
         Plan::of(&acme, operation).steps(ids.map(claim)).log(entry).build().unwrap()
     };
     let early = store.commit(&plan("early", 0..9)).await.unwrap();
@@ -546,7 +554,7 @@ async fn long_plans_that_wait_behind_short_ones_are_one_statement_each() {
     }
     let plan = |operation: &str, ids: std::ops::Range<i64>| {
         let delete = |id: i64| Step::delete(&table, [id.into(), at.into()]).guard(is_null("text"));
-        let entry = Entry::about("thing", operation).event(Draft::named("thing.removed"));
+        let entry = Entry::about("thing", operation).event(EventTemplate::named("thing.removed"));
         Plan::of(&acme, operation).steps(ids.map(delete)).log(entry).build().unwrap()
     };
     let plans = [

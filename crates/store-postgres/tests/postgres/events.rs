@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use statehouse_store::guard::{column, now};
-use statehouse_store::{Draft, Entry, Plan, Step, Store, Table, Type};
+use statehouse_store::{Entry, EventTemplate, Plan, Step, Store, Table, Type};
 use statehouse_store_postgres::PostgresStore;
 
 use crate::support::{Namespace, raw, tenant};
@@ -29,7 +29,8 @@ fn filled(step: Step, from: usize) -> Step {
 }
 
 fn plan(operation: String, steps: Vec<Step>, takes_row: bool) -> Plan {
-    let draft = TEXTS.iter().fold(Draft::named("wide.changed"), |draft, text| draft.with(text, *text));
+    let draft =
+        TEXTS.iter().fold(EventTemplate::named("wide.changed"), |draft, text| draft.with(text, *text));
     let draft = draft.with("row", "is taken in");
     let draft = if takes_row { draft.with_row_of(0) } else { draft };
     let plan = Plan::of(&tenant("acme"), operation).steps(steps);

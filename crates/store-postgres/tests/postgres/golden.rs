@@ -3,7 +3,7 @@
 //! When a change is meant, run with `STATEHOUSE_BLESS=1` and look at the difference.
 
 use statehouse_store::guard::{Guard, column};
-use statehouse_store::{Draft, Entry, Migrate, Plan, Step, Store};
+use statehouse_store::{Entry, EventTemplate, Migrate, Plan, Step, Store};
 use statehouse_store_postgres::explain;
 
 use crate::support::{Namespace, jobs, profiles, schema_of, tenant};
@@ -44,7 +44,7 @@ async fn the_statements_of_a_plan_of_one_step() {
                 .set("display_name", "Anna")
                 .set("updated_at", statehouse_store::guard::now()),
         )
-        .log(Entry::about("profile", "42").event(Draft::named("profile.updated").with_row_of(0)))
+        .log(Entry::about("profile", "42").event(EventTemplate::named("profile.updated").with_row_of(0)))
         .build()
         .unwrap();
     check("update.txt", &store.explain((&plan).into()).to_string(), namespace.schema());
@@ -62,7 +62,7 @@ async fn the_statements_of_a_plan_of_two_steps() {
     let plan = Plan::of(&tenant("acme"), "op-2")
         .step(Step::insert(&profiles(), [43.into()]).set("display_name", "Bert"))
         .step(Step::assert(&profiles(), [42.into()]).guard(column("status").eq("ACTIVE")))
-        .log(Entry::about("profile", "43").event(Draft::named("profile.created")))
+        .log(Entry::about("profile", "43").event(EventTemplate::named("profile.created")))
         .build()
         .unwrap();
     check("two_steps.txt", &store.explain((&plan).into()).to_string(), namespace.schema());

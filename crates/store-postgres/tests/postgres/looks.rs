@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use futures_util::future::{join, join_all, poll_immediate};
 use statehouse_store::{
-    Address, Ask, Migrate, ModelStore, Plan, Query, Random, Seen, Step, Store, StoreError, Table, Tenant,
-    Time, Type, Value,
+    Address, Migrate, ModelStore, Plan, Query, Random, ReadRequest, ReadResult, Step, Store, StoreError,
+    Table, Tenant, Time, Type, Value,
 };
 
 use crate::support::{Namespace, counters, increment, logged, raw, schema_of, tenant};
@@ -43,8 +43,8 @@ impl Wish {
         Wish { queries, addresses }
     }
 
-    fn asks(&self) -> Vec<Ask<'_>> {
-        self.queries.iter().map(Ask::Query).chain([Ask::Get(&self.addresses)]).collect()
+    fn asks(&self) -> Vec<ReadRequest<'_>> {
+        self.queries.iter().map(ReadRequest::Query).chain([ReadRequest::Get(&self.addresses)]).collect()
     }
 }
 
@@ -79,8 +79,8 @@ async fn callers_who_wait_together_each_get_their_own_answers() {
             for _ in 0..12 {
                 let tenant = &tenants[random.below(2) as usize];
                 let wish = Wish::random(&mut random, entries, counters, tenant);
-                let seen = store.look(&wish.asks()).await.unwrap();
-                assert_eq!(seen, model.look(&wish.asks()).await.unwrap(), "{:?}", wish.asks());
+                let seen = store.read_many(&wish.asks()).await.unwrap();
+                assert_eq!(seen, model.read_many(&wish.asks()).await.unwrap(), "{:?}", wish.asks());
             }
         }
     };
@@ -111,8 +111,8 @@ async fn many_ranges_of_a_large_table_come_in_their_order() {
             queries.push(query);
         }
     }
-    let asks: Vec<Ask<'_>> = queries.iter().map(Ask::Query).collect();
-    let seen = store.look(&asks).await.unwrap();
+    let asks: Vec<ReadRequest<'_>> = queries.iter().map(ReadRequest::Query).collect();
+    let seen = store.read_many(&asks).await.unwrap();
     assert_eq!(seen.len(), queries.len());
     for (query, seen) in queries.iter().zip(seen) {
         let page = seen.into_page();
@@ -160,8 +160,8 @@ async fn with_rows(namespace: &mut Namespace, names: &[&str]) -> (impl Store + u
 
 async fn n_of(store: &impl Store, table: &Arc<Table>, name: &str) -> Result<Option<i64>, StoreError> {
     let addresses = [Address::new(table, &tenant("acme"), [Value::from(name)]).unwrap()];
-    let seen = store.look(&[Ask::Get(&addresses)]).await?;
-    Ok(seen.into_iter().flat_map(Seen::into_rows).flatten().next().and_then(|row| row.int("n")))
+    let seen = store.read_many(&[ReadRequest::Get(&addresses)]).await?;
+    Ok(seen.into_iter().flat_map(ReadResult::into_rows).flatten().next().and_then(|row| row.int("n")))
 }
 
 #[tokio::test]

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use statehouse_store::guard::{column, now};
 use statehouse_store::{
-    Address, Ask, Clock as _, Consistency, Draft, Entry, Plan, Query, Step, Store, SystemClock, Table, Type,
+    Address, Clock as _, Consistency, Entry, EventTemplate, Plan, Query, ReadRequest, Step, Store,
+    SystemClock, Table, Type,
 };
 
 use crate::support::{Namespace, raw, tenant};
@@ -54,7 +55,7 @@ async fn keys_are_looked_up_by_the_primary_key_and_lists_by_their_index() {
     let store = namespace.open_with(&[&table]).await;
     let key = |id: i64| ["mail".into(), id.into()];
     let commit = async |name: &str, steps: Vec<Step>| {
-        let entry = Entry::about("wide", name).event(Draft::named("wide.changed"));
+        let entry = Entry::about("wide", name).event(EventTemplate::named("wide.changed"));
         let plan = Plan::of(&acme, name).steps(steps).log(entry).build().unwrap();
         store.commit(&plan).await.unwrap()
     };
@@ -111,19 +112,24 @@ async fn several_reads_in_one_go_are_lookups_each_by_its_own_index() {
     let list = Query::index(&table, "by_due", &acme, ["mail".into()]).unwrap();
     let rows = [1, 2].map(|id: i64| Address::new(&table, &acme, ["mail".into(), id.into()]).unwrap());
     let other = [Address::new(&beside, &acme, ["x".into()]).unwrap()];
-    let few = [Ask::Query(&range), Ask::Get(&rows[..1]), Ask::Query(&list), Ask::Get(&other)];
+    let few = [
+        ReadRequest::Query(&range),
+        ReadRequest::Get(&rows[..1]),
+        ReadRequest::Query(&list),
+        ReadRequest::Get(&other),
+    ];
     let many = [
-        Ask::Query(&range),
-        Ask::Query(&range),
-        Ask::Query(&behind),
-        Ask::Get(&rows),
-        Ask::Query(&list),
-        Ask::Get(&other),
+        ReadRequest::Query(&range),
+        ReadRequest::Query(&range),
+        ReadRequest::Query(&behind),
+        ReadRequest::Get(&rows),
+        ReadRequest::Query(&list),
+        ReadRequest::Get(&other),
     ];
     // The plans are made while the tables are empty, and are kept when they are not. By then the server knows what is
     // there, which is what could make it think otherwise.
     for asks in [few.as_slice(), &many] {
-        store.look(asks).await.unwrap();
+        store.read_many(asks).await.unwrap();
     }
     let schema = namespace.schema();
     let fill = format!(
@@ -136,7 +142,7 @@ async fn several_reads_in_one_go_are_lookups_each_by_its_own_index() {
     let mut lookups = 0;
     for asks in [few.as_slice(), &many] {
         for _ in 0..8 {
-            let seen = store.look(asks).await.unwrap();
+            let seen = store.read_many(asks).await.unwrap();
             let first = seen.into_iter().next().unwrap().into_page();
             assert_eq!(first.rows.len(), 1_000);
             assert!(first.rows.windows(2).all(|pair| pair[0].int("id") > pair[1].int("id")));
@@ -145,8 +151,8 @@ async fn several_reads_in_one_go_are_lookups_each_by_its_own_index() {
         lookups += 8 * asks
             .iter()
             .map(|ask| match ask {
-                Ask::Get(rows) => rows.len() as i64,
-                Ask::Query(_) | Ask::Value(_) => 1,
+                ReadRequest::Get(rows) => rows.len() as i64,
+                ReadRequest::Query(_) | ReadRequest::Value(_) => 1,
             })
             .sum::<i64>();
     }

@@ -256,7 +256,8 @@ async fn requests_of_many_callers_do_not_get_mixed_up() {
                 }
                 let done = 2 * (turn as i64 + 1);
                 let large = async { large_look(&store, &table, &acme, &own, 100).await };
-                let small = async { store.recorded(&acme, &format!("small-{number}-{turn}")).await.unwrap() };
+                let small =
+                    async { store.find_operation(&acme, &format!("small-{number}-{turn}")).await.unwrap() };
                 let walk = Scan::of(&table, &acme).limit(5).unwrap();
                 let walk = async { store.scan(&walk).await.unwrap() };
                 let missing = Address::new(&counters("missing"), &acme, ["x".into()]).unwrap();
@@ -471,7 +472,7 @@ async fn who_trusted_a_name_in_vain_trusts_none_again() {
             }
             for _ in 0..2 {
                 assert_eq!(count(&store, &table, &acme, "x").await, 2 * turn);
-                assert!(store.recorded(&acme, &format!("small-{turn}")).await.unwrap().is_some());
+                assert!(store.find_operation(&acme, &format!("small-{turn}")).await.unwrap().is_some());
             }
             let resolution = store.resolve(&acme, &format!("never-{turn}")).await.unwrap();
             assert_eq!(resolution, Resolution::Aborted);

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use statehouse_store::guard::column;
 use statehouse_store::{
-    Draft, Entry, Expr, Migrate, Operand, Plan, Random, Schema, Step, Store, Table, Tenant, Type, Value,
+    Entry, EventTemplate, Expr, Migrate, Operand, Plan, Random, Schema, Step, Store, Table, Tenant, Type,
+    Value,
 };
 use statehouse_store_postgres::{Options, PostgresStore};
 use tokio_postgres::{Client, NoTls};
@@ -101,7 +102,7 @@ pub fn jobs() -> Arc<Table> {
         .sort("number", Type::Int)
         .optional("due_shard", Type::Int)
         .optional("due_at", Type::Time)
-        .index_across("due", &["due_shard"], &["due_at"])
+        .global_index("due", &["due_shard"], &["due_at"])
         .build()
         .unwrap()
 }
@@ -113,7 +114,7 @@ pub fn increment(table: &Arc<Table>, id: &str) -> Step {
 
 /// `coalesce(n, 0) + 1`.
 pub fn plus_one() -> Expr {
-    Expr::Add(Operand::ColumnOr("n".into(), 0.into()), 1.into())
+    Expr::Add(Operand::Coalesce("n".into(), 0.into()), 1.into())
 }
 
 /// `n + 1` on a counter that is there.
@@ -123,6 +124,6 @@ pub fn bump(table: &Arc<Table>, id: &str) -> Step {
 
 /// A plan of these steps with an entry about this key, which takes in the row of the first step.
 pub fn logged(tenant: &Tenant, operation: &str, key: &str, steps: Vec<Step>) -> Plan {
-    let entry = Entry::about("counter", key).event(Draft::named("counter.changed").with_row_of(0));
+    let entry = Entry::about("counter", key).event(EventTemplate::named("counter.changed").with_row_of(0));
     Plan::of(tenant, operation).steps(steps).log(entry).build().unwrap()
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use statehouse_store::guard::{column, now};
-use statehouse_store::{Address, Consistency, Plan, Query, Row, Step, Store, Table, Take, Type, Value};
+use statehouse_store::{Address, ClaimRange, Consistency, Plan, Query, Row, Step, Store, Table, Type, Value};
 use statehouse_store_postgres::{Counts, PostgresStore};
 
 use crate::proxy::{Cut, Proxy};
@@ -27,18 +27,18 @@ async fn fill(store: &PostgresStore, table: &Arc<Table>, count: i64) {
     store.commit(&Plan::of(&tenant("acme"), "fill").steps(steps).build().unwrap()).await.unwrap();
 }
 
-fn taking(table: &Arc<Table>, operation: &str, rows: usize) -> Take {
+fn taking(table: &Arc<Table>, operation: &str, rows: usize) -> ClaimRange {
     taking_from(table, operation, 0, rows)
 }
 
-fn taking_from(table: &Arc<Table>, operation: &str, first: i64, rows: usize) -> Take {
+fn taking_from(table: &Arc<Table>, operation: &str, first: i64, rows: usize) -> ClaimRange {
     let acme = tenant("acme");
     let query = Query::table(table, &acme, ["a".into()]).unwrap().from(first).unwrap().limit(rows).unwrap();
     let step = Step::update(table, [])
         .guard(column("times").eq(0))
         .set("times", column("times").add(1))
         .set("taken_at", now());
-    Take::of(&acme, operation, query, step, "taken_by").unwrap()
+    ClaimRange::of(&acme, operation, query, step, "taken_by").unwrap()
 }
 
 fn numbers(rows: &[Row]) -> Vec<i64> {
@@ -57,13 +57,13 @@ async fn one_statement_takes_what_is_small_and_plans_the_rest() {
     let store = namespace.open_with(&[&table]).await;
     fill(&store, &table, 6).await;
     let before = store.counts();
-    assert_eq!(numbers(&store.take(&taking(&table, "one", 4)).await.unwrap()), [0, 1, 2, 3]);
+    assert_eq!(numbers(&store.claim_range(&taking(&table, "one", 4)).await.unwrap()), [0, 1, 2, 3]);
     assert_eq!(since(before, store.counts()), (4, 0));
     // Too large to be changed unseen.
     let note = Step::update(&table, ["a".into(), 4.into()]).set("note", "x".repeat(300_000).as_str());
     store.commit(&Plan::of(&tenant("acme"), "note").step(note).build().unwrap()).await.unwrap();
     let before = store.counts();
-    let mut rest = numbers(&store.take(&taking(&table, "two", 6)).await.unwrap());
+    let mut rest = numbers(&store.claim_range(&taking(&table, "two", 6)).await.unwrap());
     rest.sort_unstable();
     assert_eq!(rest, [4, 5]);
     let (taken, plans) = since(before, store.counts());
@@ -79,9 +79,9 @@ async fn rows_that_others_have_locked_are_passed_over() {
     let other = raw().await;
     let lock = format!("begin; select from {}.tickets where number < 2 for update", namespace.schema());
     other.batch_execute(&lock).await.unwrap();
-    assert_eq!(numbers(&store.take(&taking(&table, "one", 2)).await.unwrap()), [2, 3]);
+    assert_eq!(numbers(&store.claim_range(&taking(&table, "one", 2)).await.unwrap()), [2, 3]);
     other.batch_execute("rollback").await.unwrap();
-    assert_eq!(numbers(&store.take(&taking(&table, "two", 2)).await.unwrap()), [0, 1]);
+    assert_eq!(numbers(&store.claim_range(&taking(&table, "two", 2)).await.unwrap()), [0, 1]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -90,10 +90,10 @@ async fn a_commit_whose_answer_is_lost_loses_no_row() {
     let witness = namespace.open_with(&[&table]).await;
     fill(&witness, &table, 9).await;
     let store = PostgresStore::open(proxy.options(&namespace.options)).await.unwrap();
-    assert_eq!(numbers(&store.take(&taking(&table, "warm", 1)).await.unwrap()), [0]);
+    assert_eq!(numbers(&store.claim_range(&taking(&table, "warm", 1)).await.unwrap()), [0]);
     for (cut, operation, first) in [(Cut::BeforeCommit, "before", 1), (Cut::AfterCommit, "after", 4)] {
         proxy.set(cut);
-        let taken = store.take(&taking_from(&table, operation, first, 3)).await.unwrap();
+        let taken = store.claim_range(&taking_from(&table, operation, first, 3)).await.unwrap();
         assert_eq!(numbers(&taken), [first, first + 1, first + 2]);
         for number in first..first + 3 {
             let key: [Value; 2] = ["a".into(), number.into()];

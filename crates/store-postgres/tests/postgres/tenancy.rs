@@ -2,8 +2,8 @@
 
 use futures_util::future::join_all;
 use statehouse_store::{
-    Address, Ask, Commit, Consistency, Migrate, Plan, Query, Random, Resolution, Scan, Seen, Step, Store,
-    StoreError, Tenant, Time, Value,
+    Address, Commit, Consistency, Migrate, Plan, Query, Random, ReadRequest, ReadResult, Resolution, Scan,
+    Step, Store, StoreError, Tenant, Time, Value,
 };
 use statehouse_store_postgres::{Options, PostgresStore};
 use tokio_postgres::{Client, NoTls};
@@ -255,7 +255,7 @@ pub async fn look_together(url: String) {
         let row = |id: &str| Address::new(&table, tenant, [Value::from(id)]).unwrap();
         let addresses = [row("x"), row("own")];
         let range = Query::table(&table, tenant, ["x".into()]).unwrap().limit(5).unwrap();
-        direct.look(&[Ask::Get(&addresses), Ask::Query(&range)]).await.unwrap()
+        direct.read_many(&[ReadRequest::Get(&addresses), ReadRequest::Query(&range)]).await.unwrap()
     };
     // A connection has to be there, or the first one would wait for it alone.
     look(&acme).await;
@@ -267,9 +267,9 @@ pub async fn look_together(url: String) {
         let mut rows = Vec::new();
         for seen in seen {
             match seen {
-                Seen::Rows(found) => rows.extend(found.into_iter().flatten()),
-                Seen::Value(_) => {}
-                Seen::Page(page) => rows.extend(page.rows),
+                ReadResult::Rows(found) => rows.extend(found.into_iter().flatten()),
+                ReadResult::Value(_) => {}
+                ReadResult::Page(page) => rows.extend(page.rows),
             }
         }
         assert!(rows.iter().all(|row| row.tenant() == *owner), "{owner}: {rows:?}");
@@ -298,7 +298,7 @@ async fn workers_find_the_rows_of_all_tenants_under_the_fence() {
         let commit = direct.commit(&Plan::of(&tenant(name), "unlogged").step(step).build().unwrap()).await;
         assert!(matches!(commit, Ok(Commit::Applied(_))), "{commit:?}");
     }
-    let query = Query::across(&jobs, "due", [1.into()]).unwrap().limit(2).unwrap();
+    let query = Query::all_tenants(&jobs, "due", [1.into()]).unwrap().limit(2).unwrap();
     for store in [&scene.store, &direct] {
         let page = store.query(&query).await.unwrap();
         let rest = store.query(&query.clone().after(page.next.clone().unwrap()).unwrap()).await.unwrap();

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use statehouse_store::guard::column;
 use statehouse_store::{
-    Address, Commit, Consistency, Draft, Entry, Migrate, ModelStore, Plan, Random, Reason, Step, Store,
-    Table, Value,
+    Address, Commit, Consistency, Entry, EventTemplate, Migrate, ModelStore, Plan, Random, Reason, Step,
+    Store, Table, Value,
 };
 use tokio::task::JoinSet;
 
@@ -170,7 +170,7 @@ async fn plans_come_out_as_on_the_model() {
                 };
                 let steps: Vec<Step> = rows.iter().map(step).collect();
                 // One key is one partition and one lane: plans that are sent in this order are decided in it.
-                let entry = Entry::about("counter", "x").event(Draft::named("counter.changed"));
+                let entry = Entry::about("counter", "x").event(EventTemplate::named("counter.changed"));
                 let plan = Plan::of(&acme, format!("op-{round}-{number}")).steps(steps);
                 plan.log(entry).build().unwrap()
             })

@@ -1,8 +1,8 @@
 //! Connections that break around a commit: the store says that it does not know, and then finds out.
 
 use statehouse_store::{
-    Address, Commit, Consistency, Draft, Entry, Migrate, Plan, Resolution, Step, Store, StoreError, Table,
-    Tenant,
+    Address, Commit, Consistency, Entry, EventTemplate, Migrate, Plan, Resolution, Step, Store, StoreError,
+    Table, Tenant,
 };
 use statehouse_store_postgres::{Options, PostgresStore};
 use std::sync::Arc;
@@ -190,7 +190,7 @@ async fn a_server_that_falls_silent_leaves_an_unknown_outcome_and_nobody_waiting
     store.migrate(&schema_of(&[&table]), Migrate::Apply).await.unwrap();
     let plan = |operation: &str| {
         let step = Step::insert(&table, [operation.into()]);
-        let entry = Entry::about("counter", operation).event(Draft::named("counter.begun"));
+        let entry = Entry::about("counter", operation).event(EventTemplate::named("counter.begun"));
         Plan::of(&tenant("acme"), operation).step(step).log(entry).build().unwrap()
     };
     store.commit(&plan("heard")).await.unwrap();

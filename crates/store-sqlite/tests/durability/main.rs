@@ -19,7 +19,7 @@ use std::time::Duration;
 use crash_vfs::{CrashVfs, Image};
 use statehouse_store::guard::column;
 use statehouse_store::{
-    Commit, Consistency, Draft, Entry, Migrate, Plan, Random, Resolution, Scan, Schema, Step, Store,
+    Commit, Consistency, Entry, EventTemplate, Migrate, Plan, Random, Resolution, Scan, Schema, Step, Store,
     StoreError, Table, Tenant, Type,
 };
 use statehouse_store_sqlite::{Options, SqliteStore};
@@ -43,13 +43,16 @@ fn tenant() -> Tenant {
 fn increment(table: &Arc<Table>, operation: &str, pair: i64, filler: usize) -> Plan {
     let step = |id: i64| {
         Step::upsert(table, [id.into()])
-            .set("n", statehouse_store::Operand::ColumnOr("n".into(), 0.into()).add(1))
+            .set("n", statehouse_store::Operand::Coalesce("n".into(), 0.into()).add(1))
             .set("filler", "x".repeat(filler))
     };
     Plan::of(&tenant(), operation)
         .step(step(pair * 2))
         .step(step(pair * 2 + 1))
-        .log(Entry::about("counter", pair.to_string()).event(Draft::named("incremented").with_row_of(0)))
+        .log(
+            Entry::about("counter", pair.to_string())
+                .event(EventTemplate::named("incremented").with_row_of(0)),
+        )
         .build()
         .unwrap()
 }

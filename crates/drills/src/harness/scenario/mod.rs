@@ -18,7 +18,9 @@ use statehouse::house::subject_of;
 use statehouse::{Answer, Blueprint, Code, Expected, House, Operation, Refusal, Request};
 use statehouse_store::clock::Stopwatch;
 use statehouse_store::faulty::Odds;
-use statehouse_store::{Fate, FaultyStore, Ids, Migrate, Random, Record, Store, SystemClock, Tenant, Value};
+use statehouse_store::{
+    FaultyStore, Ids, Migrate, OperationStatus, Random, Record, Store, SystemClock, Tenant, Value,
+};
 
 use crate::harness::invariants::CheckScope;
 use crate::proof::entity::invariants;
@@ -318,7 +320,7 @@ fn versions_have_one_writer(versions: usize) -> Invariant {
 /// operation may be in several records, one for each partition of the log.
 fn nothing_is_lost_or_doubled(records: &[Record], acknowledged: &[String]) -> Result<Invariant> {
     let mut written: HashMap<(&str, String), usize> = HashMap::new();
-    for record in records.iter().filter(|record| record.fate == Fate::Applied) {
+    for record in records.iter().filter(|record| record.status == OperationStatus::Applied) {
         for event in &record.events {
             let what = format!("{} {:?}", event.name, subject_of(record, event));
             *written.entry((&record.operation, what)).or_default() += 1;

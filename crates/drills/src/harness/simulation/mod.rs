@@ -25,7 +25,9 @@ use serde_json::Value as Json;
 use statehouse::house::subject_of;
 use statehouse::{Answer, Blueprint, Code};
 use statehouse_store::clock::SkewedClock;
-use statehouse_store::{Clock, Fate, Ids, ModelStore, Plan, Random, Record, Schema, Store, Time, Value};
+use statehouse_store::{
+    Clock, Ids, ModelStore, OperationStatus, Plan, Random, Record, Schema, Store, Time, Value,
+};
 use tokio::task::JoinHandle;
 
 use crate::conformance::Verdict;
@@ -498,7 +500,9 @@ impl End {
     /// Exactly once: what was acknowledged is in the log, what was refused is not.
     pub(crate) async fn check_operations(&self) -> Result<()> {
         let (mut applied, mut places) = (BTreeSet::new(), BTreeSet::new());
-        for record in self.records().await?.into_iter().filter(|record| record.fate == Fate::Applied) {
+        for record in
+            self.records().await?.into_iter().filter(|record| record.status == OperationStatus::Applied)
+        {
             // A plan about several subjects has a record in each of their partitions.
             let partition = record.position.map(|position| position.partition);
             ensure!(

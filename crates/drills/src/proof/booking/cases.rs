@@ -12,8 +12,8 @@ use statehouse::{Answer, Blueprint, Code, House, Refusal};
 use statehouse_store::clock::SkewedClock;
 use statehouse_store::guard::{now, now_plus};
 use statehouse_store::{
-    Clock, Commit, Fate, Ids, ManualClock, Migrate, Plan, Random, Scan, Step, SystemClock, Tenant, Time,
-    Value,
+    Clock, Commit, Ids, ManualClock, Migrate, OperationStatus, Plan, Random, Scan, Step, SystemClock, Tenant,
+    Time, Value,
 };
 use tokio::task::JoinHandle;
 
@@ -403,7 +403,10 @@ async fn many_buyers_never_share_a_unit(lab: &dyn Lab) -> Result<()> {
     }
     ensure!(bought > 0, "nobody bought anything");
     let records = whole_log(visitor.house.store().as_ref()).await?;
-    ensure!(records.iter().all(|record| record.fate == Fate::Applied), "an operation was given up");
+    ensure!(
+        records.iter().all(|record| record.status == OperationStatus::Applied),
+        "an operation was given up"
+    );
     check_rows(&visitor).await
 }
 

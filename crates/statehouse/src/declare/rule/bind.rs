@@ -70,7 +70,7 @@ impl Term {
     pub fn bind(&self, kind: Type, source: &dyn RuleSource) -> Operand {
         match self {
             Term::Column(name) => Operand::Column(name.clone()),
-            Term::Coalesce(name, default) => Operand::ColumnOr(name.clone(), default.clone()),
+            Term::Coalesce(name, default) => Operand::Coalesce(name.clone(), default.clone()),
             Term::Now { plus_micros } => Operand::Now { plus_micros: *plus_micros },
             Term::Value(_) | Term::Input(_) | Term::Claim(_) | Term::Key(_) | Term::Bind(_) => {
                 Operand::Value(read_as(self.given(source), kind))
@@ -168,7 +168,7 @@ impl CheckedLeaf {
             }
             Operand::Value(value) => decided(values.contains(&value)),
             // The check admits no other terms.
-            Operand::ColumnOr(..) | Operand::Now { .. } => Guard::never(),
+            Operand::Coalesce(..) | Operand::Now { .. } => Guard::never(),
         }
     }
 
@@ -184,7 +184,7 @@ impl CheckedLeaf {
                 all(values.chunks(IN_VALUES_MAX).map(|part| Guard::NotIn(name.clone(), part.to_vec())))
             }
             Operand::Value(value) => decided(!value.is_null() && !values.contains(&value)),
-            Operand::ColumnOr(..) | Operand::Now { .. } => Guard::never(),
+            Operand::Coalesce(..) | Operand::Now { .. } => Guard::never(),
         }
     }
 

@@ -19,8 +19,8 @@ use http::{HeaderMap, HeaderName, Method};
 use serde_json::Value as Json;
 use statehouse_store::guard::{column, is_null, now, now_plus};
 use statehouse_store::{
-    Commit, Draft as EventDraft, Entry, Expr, Guard, Plan, PlanError, Query, RetryPolicy, Row, Step,
-    StoreError, Time, Value, commit_known,
+    Commit, Entry, EventTemplate, Expr, Guard, Plan, PlanError, Query, RetryPolicy, Row, Step, StoreError,
+    Time, Value, commit_known,
 };
 
 use super::rules::{Before, Finding, Outcome, finding, health, spread, told};
@@ -63,7 +63,7 @@ impl Worker for Sender {
 
     async fn step(&self, shift: &Shift<'_>, limit: usize) -> Result<Progress, StoreError> {
         let effect = &*self.0;
-        let mut query = Query::across(&effect.table, DUE, [i64::from(shift.shard).into()])
+        let mut query = Query::all_tenants(&effect.table, DUE, [i64::from(shift.shard).into()])
             .and_then(|query| query.limit(limit))
             .map_err(|error| misuse(&error))?;
         let mut progress = Progress::idle();
@@ -329,7 +329,7 @@ impl Effect {
         let step = Step::delete(&self.table, row.key().iter().cloned())
             .guard(column(STATUS).eq(status))
             .guard(column(DUE_AT).le(now()));
-        let event = EventDraft::named(format!("{}.forgotten", self.name))
+        let event = EventTemplate::named(format!("{}.forgotten", self.name))
             .with(KEY, name_of(row))
             .with(STATUS, status);
         let entry = Entry::about(&self.name, key_text(row.key())).event(event);
@@ -351,7 +351,7 @@ impl Effect {
             .set(TRIES, column(TRIES).add(1))
             .set(DUE_AT, now_plus(self.lease))
             .set(UPDATED_AT, now());
-        let event = EventDraft::named(self.event(SENDING))
+        let event = EventTemplate::named(self.event(SENDING))
             .with(KEY, name_of(row))
             .with(ATTEMPT, attempt + 1)
             .with(TARGET, row.text(TARGET).unwrap_or_default());
@@ -387,7 +387,7 @@ impl Effect {
         if *status == DELIVERED {
             step = step.set(DELIVERED_AT, now());
         }
-        let event = EventDraft::named(self.event(status))
+        let event = EventTemplate::named(self.event(status))
             .with(KEY, name_of(row))
             .with(TARGET, row.text(TARGET).unwrap_or_default())
             .with(DOUBT, *doubt)
@@ -540,7 +540,7 @@ struct Moved {
     row: Row,
     attempt: i64,
     step: Step,
-    event: EventDraft,
+    event: EventTemplate,
     answer: Option<String>,
 }
 

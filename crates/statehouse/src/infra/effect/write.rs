@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json};
 use sha2::{Digest as _, Sha256};
 use statehouse_store::guard::{column, is_in, now, now_plus};
 use statehouse_store::{
-    Draft as EventDraft, Event, Expr, Guard, Reason, Refused, Row, Step, Tenant, Time, Type, Value,
+    Event, EventTemplate, Expr, Guard, Reason, Refused, Row, Step, Tenant, Time, Type, Value,
 };
 
 use super::rules::BY_HAND;
@@ -240,7 +240,7 @@ impl Effect {
             .set(DUE_AT, due)
             .set(CREATED_AT, now())
             .set(UPDATED_AT, now());
-        let event = EventDraft::named(self.event(PENDING)).with_row_of(0);
+        let event = EventTemplate::named(self.event(PENDING)).with_row_of(0);
         let subject = crate::resource::key_text([&key.as_str().into()]);
         Ok(Pieces { subject, steps: vec![step], event })
     }
@@ -404,7 +404,7 @@ impl Write for Changer {
         if let Some(Expected::Version(version)) = call.expected {
             step = step.guard(Guard::version(version));
         }
-        let event = EventDraft::named(effect.event(status)).with("by", "hand").with_row_of(0);
+        let event = EventTemplate::named(effect.event(status)).with("by", "hand").with_row_of(0);
         Ok(Draft::Write(Pieces { subject: crate::resource::key_text(&call.key), steps: vec![step], event }))
     }
 

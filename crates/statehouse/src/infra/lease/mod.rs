@@ -50,8 +50,8 @@ use statehouse_store::guard::{column, now, now_plus};
 use statehouse_store::limits::PLAN_OPERATIONS_MAX;
 use statehouse_store::table::Builder;
 use statehouse_store::{
-    Address, Clock, Commit, Consistency, Draft as EventDraft, Event, Guard, Operand, Plan, Query, Reason,
-    Refused, RetryPolicy, Row, Step, Store, StoreError, Table, Tenant, Time, Type, Value, commit_known,
+    Address, Clock, Commit, Consistency, Event, EventTemplate, Guard, Operand, Plan, Query, Reason, Refused,
+    RetryPolicy, Row, Step, Store, StoreError, Table, Tenant, Time, Type, Value, commit_known,
 };
 
 use crate::action::{Answer, Call, Code, Desk, Draft, Pieces, Refusal, Verdict, Write, common_verdict};
@@ -95,7 +95,7 @@ pub fn acquire(
         .guard(column(STATE).eq(FREE).or(column(EXPIRES_AT).le(now())))
         .set(STATE, HELD)
         .set(HOLDER, holder)
-        .set(EPOCH, Operand::ColumnOr(EPOCH.to_owned(), 0.into()).add(1))
+        .set(EPOCH, Operand::Coalesce(EPOCH.to_owned(), 0.into()).add(1))
         .set(ACQUIRED_AT, now())
         .set(EXPIRES_AT, now_plus(span))
 }
@@ -514,7 +514,7 @@ impl Write for Writer {
             Verb::Release => (release(table, key, holder, epoch), "released"),
             Verb::Check => (Step::assert(table, key).guard(held_by(holder, epoch)), "checked"),
         };
-        let mut event = EventDraft::named(format!("{}.{what}", self.lease.name));
+        let mut event = EventTemplate::named(format!("{}.{what}", self.lease.name));
         event = match self.verb {
             Verb::Check => event.with(HOLDER, holder).with(EPOCH, epoch),
             _ => event.with_row_of(0),

@@ -179,7 +179,7 @@ fn said(panic: &(dyn Any + Send)) -> String {
 /// The keys of which something is to be tried again.
 async fn ready(shift: &Shift<'_>, group: &str) -> Result<Vec<(Tenant, String)>, StoreError> {
     let books = Books::open()?;
-    let query = Query::across(&books.parked, READY, Books::key(group, shift.shard))
+    let query = Query::all_tenants(&books.parked, READY, Books::key(group, shift.shard))
         .and_then(|query| query.limit(READY_MAX))
         .map_err(misuse)?;
     let page = shift.store.query(&query).await?;

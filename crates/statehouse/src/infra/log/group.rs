@@ -16,8 +16,8 @@ use statehouse_store::guard::{column, now, now_plus};
 use statehouse_store::limits::PAGE_MAX;
 use statehouse_store::table::VERSION;
 use statehouse_store::{
-    Address, Consistency, Draft as EventDraft, Event, Operand, Query, Reason, Record, Refused, Row, Step,
-    Store, Tenant, Type, Value,
+    Address, Consistency, Event, EventTemplate, Operand, Query, Reason, Record, Refused, Row, Step, Store,
+    Tenant, Type, Value,
 };
 
 use super::delivery::{BOOKKEEPING, Delivery};
@@ -431,8 +431,8 @@ impl Declared {
         Ok(store.get(&[address], Consistency::Strong).await?.into_iter().next().flatten())
     }
 
-    fn event(&self, what: &str) -> EventDraft {
-        EventDraft::named(format!("{}.{what}", self.name)).with(BOOKKEEPING, true)
+    fn event(&self, what: &str) -> EventTemplate {
+        EventTemplate::named(format!("{}.{what}", self.name)).with(BOOKKEEPING, true)
     }
 }
 
@@ -584,7 +584,7 @@ impl Write for Writer {
         let (steps, what) = match self.verb {
             Verb::Claim => {
                 let step = lease::acquire(table, key, holder, span)
-                    .set(KEEPS_FROM, Operand::ColumnOr(REACHED.to_owned(), 0.into()));
+                    .set(KEEPS_FROM, Operand::Coalesce(REACHED.to_owned(), 0.into()));
                 (vec![step.set(UPDATED_AT, now())], "claimed")
             }
             Verb::Renew => {

@@ -64,7 +64,7 @@ pub use archetype::ARCHETYPE;
 use std::fmt;
 
 use async_trait::async_trait;
-use statehouse_store::{Entry, Fate, Record, Step, Store, StoreError, Tenant, Time};
+use statehouse_store::{Entry, OperationStatus, Record, Step, Store, StoreError, Tenant, Time};
 
 pub use consumer::{Consumer, feed};
 pub use delivery::subjects_of;
@@ -194,7 +194,7 @@ fn bounded(text: String) -> String {
 
 /// Whether a record says something that was done.
 fn is_applied(record: &Record) -> bool {
-    record.fate == Fate::Applied
+    record.status == OperationStatus::Applied
 }
 
 /// The offset of a record that was read from the log.

@@ -38,8 +38,8 @@ pub fn parked_table() -> Result<Arc<Table>, SchemaError> {
         .required(PARKED_AT, Type::Time)
         .optional(READY_AT, Type::Time)
         .required(KEEPS_FROM, Type::Int)
-        .index_across(KEEPS, &[LOG_PARTITION], &[KEEPS_FROM])
-        .index_across(READY, &[CONSUMER, LOG_PARTITION], &[READY_AT])
+        .global_index(KEEPS, &[LOG_PARTITION], &[KEEPS_FROM])
+        .global_index(READY, &[CONSUMER, LOG_PARTITION], &[READY_AT])
         .build()
 }
 
@@ -132,7 +132,7 @@ pub(super) fn remove_all(
 pub(super) fn in_vain(parked: &Parked, consumer: &str, reason: &str, books: &Books) -> Step {
     at(parked, consumer, books)
         .set(REASON, shortened(reason))
-        .set(TRIES, Operand::ColumnOr(TRIES.to_owned(), 0.into()).add(1))
+        .set(TRIES, Operand::Coalesce(TRIES.to_owned(), 0.into()).add(1))
         .set(READY_AT, Value::Null)
 }
 

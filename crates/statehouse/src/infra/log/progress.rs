@@ -43,7 +43,7 @@ pub fn progress_table() -> Result<Arc<Table>, SchemaError> {
         .optional(ACQUIRED_AT, Type::Time)
         .optional(EXPIRES_AT, Type::Time)
         .required(UPDATED_AT, Type::Time)
-        .index_across(KEEPS, &[LOG_PARTITION], &[KEEPS_FROM])
+        .global_index(KEEPS, &[LOG_PARTITION], &[KEEPS_FROM])
         .build()
 }
 

@@ -83,7 +83,7 @@ impl Trimmer {
         let mut least = u64::MAX;
         let tables: [&std::sync::Arc<Table>; 2] = [&books.progress, &books.parked];
         for table in tables {
-            let query = Query::across(table, KEEPS, [i64::from(shift.shard).into()])
+            let query = Query::all_tenants(table, KEEPS, [i64::from(shift.shard).into()])
                 .and_then(|query| query.limit(1))
                 .map_err(misuse)?;
             let page = shift.store.query(&query).await?;

@@ -369,7 +369,7 @@ fn step_of(delta: Delta) -> Option<Step> {
                 .into_iter()
                 .fold(Step::upsert(&table, key), |step, (name, value)| step.set(&name, value));
             let added = amounts.into_iter().fold(step, |step, (name, amount)| {
-                let column = Operand::ColumnOr(name.clone(), 0.into());
+                let column = Operand::Coalesce(name.clone(), 0.into());
                 step.set(&name, column.add(amount))
             });
             Some(added)

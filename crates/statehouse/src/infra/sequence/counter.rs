@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::guard::{column, now, now_plus};
 use statehouse_store::{
-    Address, Consistency, Draft as EventDraft, Event, Operand, Query, Reason, Refused, Row, Step, Table,
-    Type, Value,
+    Address, Consistency, Event, EventTemplate, Operand, Query, Reason, Refused, Row, Step, Table, Type,
+    Value,
 };
 
 use super::{COUNT, FIRST, HOLDER, LAST, STARTS, UPDATED_AT, key_properties};
@@ -154,7 +154,7 @@ impl Counter {
 
     /// Adds to the counter where it stands (I1).
     fn next(&self, call: &Call, count: i64) -> Step {
-        let before = Operand::ColumnOr(LAST.to_owned(), (self.start - 1).into());
+        let before = Operand::Coalesce(LAST.to_owned(), (self.start - 1).into());
         Step::upsert(&self.table, call.key.iter().cloned())
             .set(LAST, before.add(count))
             .set(UPDATED_AT, now())
@@ -186,7 +186,7 @@ impl Counter {
         Ok(Pieces {
             subject: key_text(&call.key),
             steps: vec![taken.set(LAST, last).set(UPDATED_AT, now()), range],
-            event: EventDraft::named(format!("{}.leased", self.name)).with_row_of(1),
+            event: EventTemplate::named(format!("{}.leased", self.name)).with_row_of(1),
         })
     }
 }
@@ -203,7 +203,7 @@ impl Write for Writer {
             Verb::Next => Pieces {
                 subject: key_text(&call.key),
                 steps: vec![self.counter.next(call, count)],
-                event: EventDraft::named(format!("{}.given", self.counter.name))
+                event: EventTemplate::named(format!("{}.given", self.counter.name))
                     .with(COUNT, count)
                     .with_row_of(0),
             },

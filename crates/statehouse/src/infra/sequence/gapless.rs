@@ -11,7 +11,7 @@ use statehouse_store::guard::{column, now};
 use statehouse_store::plan::Expect;
 use statehouse_store::table::VERSION;
 use statehouse_store::{
-    Address, Consistency, Draft as EventDraft, Event, Query, Reason, Refused, Row, Step, Table, Type, Value,
+    Address, Consistency, Event, EventTemplate, Query, Reason, Refused, Row, Step, Table, Type, Value,
 };
 
 use super::{LAST, STARTS, UPDATED_AT, key_properties};
@@ -155,7 +155,7 @@ impl Gapless {
         Draft::Write(Pieces {
             subject: key_text(&call.key),
             steps: vec![counted, used],
-            event: EventDraft::named(format!("{}.taken", self.name)).with_row_of(1),
+            event: EventTemplate::named(format!("{}.taken", self.name)).with_row_of(1),
         })
     }
 

@@ -10,8 +10,8 @@ use statehouse_store::guard::{column, now, now_plus};
 use statehouse_store::log::partition_of;
 use statehouse_store::table::VERSION;
 use statehouse_store::{
-    Address, Consistency, Draft as EventDraft, Event, Guard, Query, Reason, Refused, Row, Step, Table, Time,
-    Type, Value,
+    Address, Consistency, Event, EventTemplate, Guard, Query, Reason, Refused, Row, Step, Table, Time, Type,
+    Value,
 };
 
 use super::mint::{Layout, whole_millis};
@@ -441,7 +441,7 @@ impl Write for Writer {
             Verb::Next => (ids.next(call, desk, worker)?, "drawn"),
         };
         let subject = step.key.get(1).map_or(String::new(), |worker| key_text([worker]));
-        let event = EventDraft::named(format!("{}.{what}", ids.name)).with_row_of(0);
+        let event = EventTemplate::named(format!("{}.{what}", ids.name)).with_row_of(0);
         let event = if self.verb == Verb::Next { event.with(COUNT, count_of(call)) } else { event };
         Ok(Draft::Write(Pieces { subject, steps: vec![step], event }))
     }

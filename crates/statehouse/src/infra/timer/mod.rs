@@ -44,8 +44,8 @@ use async_trait::async_trait;
 use serde_json::Value as Json;
 use statehouse_store::guard::{column, now, now_plus, value};
 use statehouse_store::{
-    Draft as EventDraft, Entry, Event, Expr, Guard, Plan, PlanError, Reason, Refused, Row, Step, Table, Time,
-    Type, Value,
+    Entry, Event, EventTemplate, Expr, Guard, Plan, PlanError, Reason, Refused, Row, Step, Table, Time, Type,
+    Value,
 };
 
 use crate::action::{
@@ -227,7 +227,7 @@ impl Due for Timer {
             .set(FIRED_COUNT, number)
             .set(LAST_DUE_AT, due)
             .set(UPDATED_AT, now());
-        let mut event = EventDraft::named(format!("{}.fired", self.name))
+        let mut event = EventTemplate::named(format!("{}.fired", self.name))
             .with(DUE_AT, Value::Time(due).to_json())
             .with("number", number);
         let step = match every {
@@ -291,7 +291,7 @@ impl Write for Writer {
         if let Some(Expected::Version(version)) = call.expected {
             step = step.guard(Guard::version(version));
         }
-        let event = EventDraft::named(format!("{}.{what}", timer.name)).with_row_of(0);
+        let event = EventTemplate::named(format!("{}.{what}", timer.name)).with_row_of(0);
         Ok(Draft::Write(Pieces { subject, steps: vec![step.set(UPDATED_AT, now())], event }))
     }
 

@@ -10,8 +10,8 @@ use statehouse_store::limits::{LOG_ENTRY_OPERATIONS, PLAN_OPERATIONS_MAX};
 use statehouse_store::log::partition_of;
 use statehouse_store::plan::Expect;
 use statehouse_store::{
-    Address, Consistency, Draft as EventDraft, Entry, Event, Guard, Plan, PlanError, Query, Reason, Refused,
-    Row, Step, Table, Tenant, Time, Value,
+    Address, Consistency, Entry, Event, EventTemplate, Guard, Plan, PlanError, Query, Reason, Refused, Row,
+    Step, Table, Tenant, Time, Value,
 };
 
 use super::rules::{choose, holder_field, misfit, span, standing, value_of};
@@ -341,7 +341,7 @@ impl Booking {
                            a moment";
             return Err(Refusal::new(Code::Contended, message));
         }
-        let event = EventDraft::named(format!("{}.held", self.bookings)).with_row_of(0);
+        let event = EventTemplate::named(format!("{}.held", self.bookings)).with_row_of(0);
         Ok(Draft::Write(Pieces { subject: key_text([&booking_id.into()]), steps, event }))
     }
 
@@ -417,7 +417,7 @@ impl Write for Offer {
         for field in booking.fields.iter().filter(|field| call.input.contains_key(&field.name)) {
             step = step.set(&field.name, value_of(call.input.get(&field.name), field)?);
         }
-        let event = EventDraft::named(format!("{}.created", booking.name)).with_row_of(0);
+        let event = EventTemplate::named(format!("{}.created", booking.name)).with_row_of(0);
         Ok(Draft::Write(Pieces { subject, steps: vec![step], event }))
     }
 
@@ -505,7 +505,7 @@ impl Writer {
             Verb::Cancel | Verb::Expire => booking.freed(key, id),
         });
         let steps = std::iter::once(step).chain(units).collect();
-        let event = EventDraft::named(format!("{}.{what}", booking.bookings)).with_row_of(0);
+        let event = EventTemplate::named(format!("{}.{what}", booking.bookings)).with_row_of(0);
         Ok(Draft::Write(Pieces { subject: key_text(row.key()), steps, event }))
     }
 
@@ -581,14 +581,14 @@ impl Write for Writer {
     }
 
     /// A hold that takes units over ends the bookings that had them.
-    fn besides(&self, steps: &[Step]) -> Vec<(String, EventDraft)> {
+    fn besides(&self, steps: &[Step]) -> Vec<(String, EventTemplate)> {
         let is_end = |step: &Step| {
             self.verb == Verb::Hold
                 && step.table.name() == self.booking.bookings_table.name()
                 && step.expect == Expect::Present
         };
         let ended = |number: usize, step: &Step| {
-            let event = EventDraft::named(format!("{}.expired", self.booking.bookings));
+            let event = EventTemplate::named(format!("{}.expired", self.booking.bookings));
             (key_text(&step.key), event.with_row_of(number))
         };
         let ends = steps.iter().enumerate().filter(|(_, step)| is_end(step));
@@ -618,7 +618,7 @@ impl Due for Sweep {
     }
 
     fn plan(&self, row: &Row, _: Time, operation: &str) -> Result<Plan, PlanError> {
-        let event = EventDraft::named(format!("{}.expired", self.0.bookings)).with_row_of(0);
+        let event = EventTemplate::named(format!("{}.expired", self.0.bookings)).with_row_of(0);
         let entry = Entry::about(&self.0.bookings, key_text(row.key())).event(event);
         Plan::of(row.tenant(), operation).steps(self.0.expiry(row)).log(entry).without_rows().build()
     }

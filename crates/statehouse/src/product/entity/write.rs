@@ -7,8 +7,8 @@ use serde_json::{Map, Value as Json};
 use statehouse_store::guard::{column, now};
 use statehouse_store::table::{Column, VERSION};
 use statehouse_store::{
-    Address, BadValue, Consistency, Draft as EventDraft, Event, Expr, Guard, Operand, Reason, Refused, Row,
-    Step, Table, Tenant, Value,
+    Address, BadValue, Consistency, Event, EventTemplate, Expr, Guard, Operand, Reason, Refused, Row, Step,
+    Table, Tenant, Value,
 };
 
 use super::rules::{Mutation, Way, computed, differs, is_zero, zero_like};
@@ -135,7 +135,7 @@ impl Entity {
 
     /// A write of the row. Without the row's lock it demands that nobody else holds it (I6).
     fn write(&self, call: &Call, step: Step, what: &str, locked: bool) -> Draft {
-        let event = EventDraft::named(format!("{}.{what}", self.name)).with_row_of(0);
+        let event = EventTemplate::named(format!("{}.{what}", self.name)).with_row_of(0);
         let mut steps = vec![step];
         if let (Some(locks), false) = (&self.lock_table, locked) {
             steps.push(lock::free(locks, call.key.iter().cloned()));
@@ -159,7 +159,7 @@ impl Entity {
         for (name, value) in contents(&self.fields, &call.input, true)? {
             step = step.set(name, value);
         }
-        let event = EventDraft::named(format!("{}.created", self.name)).with_row_of(0);
+        let event = EventTemplate::named(format!("{}.created", self.name)).with_row_of(0);
         Ok(Draft::Write(Pieces { subject: key_text(&key), steps: vec![step], event }))
     }
 
@@ -194,7 +194,7 @@ impl Entity {
             .guard(column(STATUS).eq(ACTIVE))
             .set(UPDATED_AT, now());
         for (name, amount) in amounts {
-            let base = Operand::ColumnOr(name.to_owned(), zero_like(&amount));
+            let base = Operand::Coalesce(name.to_owned(), zero_like(&amount));
             step = step.set(name, Expr::Add(base, Operand::Value(amount)));
         }
         self.write(call, step, "updated", false)
@@ -227,9 +227,9 @@ impl Entity {
             let field = self.hot.iter().find(|field| field.name == name);
             let base = field.and_then(|field| field.default.clone()).unwrap_or_else(|| zero_like(&amount));
             step =
-                step.set(name, Expr::Add(Operand::ColumnOr(name.to_owned(), base), Operand::Value(amount)));
+                step.set(name, Expr::Add(Operand::Coalesce(name.to_owned(), base), Operand::Value(amount)));
         }
-        let event = EventDraft::named(format!("{}{COUNTED}", self.name)).with_row_of(1);
+        let event = EventTemplate::named(format!("{}{COUNTED}", self.name)).with_row_of(1);
         Ok(Draft::Write(Pieces { subject: key_text(&call.key), steps: vec![owner, step], event }))
     }
 

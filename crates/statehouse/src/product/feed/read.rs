@@ -5,7 +5,9 @@ use std::sync::{Arc, atomic};
 
 use async_trait::async_trait;
 use serde_json::{Map, Value as Json};
-use statehouse_store::{Ask, Cursor, Page, Query, Row, Seen, Store, Table, Tenant, Time, Type, Value};
+use statehouse_store::{
+    Cursor, Page, Query, ReadRequest, ReadResult, Row, Store, Table, Tenant, Time, Type, Value,
+};
 
 use super::{AUTHOR, CREATED_AT, EXPIRES_AT, Feed, POST, PREVIEW, PULL, SINCE, VIEWER};
 use crate::action::{Answer, Call, Desk, Read, Refusal};
@@ -61,11 +63,11 @@ impl Feed {
             // was kept up all the time: it could be gone back to, but it was not deleted.
             let page = reading(last, None)?;
             let (own, pulled, live) = (page.own()?, page.pulled()?, consult.live_cell()?);
-            let asks = [Ask::Value(&live), Ask::Query(&own), Ask::Query(&pulled)];
-            let mut seen = desk.store.look(&asks).await?.into_iter();
-            let live = seen.next().and_then(Seen::into_value);
+            let asks = [ReadRequest::Value(&live), ReadRequest::Query(&own), ReadRequest::Query(&pulled)];
+            let mut seen = desk.store.read_many(&asks).await?.into_iter();
+            let live = seen.next().and_then(ReadResult::into_value);
             if live.and_then(|live| live.as_int()) == Some(last) {
-                return page.answer(own, pulled, seen.map(Seen::into_page), desk.store).await;
+                return page.answer(own, pulled, seen.map(ReadResult::into_page), desk.store).await;
             }
         }
         let (generation, cursor) = consult.open(call).await?;
@@ -74,8 +76,8 @@ impl Feed {
         }
         let page = reading(generation, cursor)?;
         let (own, pulled) = (page.own()?, page.pulled()?);
-        let seen = desk.store.look(&[Ask::Query(&own), Ask::Query(&pulled)]).await?;
-        page.answer(own, pulled, seen.into_iter().map(Seen::into_page), desk.store).await
+        let seen = desk.store.read_many(&[ReadRequest::Query(&own), ReadRequest::Query(&pulled)]).await?;
+        page.answer(own, pulled, seen.into_iter().map(ReadResult::into_page), desk.store).await
     }
 }
 

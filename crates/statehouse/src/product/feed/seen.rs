@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use statehouse_store::guard::now;
 use statehouse_store::table::VERSION;
 use statehouse_store::{
-    Address, Consistency, Draft as EventDraft, Event, Guard, Reason, Refused, Row, Step, Type, Value,
+    Address, Consistency, Event, EventTemplate, Guard, Reason, Refused, Row, Step, Type, Value,
 };
 
 use super::{CREATED_AT, Feed, LAST_SEEN_AT, LAST_SEEN_CREATED_AT, LAST_SEEN_POST, POST, UPDATED_AT, VIEWER};
@@ -71,7 +71,7 @@ impl Write for Marker {
             .set(LAST_SEEN_CREATED_AT, created)
             .set(LAST_SEEN_AT, now())
             .set(UPDATED_AT, now());
-        let event = EventDraft::named(format!("{}.seen", feed.name)).with_row_of(0);
+        let event = EventTemplate::named(format!("{}.seen", feed.name)).with_row_of(0);
         Ok(Draft::Write(Pieces { subject: key_text(&call.key), steps: vec![step], event }))
     }
 

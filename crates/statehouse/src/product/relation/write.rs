@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use statehouse_store::guard::{column, is_null, now};
-use statehouse_store::{Draft as EventDraft, Event, Guard, Reason, Refused, Row, Step, Value};
+use statehouse_store::{Event, EventTemplate, Guard, Reason, Refused, Row, Step, Value};
 
 use super::{IN_BUCKET, OUT_BUCKET, Relation, SINCE, UPDATED_AT, places};
 use crate::action::{
@@ -100,7 +100,7 @@ impl Relation {
     }
 
     fn change(&self, call: &Call, steps: Vec<Step>, what: &str) -> Draft {
-        let event = EventDraft::named(format!("{}.{what}", self.name)).with_row_of(0);
+        let event = EventTemplate::named(format!("{}.{what}", self.name)).with_row_of(0);
         Draft::Write(Pieces { subject: key_text(&call.key), steps, event })
     }
 

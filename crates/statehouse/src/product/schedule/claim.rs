@@ -1,4 +1,4 @@
-//! Claims and heartbeats. A claim takes the first jobs of a range ([`statehouse_store::take`]); heartbeats are plans of one
+//! Claims and heartbeats. A claim takes the first jobs of a range ([`statehouse_store::claim_range`]); heartbeats are plans of one
 //! row each, in flight together. Either way each job is decided by itself, and an engine makes one of many. They leave nothing
 //! in the log: their guards make them safe to repeat, and the row says who has it.
 
@@ -15,8 +15,9 @@ use statehouse_store::guard::{column, now, now_plus};
 use statehouse_store::limits::row_weight;
 use statehouse_store::log::partition_of;
 use statehouse_store::{
-    Address, Ask, Cell, Clock, Commit, Draft as EventDraft, Entry, Ids, Plan, PlanError, Query, Reason,
-    Refused, RetryPolicy, Row, Seen, Step, Store, StoreError, Take, Tenant, Time, Value, commit_known,
+    Address, Cell, ClaimRange, Clock, Commit, Entry, EventTemplate, Ids, Plan, PlanError, Query, ReadRequest,
+    ReadResult, Reason, Refused, RetryPolicy, Row, Step, Store, StoreError, Tenant, Time, Value,
+    commit_known,
 };
 
 use super::rules::misfit;
@@ -211,10 +212,10 @@ impl Schedule {
         };
         let queries: Vec<Query> =
             ranges.iter().map(first).collect::<Result<_, _>>().map_err(|error| self.misuse(&error))?;
-        let asks: Vec<Ask<'_>> =
-            [Ask::Value(&paused)].into_iter().chain(queries.iter().map(Ask::Query)).collect();
-        let mut seen = store.look(&asks).await?.into_iter();
-        if seen.next().and_then(Seen::into_value).and_then(|paused| paused.as_bool()) == Some(true) {
+        let asks: Vec<ReadRequest<'_>> =
+            [ReadRequest::Value(&paused)].into_iter().chain(queries.iter().map(ReadRequest::Query)).collect();
+        let mut seen = store.read_many(&asks).await?.into_iter();
+        if seen.next().and_then(ReadResult::into_value).and_then(|paused| paused.as_bool()) == Some(true) {
             return Ok(None);
         }
         Ok(Some(seen.map(|seen| seen.into_page().rows.into_iter().next()).collect()))
@@ -224,7 +225,7 @@ impl Schedule {
     fn runnable(&self, want: Want<'_>, range: Range) -> Result<Query, PlanError> {
         let shard = i64::try_from(range.shard).unwrap_or(0);
         // The prefix is the tenant's own name: of the index across tenants nothing else is read.
-        Query::across(&self.jobs, RUNNABLE, [want.queue.into(), shard.into()])?
+        Query::all_tenants(&self.jobs, RUNNABLE, [want.queue.into(), shard.into()])?
             .prefix([want.tenant.as_str().into(), range.priority.into()])
     }
 
@@ -252,7 +253,7 @@ impl Schedule {
             let rows = want.limit - found.jobs.len();
             let take = self.taking(clock, ids, want, (range, first), rows);
             let take = take.map_err(|error| self.misuse(&error))?;
-            let taken = match store.take(&take.weighing(CLAIM_BYTES_MAX - found.bytes)).await {
+            let taken = match store.claim_range(&take.limit_bytes(CLAIM_BYTES_MAX - found.bytes)).await {
                 Err(error) if found.jobs.is_empty() => return Err(error),
                 taken => taken.unwrap_or_default(),
             };
@@ -285,7 +286,7 @@ impl Schedule {
         want: Want<'_>,
         (range, first): (Range, Time),
         rows: usize,
-    ) -> Result<Take, PlanError> {
+    ) -> Result<ClaimRange, PlanError> {
         let query = self.runnable(want, range)?.from(first)?.to(clock.now())?.limit(rows)?;
         // The index's columns are all set, as they are, so that an engine need not read the row for them.
         let step = Step::update(&self.jobs, [])
@@ -301,7 +302,7 @@ impl Schedule {
             .set(RUN_AT, now_plus(want.lease))
             .set(STARTED_AT, now())
             .set(UPDATED_AT, now());
-        Take::of(want.tenant, ids.next(), query, step, CLAIM_ID)
+        ClaimRange::of(want.tenant, ids.next(), query, step, CLAIM_ID)
     }
 
     /// Looks at what a claim has left of a range: fails the jobs without attempts left, and notes when the next one can be
@@ -352,7 +353,7 @@ impl Schedule {
             // Whoever looks next tries again.
             Err(_) => return Ok(false),
         }
-        let event = EventDraft::named(format!("{}.failed", self.name)).with_row_of(0);
+        let event = EventTemplate::named(format!("{}.failed", self.name)).with_row_of(0);
         let entry = Entry::about(&self.name, key_text(row.key())).event(event);
         let plan = Plan::of(row.tenant(), ids.next()).steps(steps).log(entry).without_rows().build();
         let plan = plan.map_err(|error| self.misuse(&error))?;

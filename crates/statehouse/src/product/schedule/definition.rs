@@ -30,8 +30,8 @@ use futures_util::future::join_all;
 use serde_json::{Map, Value as Json};
 use statehouse_store::guard::{Operand, column, is_in, now, now_plus, value};
 use statehouse_store::{
-    Address, Commit, Consistency, Draft as EventDraft, Entry, Event, Expr, Guard, Plan, PlanError, Query,
-    Reason, Refused, RetryPolicy, Row, Step, Store, StoreError, Tenant, Time, Type, Value, commit_known,
+    Address, Commit, Consistency, Entry, Event, EventTemplate, Expr, Guard, Plan, PlanError, Query, Reason,
+    Refused, RetryPolicy, Row, Step, Store, StoreError, Tenant, Time, Type, Value, commit_known,
 };
 
 use super::rules::{Wanted, check_size, misfit, time};
@@ -272,7 +272,7 @@ impl Schedule {
             (step, "made")
         };
         let resource = self.definition_resource();
-        let event = EventDraft::named(format!("{resource}.{event}"))
+        let event = EventTemplate::named(format!("{resource}.{event}"))
             .with(EXECUTION_TIME, Value::Time(due).to_json())
             .with_row_of(0);
         let entry = Entry::about(&resource, key_text(row.key())).event(event);
@@ -325,7 +325,7 @@ impl Worker for Maker {
     async fn step(&self, shift: &Shift<'_>, limit: usize) -> Result<Progress, StoreError> {
         let misuse = |error: PlanError| StoreError::schema(self.name.as_str(), error.to_string());
         let schedule = &self.schedule;
-        let mut query = Query::across(&schedule.definitions, DUE, [i64::from(shift.shard).into()])
+        let mut query = Query::all_tenants(&schedule.definitions, DUE, [i64::from(shift.shard).into()])
             .and_then(|query| query.limit(limit))
             .map_err(misuse)?;
         let mut progress = Progress::idle();
@@ -482,7 +482,7 @@ impl Writer {
             .set(PAYLOAD, document(&payload))
             .set(MISSED, text(MISSED).unwrap_or("once"))
             .set(OVERLAP, overlap)
-            .set(REVISION, Expr::Add(Operand::ColumnOr(REVISION.to_owned(), 0.into()), value(1)))
+            .set(REVISION, Expr::Add(Operand::Coalesce(REVISION.to_owned(), 0.into()), value(1)))
             .set(UPDATED_AT, now());
         let at = desk.clock.now();
         let Some(step) = schedule.begun(step, &call.tenant, definition_id, &when, at, overlap) else {
@@ -516,7 +516,7 @@ impl Writer {
             let mut steps = schedule.stored(&call.tenant, &job_id, &wanted, place.as_ref());
             let there = Step::assert(&schedule.definitions, [definition_id.into()]);
             steps.push(there.guard(Guard::version(row.version())));
-            let event = EventDraft::named(format!("{}.enqueued", schedule.name)).with_row_of(0);
+            let event = EventTemplate::named(format!("{}.enqueued", schedule.name)).with_row_of(0);
             let subject = key_text([&Value::from(job_id)]);
             return Ok(Draft::Write(Pieces { subject, steps, event }));
         }
@@ -554,7 +554,7 @@ impl Writer {
 
     fn pieces(&self, definition_id: &str, steps: Vec<Step>, what: &str) -> Draft {
         let event =
-            EventDraft::named(format!("{}.{what}", self.schedule.definition_resource())).with_row_of(0);
+            EventTemplate::named(format!("{}.{what}", self.schedule.definition_resource())).with_row_of(0);
         Draft::Write(Pieces { subject: key_text([&Value::from(definition_id)]), steps, event })
     }
 

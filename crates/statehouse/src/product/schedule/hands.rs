@@ -333,7 +333,8 @@ impl Labour {
             let mut last: Option<String> = None;
             for _ in 0..TENANTS_MAX {
                 let partition = [self.queue.as_str().into(), shard.into()];
-                let mut query = Query::across(&self.schedule.jobs, RUNNABLE, partition).map_err(misuse)?;
+                let mut query =
+                    Query::all_tenants(&self.schedule.jobs, RUNNABLE, partition).map_err(misuse)?;
                 if let Some(last) = &last {
                     query = query.above(last.as_str()).map_err(misuse)?;
                 }

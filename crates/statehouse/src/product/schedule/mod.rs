@@ -358,7 +358,7 @@ fn jobs_table(table: String, shards: u32) -> TableSpec {
         .null()
         .updated_at()
         .deadline(&[], due::DUE_AT, shards)
-        .index_across(RUNNABLE, &[QUEUE, RUN_SHARD], &[OWNER, PRIORITY, RUN_AT])
+        .global_index(RUNNABLE, &[QUEUE, RUN_SHARD], &[OWNER, PRIORITY, RUN_AT])
         .index(BY_STATE, &[QUEUE, STATE], &[UPDATED_AT])
         .index(BY_DEFINITION, &[DEFINITION_ID], &[EXECUTION_TIME])
 }

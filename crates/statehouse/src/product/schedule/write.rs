@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use serde_json::Value as Json;
 use statehouse_store::guard::{column, is_in, is_null, is_set, now, now_plus};
 use statehouse_store::{
-    Address, Consistency, Draft as EventDraft, Entry, Event, Expr, Guard, Plan, PlanError, Reason, Refused,
-    Row, Step, Store, Table, Tenant, Time, Value,
+    Address, Consistency, Entry, Event, EventTemplate, Expr, Guard, Plan, PlanError, Reason, Refused, Row,
+    Step, Store, Table, Tenant, Time, Value,
 };
 
 use super::lanes::Place;
@@ -116,7 +116,7 @@ impl Schedule {
         job_id: &str,
         attempt: i64,
         result: Json,
-    ) -> Result<(Step, EventDraft), Refusal> {
+    ) -> Result<(Step, EventTemplate), Refusal> {
         check_size(RESULT, &result)?;
         let step = if self.keep.is_zero() {
             Step::delete(&self.jobs, [job_id.into()]).guard(Schedule::held(attempt))
@@ -128,7 +128,7 @@ impl Schedule {
             self.over(step, tenant, job_id, COMPLETED)
         };
         // What was enqueued with it is in the log already, and there are many of these: only what is new.
-        let event = EventDraft::named(format!("{}.completed", self.name))
+        let event = EventTemplate::named(format!("{}.completed", self.name))
             .with(JOB_ID, job_id)
             .with(STATE, COMPLETED)
             .with(ATTEMPT, attempt)
@@ -301,7 +301,7 @@ impl Writer {
     }
 
     fn pieces(&self, job_id: &str, steps: Vec<Step>, what: &str) -> Draft {
-        let event = EventDraft::named(format!("{}.{what}", self.schedule.name)).with_row_of(0);
+        let event = EventTemplate::named(format!("{}.{what}", self.schedule.name)).with_row_of(0);
         Draft::Write(Pieces { subject: key_text([&Value::from(job_id)]), steps, event })
     }
 
@@ -376,7 +376,7 @@ impl Due for Forget {
         let job = Step::delete(&self.0.jobs, row.key().iter().cloned()).guard(column(DUE_AT).le(now()));
         let job_id = row.text(JOB_ID).unwrap_or_default();
         // Whoever counts jobs has to know; what it was is of no use to anybody.
-        let event = EventDraft::named(format!("{}.forgotten", self.0.name)).with(JOB_ID, job_id);
+        let event = EventTemplate::named(format!("{}.forgotten", self.0.name)).with(JOB_ID, job_id);
         let entry = Entry::about(&self.0.name, key_text(row.key())).event(event);
         let steps = [job].into_iter().chain(self.0.give_up_key(row));
         Plan::of(row.tenant(), operation).steps(steps).log(entry).without_rows().build()
@@ -396,7 +396,7 @@ impl Write for Gate {
             .set(PAUSED, self.paused)
             .set(UPDATED_AT, now());
         let what = if self.paused { "paused" } else { "resumed" };
-        let event = EventDraft::named(format!("{}.{what}", self.schedule.queue_resource())).with_row_of(0);
+        let event = EventTemplate::named(format!("{}.{what}", self.schedule.queue_resource())).with_row_of(0);
         Ok(Draft::Write(Pieces { subject: key_text(&call.key), steps: vec![step], event }))
     }
 

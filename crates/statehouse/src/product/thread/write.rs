@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::Value as Json;
 use statehouse_store::guard::{column, now};
-use statehouse_store::{Draft as EventDraft, Event, Guard, Reason, Refused, Row, Step, Value};
+use statehouse_store::{Event, EventTemplate, Guard, Reason, Refused, Row, Step, Value};
 
 use super::{BUCKET, DIGEST, HIDDEN, POSTED_AT, REASON, REMOVED, STATUS, Thread, UPDATED_AT, VISIBLE, place};
 use crate::action::{
@@ -58,7 +58,7 @@ impl Thread {
         }
         let listed = self.listing.put(&call.tenant, parent, id, place);
         let steps = std::iter::once(child).chain(listed).collect();
-        let event = EventDraft::named(format!("{}.appended", self.name)).with_row_of(0);
+        let event = EventTemplate::named(format!("{}.appended", self.name)).with_row_of(0);
         Ok(Draft::Write(Pieces { subject: key_text(&key), steps, event }))
     }
 
@@ -146,7 +146,7 @@ impl Thread {
     }
 
     fn change(&self, call: &Call, steps: Vec<Step>, what: &str) -> Draft {
-        let mut event = EventDraft::named(format!("{}.{what}", self.name)).with_row_of(0);
+        let mut event = EventTemplate::named(format!("{}.{what}", self.name)).with_row_of(0);
         if let Some(reason) = call.input.get(REASON).and_then(Json::as_str) {
             event = event.with(REASON, reason);
         }

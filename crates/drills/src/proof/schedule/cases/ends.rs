@@ -54,7 +54,7 @@ pub(super) async fn jobs_that_end_together_are_one_plan(lab: &dyn Lab) -> Result
     same("a repetition", &call().await?.body, &first.body)?;
     // One of these is not this worker's any more: then each goes by itself.
     visitor.done("job_queue.complete", &queue, jobs(&["d", "b", "e"]), None).await?;
-    let record = visitor.house.store().recorded(&visitor.tenant, "three/all").await?;
+    let record = visitor.house.store().find_operation(&visitor.tenant, "three/all").await?;
     let record = record.context("the three are no plan")?;
     let all: Vec<Json> = record.events.iter().map(|event| event.data.clone()).collect();
     same("the first plan", &ids_in(&all), &vec!["c", "a", "b"])?;

@@ -5,7 +5,7 @@ use super::*;
 
 use std::sync::atomic::AtomicUsize;
 
-use statehouse_store::log::{Draft, partition_of};
+use statehouse_store::log::{EventTemplate, partition_of};
 use statehouse_store::{Address, Consistency};
 
 /// What the live generations of a board have parked of a tenant, with the reasons.
@@ -88,7 +88,7 @@ impl Hook for Arc<Widest> {
 /// Leaves a record in the log that names seats and changes none, as a hold outside the store does.
 async fn name_seats(board: &Board, booking: &str, seats: std::ops::RangeInclusive<i64>) -> Result<()> {
     let (visitor, seats) = (board.visitor(), seats.collect::<Vec<i64>>());
-    let event = Draft::named("seat_booking.held").with("event_id", "gala").with("units", seats);
+    let event = EventTemplate::named("seat_booking.held").with("event_id", "gala").with("units", seats);
     let entry = statehouse_store::Entry::about("seat_booking", booking).event(event);
     let plan = Plan::of(&visitor.tenant, visitor.house.ids().next()).log(entry).build()?;
     let commit = visitor.house.store().commit(&plan).await?;

@@ -1,10 +1,10 @@
 //! Takes: the first rows of a range, each changed under a guard. It is what workers do who share a queue.
 //!
-//! A [`Take`] is not one plan but many: each row is changed by itself, as by a plan of one step without a log entry, so
+//! A [`ClaimRange`] is not one plan but many: each row is changed by itself, as by a plan of one step without a log entry, so
 //! that all of them are changed, or some, or none. How they are found is the engine's affair. What it promises:
 //!
 //! - T1. Only rows of the range, the tenant's own, that the step's guard holds for; each is given back as it is then.
-//! - T2. Never more than asked for: the range's limit, and [`Take::weighing`].
+//! - T2. Never more than asked for: the range's limit, and [`ClaimRange::limit_bytes`].
 //! - T3. The first ones, mostly in the order of the range. Rows that somebody else is changing meanwhile may be passed over, and
 //!   so may those behind a row that the guard does not hold for: a row that is found and not taken uses up its place.
 //! - T4. What was taken is told, or found. *A taken row has the take's operation id in its mark:* where an answer got lost,
@@ -22,7 +22,7 @@ use crate::outcome::{Commit, Refused};
 use crate::plan::{Expect, Plan, Step, Verb, admit_change};
 use crate::read::Query;
 use crate::row::{Row, Tenant};
-use crate::store::{Asked, Explanation, Store};
+use crate::store::{ExplainRequest, Explanation, Store};
 use crate::value::Value;
 
 /// For one row of a range: a row that was taken and not reported waits until its lease ends, so many attempts are worth it.
@@ -30,7 +30,7 @@ const RETRIES: RetryPolicy<'static> = RetryPolicy { attempts: 9, backoff: None }
 
 /// The first rows of a range, and what becomes of each. Cheap to clone.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Take(Arc<Content>);
+pub struct ClaimRange(Arc<Content>);
 
 #[derive(Clone, Debug, PartialEq)]
 struct Content {
@@ -43,7 +43,7 @@ struct Content {
     bytes_max: usize,
 }
 
-impl Take {
+impl ClaimRange {
     /// The first rows of `query` that are the tenant's, changed by `step`: an update without a key. `mark` is a column for
     /// text, which is set to the operation id.
     pub fn of(
@@ -52,7 +52,7 @@ impl Take {
         query: Query,
         step: Step,
         mark: &str,
-    ) -> Result<Take, PlanError> {
+    ) -> Result<ClaimRange, PlanError> {
         let operation = operation.into();
         let unfit = |why: &str| PlanError::Mistyped {
             table: step.table.name().to_owned(),
@@ -70,13 +70,13 @@ impl Take {
         }
         let step = admit_change(step.set(mark, operation.as_str()))?;
         let (tenant, mark) = (tenant.clone(), mark.to_owned());
-        Ok(Take(Arc::new(Content { tenant, operation, query, step, mark, bytes_max: usize::MAX })))
+        Ok(ClaimRange(Arc::new(Content { tenant, operation, query, step, mark, bytes_max: usize::MAX })))
     }
 
     /// Takes no row behind those that weigh so much together; the first one always.
     #[must_use]
-    pub fn weighing(self, bytes_max: usize) -> Take {
-        Take(Arc::new(Content { bytes_max, ..Content::clone(&self.0) }))
+    pub fn limit_bytes(self, bytes_max: usize) -> ClaimRange {
+        ClaimRange(Arc::new(Content { bytes_max, ..Content::clone(&self.0) }))
     }
 
     /// Whose rows.
@@ -116,22 +116,29 @@ impl Take {
     }
 
     /// What an engine is asked for that reads the range and commits a plan for each row, of which this is one.
-    pub fn explained(&self, row: Option<&Row>, explain: impl Fn(Asked<'_>) -> Explanation) -> Explanation {
+    pub fn explained(
+        &self,
+        row: Option<&Row>,
+        explain: impl Fn(ExplainRequest<'_>) -> Explanation,
+    ) -> Explanation {
         let plan = row.and_then(|row| self.plan(row.key()).ok());
-        let plan = plan.as_ref().map(|plan| explain(Asked::Commit(plan)));
-        Explanation::of_all([explain(Asked::Query(&self.0.query))].into_iter().chain(plan))
+        let plan = plan.as_ref().map(|plan| explain(ExplainRequest::Commit(plan)));
+        Explanation::of_all([explain(ExplainRequest::Query(&self.0.query))].into_iter().chain(plan))
     }
 }
 
 /// Reads the range, and commits a plan for each of its rows.
-pub async fn by_plans<S: Store + ?Sized>(store: &S, take: &Take) -> Result<Vec<Row>, StoreError> {
-    and_by_plans(store, take, Vec::new()).await
+pub async fn claim_row_by_row<S: Store + ?Sized>(
+    store: &S,
+    take: &ClaimRange,
+) -> Result<Vec<Row>, StoreError> {
+    claim_remaining(store, take, Vec::new()).await
 }
 
 /// The same when some rows were taken already: as many others as there is room for.
-pub async fn and_by_plans<S: Store + ?Sized>(
+pub async fn claim_remaining<S: Store + ?Sized>(
     store: &S,
-    take: &Take,
+    take: &ClaimRange,
     mut taken: Vec<Row>,
 ) -> Result<Vec<Row>, StoreError> {
     let page = match store.query(take.query()).await {
@@ -150,7 +157,7 @@ pub async fn and_by_plans<S: Store + ?Sized>(
     let room = take.query().page_limit().saturating_sub(taken.len());
     let others = page.rows.iter().filter(is_other).take(room).take_while(fits);
     let keys = others.map(|row| row.key().to_vec()).collect();
-    match by_keys(store, take, keys).await {
+    match claim_keys(store, take, keys).await {
         Err(error) if taken.is_empty() => Err(error),
         others => {
             taken.extend(others.unwrap_or_default());
@@ -160,9 +167,9 @@ pub async fn and_by_plans<S: Store + ?Sized>(
 }
 
 /// Commits a plan for each row with one of these keys. An error only if it is that for some and none was taken.
-pub async fn by_keys<S: Store + ?Sized>(
+pub async fn claim_keys<S: Store + ?Sized>(
     store: &S,
-    take: &Take,
+    take: &ClaimRange,
     keys: Vec<Vec<Value>>,
 ) -> Result<Vec<Row>, StoreError> {
     let (mut taken, mut failure) = (Vec::new(), None);
@@ -180,7 +187,7 @@ pub async fn by_keys<S: Store + ?Sized>(
 
 async fn take_one<S: Store + ?Sized>(
     store: &S,
-    take: &Take,
+    take: &ClaimRange,
     key: &[Value],
 ) -> Result<Option<Row>, StoreError> {
     let table = take.query().read_table().name();
