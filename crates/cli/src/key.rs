@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde_json::json;
 use statehouse::House;
 use statehouse::blueprint::settings::parse_duration;
-use statehouse_server::auth::keys::{self, Created, KeyInfo, NewKey};
-use statehouse_server::auth::secret::{OwnError, Secret};
+use statehouse_server::auth::keys::{self, CreatedKey, KeyInfo, NewKey};
+use statehouse_server::auth::secret::{Secret, SystemRowError};
 use statehouse_server::auth::{Scope, scopes_text};
 use statehouse_store::Tenant;
 
@@ -65,7 +65,7 @@ async fn act(
     Ok(())
 }
 
-fn show_created(created: &Created, quiet: bool, output: &Output) {
+fn show_created(created: &CreatedKey, quiet: bool, output: &Output) {
     output.show(&json!({"key": created.key, "info": created.info}), || {
         if quiet {
             return created.key.clone();
@@ -107,10 +107,10 @@ fn read_scopes(text: &str) -> Result<Vec<Scope>, Failure> {
     if scopes.is_empty() { Err(wrong("none was given".into())) } else { Ok(scopes) }
 }
 
-impl From<OwnError> for Failure {
-    fn from(error: OwnError) -> Failure {
+impl From<SystemRowError> for Failure {
+    fn from(error: SystemRowError) -> Failure {
         match error {
-            OwnError::NoKey(_) | OwnError::OwnTenant(_) | OwnError::ShortSecret { .. } => {
+            SystemRowError::NoKey(_) | SystemRowError::OwnTenant(_) | SystemRowError::ShortSecret { .. } => {
                 Failure::Usage(error.to_string())
             }
             other => Failure::Other(other.into()),

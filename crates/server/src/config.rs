@@ -1,68 +1,67 @@
-//! What a server can be told. Every setting has a default that is safe on a laptop and sensible in production.
+//! Settings of a server. Every setting has a default that is safe on a laptop and usable in production.
 //!
-//! The structure is plain and flat in meaning: the command line fills it from flags, environment and file, in that
-//! order, and nothing here reads any of the three.
+//! The command line fills this structure from flags, environment and file. Nothing here reads any of the three.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// How a server serves.
+/// Settings of a server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Who may come in.
+    /// Accepted credentials.
     pub auth: Auth,
     /// Certificate and key; without them the server speaks plain HTTP.
     pub tls: Option<Tls>,
-    /// What signs cursors and digests keys. Without it a secret is made once and kept in the store.
+    /// Key material for cursor seals and key digests. Without it the house generates a secret and stores it.
     pub secret: Option<String>,
     /// Origins of web pages that may call this server, such as `https://app.example.com`. None by default.
     pub cors_origins: Vec<String>,
-    /// Whether `/metrics` is open to callers without credentials.
+    /// Serve `/metrics` to callers without credentials.
     pub open_metrics: bool,
-    /// What a client may take, in bytes, numbers and time.
+    /// Limits in bytes, counts and time.
     pub limits: Limits,
 }
 
-/// Who may come in. With neither, everybody who can reach a loopback address.
+/// Accepted credentials. With neither, the server is in open mode and serves loopback callers only.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Auth {
-    /// Callers with a key of this house (see [`crate::auth::keys`]).
+    /// Accept API keys of this house (see [`crate::auth::keys`]).
     pub api_keys: bool,
-    /// Callers with a token of an issuer that is trusted.
+    /// Accept tokens of a trusted issuer.
     pub jwt: Option<Jwt>,
 }
 
 impl Auth {
-    /// Whether callers must say who they are.
+    /// Whether callers must authenticate.
     pub fn is_required(&self) -> bool {
         self.api_keys || self.jwt.is_some()
     }
 }
 
-/// Which tokens are trusted, and how they are read.
+/// Trusted tokens and how to read them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Jwt {
-    /// Where the keys come from.
+    /// Source of the verification keys.
     #[serde(flatten)]
     pub keys: JwtKeys,
-    /// The only issuer that is accepted (`iss`), if given.
+    /// The only accepted issuer (`iss`), if set.
     #[serde(default)]
     pub issuer: Option<String>,
-    /// The audience that a token must name (`aud`), if given.
+    /// The audience a token must name (`aud`), if set.
     #[serde(default)]
     pub audience: Option<String>,
     /// The claim that names the tenant.
     #[serde(default = "tenant_claim")]
     pub tenant_claim: String,
-    /// The claim that lists the scopes: words with spaces between them, or a list.
+    /// The claim that lists the scopes, as a list or as words separated by spaces.
     #[serde(default = "scope_claim")]
     pub scope_claim: String,
-    /// How far the issuer's clock may be off, in seconds.
+    /// Accepted clock difference to the issuer, in seconds.
     #[serde(default = "leeway_s")]
     pub leeway_s: u64,
 }
@@ -80,7 +79,7 @@ fn leeway_s() -> u64 {
 }
 
 impl Jwt {
-    /// The usual reading of tokens that these keys sign.
+    /// Default settings for tokens that these keys verify.
     pub fn with(keys: JwtKeys) -> Jwt {
         Jwt {
             keys,
@@ -93,15 +92,15 @@ impl Jwt {
     }
 }
 
-/// Where the keys of an issuer come from.
+/// Source of an issuer's verification keys.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JwtKeys {
-    /// A secret that is shared with the issuer: HS256. At least 32 bytes.
+    /// A secret shared with the issuer: HS256. At least 32 bytes.
     Secret(String),
-    /// A JWKS document in a file, read again when it changes: RS256 and EdDSA.
+    /// A JWKS document in a file: RS256 and EdDSA.
     JwksFile(PathBuf),
-    /// A JWKS document at an `https` address, fetched again every few minutes: RS256 and EdDSA.
+    /// A JWKS document at an `https` address: RS256 and EdDSA.
     JwksUrl(String),
 }
 
@@ -109,43 +108,43 @@ pub enum JwtKeys {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tls {
-    /// The certificate and those between it and the root.
+    /// The certificate and its intermediates.
     pub certificates: PathBuf,
     /// The private key.
     pub key: PathBuf,
 }
 
-/// What a client may take.
+/// Limits for clients.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// Connections at once; more wait in the operating system's queue.
+    /// Concurrent connections; further ones wait in the listen queue of the operating system.
     pub connections: usize,
-    /// Bytes of a body, after decompression. A little over the largest plan.
+    /// Bytes of a body after decompression. Slightly more than the largest plan.
     pub body_bytes: usize,
     /// Bytes of all headers of a request.
     pub header_bytes: usize,
     /// Headers of a request.
     pub headers: usize,
-    /// Calls in a batch. A plan has 100 operations, and two of them are the log's.
+    /// Calls in a batch. A plan has 100 operations; two of them belong to the log.
     pub batch_calls: usize,
-    /// Event streams at once.
+    /// Concurrent event streams.
     pub streams: usize,
-    /// Time for the headers of a request to arrive, in milliseconds; for a TLS handshake too.
+    /// Timeout for the headers of a request and for a TLS handshake.
     pub header_timeout_ms: u64,
-    /// Time for the body of a request to arrive.
+    /// Timeout for the body of a request.
     pub body_timeout_ms: u64,
-    /// Time that a connection may stay open without a request.
+    /// Time after which a connection without a request is closed.
     pub idle_timeout_ms: u64,
-    /// Time that a client may take to accept a part of an answer.
+    /// Time in which a client must accept some part of a response.
     pub write_timeout_ms: u64,
-    /// The longest that `Prefer: wait` waits.
+    /// Upper bound of `Prefer: wait`.
     pub wait_max_ms: u64,
-    /// The pause after which an event stream says that it is still there.
+    /// Interval of heartbeats on an event stream.
     pub heartbeat_ms: u64,
-    /// Time for requests under way to finish when the server stops.
+    /// Time for requests in flight to finish when the server stops.
     pub drain_ms: u64,
-    /// Time for which a key or token set is trusted before it is looked at again.
+    /// Time for which a verified key is cached.
     pub credential_cache_ms: u64,
 }
 
@@ -170,7 +169,7 @@ impl Default for Limits {
     }
 }
 
-/// A setting in milliseconds.
+/// A setting in milliseconds as a duration.
 pub(crate) fn millis(setting: u64) -> Duration {
     Duration::from_millis(setting)
 }

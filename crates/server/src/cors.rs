@@ -1,5 +1,5 @@
-//! Web pages of other origins. Off unless origins are listed; then exactly those may call, with their credentials in
-//! the `Authorization` header (no cookies are used, so none are allowed).
+//! Cross-origin requests. Off unless origins are listed; then exactly those may call, with their credentials in the
+//! `Authorization` header. The server uses no cookies and allows none.
 
 use axum::response::{IntoResponse, Response};
 use http::header::{
@@ -18,7 +18,7 @@ pub fn is_listed(origins: &[String], origin: &HeaderValue) -> bool {
     origins.iter().any(|listed| listed.as_bytes() == origin.as_bytes())
 }
 
-/// The answer to a browser that asks before it calls; `None` if this is not such a question of a listed origin.
+/// The response to a preflight request of a listed origin; `None` for every other request.
 pub fn preflight(origins: &[String], method: &Method, headers: &HeaderMap) -> Option<Response> {
     let origin = headers.get(ORIGIN)?;
     let asks = method == Method::OPTIONS && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD);
@@ -32,7 +32,7 @@ pub fn preflight(origins: &[String], method: &Method, headers: &HeaderMap) -> Op
     })
 }
 
-/// Lets a page of a listed origin see the answer.
+/// Adds the headers that let a page of a listed origin read the response.
 pub fn allow(origins: &[String], origin: Option<&HeaderValue>, headers: &mut HeaderMap) {
     if origins.is_empty() {
         return;

@@ -1,19 +1,18 @@
 //! `/v1/events`: the log as a stream of server-sent events, each a CloudEvent.
 //!
-//! - **Place.** `id:` is a sealed cursor over all partitions of the log. A client that lost its connection sends it as
-//!   `Last-Event-ID` (browsers do so by themselves) or as `?after=`, and misses nothing. `?after=oldest` begins with
-//!   the oldest record that is kept; without either the stream begins now.
-//! - **Order.** The events of one row come in the order of its versions. Between rows there is no order.
-//! - **At least once.** A record with several events is one step of the cursor: whoever is cut off within it gets it
-//!   again as a whole. A CloudEvent's `id` is always the same, so a repetition can be told.
-//! - **Apart.** Only the caller's tenant is shown. That is no filter a caller could leave out.
-//! - **Trimmed.** If the log no longer has what follows the cursor, the answer is 410: read the rows anew.
+//! - **Cursor.** `id:` is a sealed cursor over all partitions of the log. A client that reconnects sends it as
+//!   `Last-Event-ID` (browsers do) or as `?after=` and misses nothing. `?after=oldest` starts at the oldest retained
+//!   record; without either the stream starts at the current end.
+//! - **Order.** The events of one row arrive in the order of its versions. There is no order between rows.
+//! - **At least once.** A record with several events is one step of the cursor: a client that is disconnected within a
+//!   record receives the whole record again. The CloudEvent's `id` is stable, so that the client can deduplicate.
+//! - **Tenant isolation.** A stream contains only records of the caller's tenant.
+//! - **Trimmed log.** If the log no longer contains the records after the cursor, the response is 410.
+//! - **Revocation.** The server re-checks the credentials every few seconds. The stream ends soon after its key was
+//!   revoked or its key or token expired.
 //!
-//! - **As long as the caller may.** Credentials are looked at again every few seconds, whether there are events or not:
-//!   a stream ends soon after its key was revoked, or its key or token has come to its end.
-//!
-//! The streams of a process share one reader of the log ([`statehouse::follow`]). A stream that begins further back, or
-//! whose client is slow, reads the store until it has caught up; none reads faster than its client does.
+//! The streams of a process share one log reader ([`statehouse::follow`]). A stream that starts further back, or whose
+//! client is slow, reads from the store until it has caught up. Backpressure: no stream reads faster than its client.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,35 +34,35 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
 use crate::auth::{self, Scope};
 use crate::config::millis;
-use crate::http::{Context, Request, Shared, Visit, query_pairs};
-use crate::metrics::Gauged;
+use crate::http::{Context, Request, RequestInfo, Shared, query_pairs};
+use crate::metrics::GaugeGuard;
 use crate::problem::{INVALID_INPUT, MALFORMED, Problem, TRIMMED, UNAVAILABLE};
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-/// What begins a stream with the oldest record.
+/// Value of `after` that starts a stream at the oldest record.
 const OLDEST: &str = "oldest";
-/// Records that are read at a time.
+/// Records per read.
 const PAGE: usize = 100;
-/// Messages that wait for a slow client before its stream stops reading.
-const AHEAD: usize = 64;
-/// What the client is asked to wait before it connects again, in milliseconds.
+/// Messages buffered for a slow client before its stream stops reading.
+const BUFFERED_MESSAGES: usize = 64;
+/// Reconnection delay requested from the client, in milliseconds.
 const RETRY_MS: u64 = 2_000;
-/// The shortest time between two looks at a stream's credentials.
-const CHECK_MIN: Duration = Duration::from_millis(250);
-/// What cursors of the log are sealed for.
+/// Minimum interval between two checks of a stream's credentials.
+const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(250);
+/// Seal context of log cursors.
 const PURPOSE: &[u8] = b"events";
 
 /// Opens a stream.
 pub(crate) async fn handle(
     shared: &Arc<Shared>,
     request: Request,
-    visit: &mut Visit,
+    info: &mut RequestInfo,
 ) -> Result<Response, Problem> {
     let (parts, _) = request.into_parts();
-    let caller = shared.gate.admit(&parts.headers).await?;
-    visit.tenant = Some(caller.tenant.clone());
+    let caller = shared.authenticator.authenticate(&parts.headers).await?;
+    info.tenant = Some(caller.tenant.clone());
     caller.require(Scope::Read)?;
-    open(shared, &caller.tenant, &parts, &visit.context).await
+    open(shared, &caller.tenant, &parts, &info.context).await
 }
 
 async fn open(
@@ -80,29 +79,29 @@ async fn open(
         match name.as_str() {
             "after" => after = Some(value),
             "resource" => resource = Some(value),
-            _ => return Err(misfit(&name, "there is no such parameter; there are after and resource")),
+            _ => return Err(parameter_error(&name, "unknown parameter; this path takes after and resource")),
         }
     }
     if let Some(resource) = &resource
         && shared.house.resource(resource).is_err()
     {
-        return Err(misfit("resource", "no resource has this name"));
+        return Err(parameter_error("resource", "unknown resource"));
     }
-    // A browser that connects again repeats the URL it began with; the header is newer.
+    // A browser that reconnects repeats its first URL; the header is newer.
     if let Some(last) = request.headers.get(LAST_EVENT_ID) {
         let text = last.to_str().map_err(|_| Problem::new(MALFORMED, "Last-Event-ID is not ASCII"))?;
         after = Some(text.to_owned()).filter(|text| !text.is_empty()).or(after);
     }
     let listener = shared.house.tail().listen();
-    let seen = begin(shared, tenant, after.as_deref()).await?;
+    let offsets = start_offsets(shared, tenant, after.as_deref()).await?;
     let permit = shared.streams.clone().try_acquire_owned();
     let permit = permit.map_err(|_| {
         Problem::new(UNAVAILABLE, "too many event streams are open").header(http::header::RETRY_AFTER, "5")
     })?;
-    let (to, mut messages) = mpsc::channel(AHEAD);
+    let (to, mut messages) = mpsc::channel(BUFFERED_MESSAGES);
     let now = shared.house.clock().now();
     let credentials = [AUTHORIZATION, auth::TENANT].into_iter();
-    let stream = Stream {
+    let stream = EventStream {
         shared: shared.clone(),
         tenant: tenant.clone(),
         credentials: credentials
@@ -110,9 +109,9 @@ async fn open(
             .collect(),
         resource,
         listener,
-        seen,
+        offsets,
         to,
-        said_at: now,
+        sent_at: now,
         checked_at: now,
     };
     tokio::spawn(stream.run(permit, context.request_id.clone()));
@@ -122,12 +121,12 @@ async fn open(
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    // Proxies that gather answers before they pass them on would stop a stream.
+    // Proxies that buffer responses would stall a stream.
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     Ok(response)
 }
 
-fn misfit(name: &str, detail: &str) -> Problem {
+fn parameter_error(name: &str, detail: &str) -> Problem {
     let mut problem = Problem::new(INVALID_INPUT, format!("/{name}: {detail}"));
     problem.errors.push((format!("/{name}"), detail.to_owned()));
     problem
@@ -136,78 +135,79 @@ fn misfit(name: &str, detail: &str) -> Problem {
 fn trimmed() -> Problem {
     Problem::new(
         TRIMMED,
-        "the log no longer has the events after this cursor; read the rows anew, then follow without it",
+        "the log no longer contains the events after this cursor; read the rows again, then follow without a cursor",
     )
 }
 
-/// The offsets behind which a stream begins.
-async fn begin(shared: &Shared, tenant: &Tenant, after: Option<&str>) -> Result<Vec<u64>, Problem> {
+/// The offsets after which a stream starts.
+async fn start_offsets(shared: &Shared, tenant: &Tenant, after: Option<&str>) -> Result<Vec<u64>, Problem> {
     let store = shared.house.store();
     let failed = |error: StoreError| Problem::from(Refusal::from(error));
     let partitions = store.partitions();
     let Some(after) = after else {
         return store.wait_log(&[], Duration::ZERO).await.map_err(failed);
     };
-    let mut seen = vec![0; partitions as usize];
+    let mut offsets = vec![0; partitions as usize];
     if after != OLDEST {
         let opened = shared.cursors.open(&[tenant.as_str().as_bytes(), PURPOSE], after);
-        seen = opened
+        offsets = opened
             .and_then(|bytes| unpack(&bytes))
-            .filter(|seen| seen.len() == partitions as usize)
-            .ok_or_else(|| misfit("after", "it is not a cursor that this stream returned"))?;
+            .filter(|offsets| offsets.len() == partitions as usize)
+            .ok_or_else(|| parameter_error("after", "not a cursor returned by this stream"))?;
     }
-    for (partition, seen) in seen.iter_mut().enumerate() {
-        let page = store.read_log(u32::try_from(partition).unwrap_or(0), *seen, 1).await.map_err(failed)?;
+    for (partition, offsets) in offsets.iter_mut().enumerate() {
+        let page =
+            store.read_log(u32::try_from(partition).unwrap_or(0), *offsets, 1).await.map_err(failed)?;
         if after == OLDEST {
-            *seen = page.oldest.saturating_sub(1);
-        } else if has_gap(&page, *seen) {
+            *offsets = page.oldest.saturating_sub(1);
+        } else if has_gap(&page, *offsets) {
             return Err(trimmed());
         }
     }
-    Ok(seen)
+    Ok(offsets)
 }
 
-/// Whether records are missing behind an offset: trimmed, or never there because the log is another one.
-fn has_gap(page: &LogPage, seen: u64) -> bool {
-    page.oldest > seen + 1 || seen > page.head
+/// Whether records after an offset are missing: they were trimmed, or the cursor belongs to another log.
+fn has_gap(page: &LogPage, offsets: u64) -> bool {
+    page.oldest > offsets + 1 || offsets > page.head
 }
 
 /// One open stream.
-struct Stream {
+struct EventStream {
     shared: Arc<Shared>,
     tenant: Tenant,
-    /// The headers that let the caller in.
+    /// The headers that authenticated the caller.
     credentials: HeaderMap,
     resource: Option<String>,
     listener: Listener,
-    /// The offsets that were passed, one for each partition.
-    seen: Vec<u64>,
+    /// Last offset sent or skipped, per partition.
+    offsets: Vec<u64>,
     to: mpsc::Sender<Bytes>,
-    /// When the client last heard something.
-    said_at: Time,
-    /// When it was last known that the caller may listen.
+    /// Time of the last message.
+    sent_at: Time,
+    /// Time of the last successful credential check.
     checked_at: Time,
 }
 
-impl Stream {
+impl EventStream {
     async fn run(mut self, _permit: OwnedSemaphorePermit, request_id: String) {
-        let _counted = Gauged::enter(&self.shared.metrics, |metrics| &metrics.streams);
-        match self.tell_all().await {
-            Stop::Gone => {}
-            Stop::Expelled => {
-                tracing::info!(target: "statehouse::events", request_id, "a stream's credentials have come to their end");
+        let _counted = GaugeGuard::enter(&self.shared.metrics, |metrics| &metrics.streams);
+        match self.send_all().await {
+            StreamEnd::Closed => {}
+            StreamEnd::Unauthorized => {
+                tracing::info!(target: "statehouse::events", request_id, "event stream closed: its credentials are no longer valid");
             }
-            // The client connects again with its cursor and learns what is the matter.
-            Stop::Failed(why) => {
-                tracing::warn!(target: "statehouse::events", why, request_id, "an event stream ended");
+            // The client reconnects with its cursor and receives the problem then.
+            StreamEnd::Failed(why) => {
+                tracing::warn!(target: "statehouse::events", why, request_id, "event stream failed");
             }
         }
     }
 
-    async fn tell_all(&mut self) -> Stop {
+    async fn send_all(&mut self) -> StreamEnd {
         let mut stopping = self.shared.stopping.clone();
         let opening = format!(": open\nretry: {RETRY_MS}\nid: {}\n\n", self.cursor());
-        if let Err(stop) = self.say(opening).await {
+        if let Err(stop) = self.send(opening).await {
             return stop;
         }
         while !*stopping.borrow() {
@@ -215,24 +215,24 @@ impl Stream {
                 return stop;
             }
         }
-        Stop::Gone
+        StreamEnd::Closed
     }
 
-    /// Passes on what there is, or waits for news and says at least that the stream is still there.
-    async fn step(&mut self, stopping: &mut watch::Receiver<bool>) -> Result<(), Stop> {
+    /// Sends available records, or waits for new ones and sends a heartbeat when it is due.
+    async fn step(&mut self, stopping: &mut watch::Receiver<bool>) -> Result<(), StreamEnd> {
         self.check().await?;
-        let mut told = false;
-        for partition in 0..self.seen.len() {
-            told |= self.pass(partition).await?;
+        let mut sent = false;
+        for partition in 0..self.offsets.len() {
+            sent |= self.send_partition(partition).await?;
         }
         let heartbeat = millis(self.shared.config.limits.heartbeat_ms);
         let clock = self.shared.house.clock();
-        let silent = clock.now().since(self.said_at);
+        let silent = clock.now().since(self.sent_at);
         if silent >= heartbeat {
-            // An id without data moves the client's cursor without an event: others' records need not be read twice.
-            return self.say(format!(": still here\nid: {}\n\n", self.cursor())).await;
+            // An id without data moves the client's cursor past records of other tenants.
+            return self.send(format!(": still here\nid: {}\n\n", self.cursor())).await;
         }
-        if told {
+        if sent {
             return Ok(());
         }
         let pause = clock.sleep((heartbeat - silent).min(self.until_check()));
@@ -240,90 +240,92 @@ impl Stream {
             () = self.listener.news() => Ok(()),
             () = pause => Ok(()),
             _ = stopping.changed() => Ok(()),
-            () = self.to.closed() => Err(Stop::Gone),
+            () = self.to.closed() => Err(StreamEnd::Closed),
         }
     }
 
-    /// How long the credentials count as known.
+    /// Time until the next credential check.
     fn until_check(&self) -> Duration {
         let limits = &self.shared.config.limits;
-        let trusted = millis(limits.credential_cache_ms.min(limits.heartbeat_ms)).max(CHECK_MIN);
+        let trusted = millis(limits.credential_cache_ms.min(limits.heartbeat_ms)).max(CHECK_INTERVAL_MIN);
         trusted.saturating_sub(self.shared.house.clock().now().since(self.checked_at))
     }
 
-    /// Looks at the credentials again, if it is time to.
-    async fn check(&mut self) -> Result<(), Stop> {
+    /// Re-checks the credentials if the check is due.
+    async fn check(&mut self) -> Result<(), StreamEnd> {
         if !self.until_check().is_zero() {
             return Ok(());
         }
         self.checked_at = self.shared.house.clock().now();
-        match self.shared.gate.admit(&self.credentials).await {
+        match self.shared.authenticator.authenticate(&self.credentials).await {
             Ok(caller) if caller.tenant == self.tenant && caller.require(Scope::Read).is_ok() => Ok(()),
-            // A store that cannot be asked has nothing to tell either.
+            // If the store is unavailable, the stream has nothing to send either.
             Err(problem) if problem.kind == UNAVAILABLE => Ok(()),
-            _ => Err(Stop::Expelled),
+            _ => Err(StreamEnd::Unauthorized),
         }
     }
 
-    /// Passes on some records of one partition, and says whether there were any.
-    async fn pass(&mut self, partition: usize) -> Result<bool, Stop> {
-        let seen = self.seen.get(partition).copied().unwrap_or_default();
-        match self.listener.after(partition, seen, PAGE) {
+    /// Sends some records of one partition and returns whether there were any.
+    async fn send_partition(&mut self, partition: usize) -> Result<bool, StreamEnd> {
+        let offsets = self.offsets.get(partition).copied().unwrap_or_default();
+        match self.listener.after(partition, offsets, PAGE) {
             Next::Nothing => Ok(false),
             Next::Records(records) => {
                 for record in &records {
-                    self.tell(partition, record).await?;
+                    self.send_record(partition, record).await?;
                 }
                 Ok(true)
             }
             Next::Behind => {
                 let number = u32::try_from(partition).unwrap_or(0);
-                let page = self.shared.house.store().read_log(number, seen, PAGE).await?;
-                if has_gap(&page, seen) {
-                    return Err(Stop::Failed("the log was trimmed before the stream got there".into()));
+                let page = self.shared.house.store().read_log(number, offsets, PAGE).await?;
+                if has_gap(&page, offsets) {
+                    return Err(StreamEnd::Failed(
+                        "the log was trimmed past the position of the stream".into(),
+                    ));
                 }
                 for record in &page.records {
-                    self.tell(partition, record).await?;
+                    self.send_record(partition, record).await?;
                 }
                 Ok(!page.records.is_empty())
             }
         }
     }
 
-    async fn tell(&mut self, partition: usize, record: &Record) -> Result<(), Stop> {
+    async fn send_record(&mut self, partition: usize, record: &Record) -> Result<(), StreamEnd> {
         let wanted = |event: &Event| {
             let only = self.resource.as_deref();
             subject_of(record, event).is_some_and(|(resource, _)| only.is_none_or(|only| only == resource))
         };
-        let told: Vec<Json> = match record.tenant == self.tenant {
+        let sent: Vec<Json> = match record.tenant == self.tenant {
             false => Vec::new(),
             true => (record.events.iter().enumerate().filter(|(_, event)| wanted(event)))
                 .map(|(number, event)| cloud_event(&self.shared.house, record, number, event))
                 .collect(),
         };
         // Only the last event of a record moves the cursor past it.
-        let before = if told.len() > 1 { self.cursor() } else { String::new() };
-        if let (Some(seen), Some(position)) = (self.seen.get_mut(partition), record.position) {
-            *seen = position.offset;
+        let before = if sent.len() > 1 { self.cursor() } else { String::new() };
+        if let (Some(offsets), Some(position)) = (self.offsets.get_mut(partition), record.position) {
+            *offsets = position.offset;
         }
-        let last = told.len().saturating_sub(1);
-        for (number, event) in told.into_iter().enumerate() {
+        let last = sent.len().saturating_sub(1);
+        for (number, event) in sent.into_iter().enumerate() {
             let id = if number == last { &self.cursor() } else { &before };
-            self.say(format!("id: {id}\ndata: {event}\n\n")).await?;
+            self.send(format!("id: {id}\ndata: {event}\n\n")).await?;
         }
         Ok(())
     }
 
-    /// Hands a message to the client, as soon as it takes one and as long as it may.
-    async fn say(&mut self, message: String) -> Result<(), Stop> {
+    /// Queues a message as soon as the buffer has space, re-checking the credentials while it waits.
+    async fn send(&mut self, message: String) -> Result<(), StreamEnd> {
         let clock = self.shared.house.clock().clone();
         loop {
             self.check().await?;
             tokio::select! {
                 biased;
                 room = self.to.reserve() => {
-                    room.map_err(|_| Stop::Gone)?.send(message.into());
-                    self.said_at = clock.now();
+                    room.map_err(|_| StreamEnd::Closed)?.send(message.into());
+                    self.sent_at = clock.now();
                     return Ok(());
                 }
                 () = clock.sleep(self.until_check()) => {}
@@ -332,26 +334,26 @@ impl Stream {
     }
 
     fn cursor(&self) -> String {
-        self.shared.cursors.close(&[self.tenant.as_str().as_bytes(), PURPOSE], &pack(&self.seen))
+        self.shared.cursors.close(&[self.tenant.as_str().as_bytes(), PURPOSE], &pack(&self.offsets))
     }
 }
 
 /// Why a stream ends.
-enum Stop {
-    /// The client went away, or the server stops.
-    Gone,
-    /// The caller may listen no longer.
-    Expelled,
+enum StreamEnd {
+    /// The client disconnected, or the server is stopping.
+    Closed,
+    /// The credentials are no longer valid.
+    Unauthorized,
     Failed(String),
 }
 
-impl From<StoreError> for Stop {
-    fn from(error: StoreError) -> Stop {
-        Stop::Failed(error.to_string())
+impl From<StoreError> for StreamEnd {
+    fn from(error: StoreError) -> StreamEnd {
+        StreamEnd::Failed(error.to_string())
     }
 }
 
-/// An event of a record as a CloudEvent, in its JSON form.
+/// An event of a record as a CloudEvent in JSON.
 fn cloud_event(house: &House, record: &Record, number: usize, event: &Event) -> Json {
     let place = record.position.map(|position| position.to_string()).unwrap_or_default();
     let (resource, key) = subject_of(record, event).unwrap_or_default();
@@ -367,7 +369,7 @@ fn cloud_event(house: &House, record: &Record, number: usize, event: &Event) -> 
     })
 }
 
-/// Offsets in a few bytes each: seven bits a byte, the least first.
+/// Offsets as variable-length integers: seven bits per byte, least significant first.
 fn pack(offsets: &[u64]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(offsets.len() * 2);
     for offset in offsets {

@@ -1,8 +1,8 @@
-//! The HTTP surface of a house, made from its actions.
+//! The HTTP server of a house, generated from its actions.
 //!
-//! Nothing here knows an archetype. An action declares its name, input, output and refusals; from that follow its route
-//! ([`http`](crate)), its entry in the OpenAPI document ([`openapi`]) and its problems ([`problem`]). What is written by
-//! hand is what HTTP needs whatever the action: conditions, idempotency, cursors, problems, events, credentials, limits.
+//! This crate knows no archetype. An action declares its name, input, output and refusals. The server derives its route
+//! ([`http`](crate)), its entry in the OpenAPI document ([`openapi`]) and its problems ([`problem`]) from that. The rest
+//! is what every action needs over HTTP: conditions, idempotency, cursors, problems, events, credentials and limits.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -44,57 +44,57 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use crate::auth::secret::{OwnError, Secret};
+use crate::auth::secret::{Secret, SystemRowError};
 use crate::http::Shared;
 use crate::listen::Connections;
 use crate::metrics::Metrics;
 pub use config::Config;
 
-/// Reads JSON as bodies of requests are read: no member of an object twice, no integer that does not fit 64 bits.
+/// Parses JSON as request bodies are parsed: rejects duplicate members and integers beyond 64 bits.
 pub fn strict_json(text: &str) -> Result<serde_json::Value, serde_json::Error> {
     http::strict::read(text)
 }
 
-/// What cursors are sealed for.
+/// Key derivation purpose of the cursor seal.
 const CURSORS: &str = "cursors";
 
 /// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {
-    /// The house's own rows could not be read or written.
+    /// The system rows of the house could not be read or written.
     #[error(transparent)]
-    Own(#[from] OwnError),
+    Own(#[from] SystemRowError),
     /// The certificate or the key cannot be used.
     #[error("TLS: {0}")]
     Tls(String),
-    /// Tokens cannot be checked.
+    /// The token keys cannot be loaded.
     #[error("tokens: {0}")]
     Tokens(String),
-    /// Anybody could come in from anywhere.
+    /// A public address without credentials.
     #[error(
         "{0} is not a loopback address, and no credentials are configured: switch API keys on (--api-keys), configure \
          tokens, or listen on 127.0.0.1"
     )]
-    OpenToTheWorld(SocketAddr),
+    PublicWithoutCredentials(SocketAddr),
     /// The socket failed.
     #[error("the socket: {0}")]
     Socket(#[from] std::io::Error),
 }
 
 impl Config {
-    /// Whether a server with these settings may be reached at the listener's address: without credentials only at a
-    /// loopback one.
+    /// Checks that a server with these settings may listen on this address. Without credentials only loopback addresses
+    /// are allowed.
     pub fn may_listen(&self, listener: &TcpListener) -> Result<(), SetupError> {
         let address = listener.local_addr()?;
         if self.auth.is_required() || address.ip().is_loopback() {
             return Ok(());
         }
-        Err(SetupError::OpenToTheWorld(address))
+        Err(SetupError::PublicWithoutCredentials(address))
     }
 }
 
-/// A server, ready to serve.
+/// A configured server.
 pub struct Server {
     shared: Arc<Shared>,
     tls: Option<TlsAcceptor>,
@@ -102,19 +102,19 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server for a house whose store has been migrated to. Starts what follows the log.
+    /// Creates a server for a house whose store is migrated, and starts the log followers of the house.
     pub async fn new(house: Arc<House>, config: Config) -> Result<Server, SetupError> {
         let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
         let secret = Secret::of(&house, config.secret.as_deref()).await?;
-        let gate = auth::gate(&house, &config, &secret).await?;
+        let authenticator = auth::authenticator(&house, &config, &secret).await?;
         house.start_followers();
         let (stop, stopping) = watch::channel(false);
         let metrics = Arc::new(Metrics::default());
-        let shared = Shared::new(house, config, gate, secret.seal(CURSORS), metrics, stopping);
+        let shared = Shared::new(house, config, authenticator, secret.seal(CURSORS), metrics, stopping);
         Ok(Server { shared: Arc::new(shared), tls, stop })
     }
 
-    /// Serves until `shutdown` is ready, and then until what is under way has finished or the time for that is over.
+    /// Serves until `shutdown` resolves, then drains requests for at most `drain_ms`.
     ///
     /// Without credentials the listener must have a loopback address.
     pub async fn serve(

@@ -1,19 +1,19 @@
-//! The accept loop, and what every connection is bound by.
+//! The accept loop and the limits of every connection.
 //!
-//! A server that leaves this to a framework has no timers: a client that sends half a request, or reads half an answer,
-//! holds its connection for ever. Here each wait has an end:
+//! Without timers a client that sends half a request, or reads half a response, holds its connection for ever. Every
+//! wait therefore has a timeout:
 //!
-//! | while | bound |
+//! | while | timeout |
 //! |---|---|
 //! | the TLS handshake runs | `header_timeout_ms` |
-//! | the headers of a request arrive | `header_timeout_ms`, by hyper |
-//! | the body of a request arrives | `body_timeout_ms`, where it is read |
-//! | no request is under way | `idle_timeout_ms`, here |
-//! | the client does not take the answer | `write_timeout_ms`, here |
+//! | the headers of a request arrive | `header_timeout_ms`, in hyper |
+//! | the body of a request arrives | `body_timeout_ms`, in `http/body.rs` |
+//! | no request is in flight | `idle_timeout_ms`, here |
+//! | the client does not read the response | `write_timeout_ms`, here |
 //!
-//! Connections are limited: beyond the limit they wait in the operating system's queue, which costs this process
-//! nothing. To stop, the loop accepts no more, tells every connection to finish what it has begun, ends streams, waits for
-//! them and for writes whose clients have gone, and cuts off what is left after `drain_ms`.
+//! Connections beyond the limit wait in the listen queue of the operating system. To stop, the loop accepts no more
+//! connections, asks every connection to finish its requests, ends streams, waits for connections and pending writes, and
+//! aborts the rest after `drain_ms`.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -38,25 +38,25 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 use crate::config::millis;
-use crate::http::{Request, Shared, answer};
-use crate::metrics::Gauged;
+use crate::http::{Request, Shared, handle_request};
+use crate::metrics::GaugeGuard;
 
-/// The pause after the operating system refused a connection, for want of files for instance.
+/// Pause after a failed accept, for example because the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// What hyper lets through beyond the limits, so that a request that breaks them a little gets a problem and not a
-/// bare status.
-const SLACK: usize = 4;
-/// Requests at once on one HTTP/2 connection.
+/// hyper's limits are this much higher than ours, so that a request slightly over the limit gets a problem document and
+/// not a bare status.
+const LIMIT_MARGIN: usize = 4;
+/// Concurrent requests on one HTTP/2 connection.
 const HTTP2_STREAMS: u32 = 100;
 
-/// What every connection needs.
+/// State shared by all connections.
 #[derive(Clone)]
 pub(crate) struct Connections {
     pub shared: Arc<Shared>,
     pub tls: Option<TlsAcceptor>,
 }
 
-/// Accepts connections until `shutdown` is ready, then lets them finish.
+/// Accepts connections until `shutdown` resolves, then drains them.
 pub(crate) async fn serve(
     listener: TcpListener,
     connections: Connections,
@@ -64,14 +64,14 @@ pub(crate) async fn serve(
     stop: watch::Sender<bool>,
 ) {
     let (limits, clock) = (&connections.shared.config.limits, connections.shared.house.clock());
-    let room = Arc::new(Semaphore::new(limits.connections));
+    let permits = Arc::new(Semaphore::new(limits.connections));
     let mut open = JoinSet::new();
     let mut shutdown = pin!(shutdown);
     loop {
         let accepted = tokio::select! {
             biased;
             () = &mut shutdown => break,
-            accepted = accept(&listener, &room) => accepted,
+            accepted = accept(&listener, &permits) => accepted,
             Some(_) = open.join_next() => continue,
         };
         match accepted {
@@ -83,7 +83,7 @@ pub(crate) async fn serve(
                 });
             }
             Err(error) => {
-                tracing::warn!(target: "statehouse::http", %error, "a connection could not be accepted");
+                tracing::warn!(target: "statehouse::http", %error, "accept failed");
                 clock.sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -92,21 +92,21 @@ pub(crate) async fn serve(
     stop.send_replace(true);
     let drained = async {
         while open.join_next().await.is_some() {}
-        connections.shared.writes.finished().await;
+        connections.shared.pending_writes.finished().await;
     };
     tokio::select! {
         () = drained => {}
         () = clock.sleep(millis(limits.drain_ms)) => {
-            tracing::warn!(target: "statehouse::http", "requests were cut off before they had finished");
+            tracing::warn!(target: "statehouse::http", "drain timeout: remaining requests were aborted");
         }
     }
 }
 
 async fn accept(
     listener: &TcpListener,
-    room: &Arc<Semaphore>,
+    permits: &Arc<Semaphore>,
 ) -> io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
-    let permit = room.clone().acquire_owned().await.map_err(io::Error::other)?;
+    let permit = permits.clone().acquire_owned().await.map_err(io::Error::other)?;
     let (stream, _) = listener.accept().await?;
     Ok((stream, permit))
 }
@@ -115,32 +115,32 @@ impl Connections {
     async fn run(self, stream: TcpStream) {
         let (metrics, limits) = (&self.shared.metrics, &self.shared.config.limits);
         metrics.accepted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let _counted = Gauged::enter(metrics, |metrics| &metrics.connections);
-        // Answers are small and complete; holding them back for more would only add delay.
+        let _counted = GaugeGuard::enter(metrics, |metrics| &metrics.connections);
+        // Responses are complete when written; Nagle's algorithm would only delay them.
         let _ = stream.set_nodelay(true);
         let stream =
-            Unstalled::new(stream, self.shared.house.clock().clone(), millis(limits.write_timeout_ms));
-        let Some(tls) = self.tls.clone() else { return self.talk(stream).await };
+            WriteTimeout::new(stream, self.shared.house.clock().clone(), millis(limits.write_timeout_ms));
+        let Some(tls) = self.tls.clone() else { return self.serve_connection(stream).await };
         let secured = tokio::select! {
             secured = tls.accept(stream) => secured,
             () = self.shared.house.clock().sleep(millis(limits.header_timeout_ms)) => return,
         };
         match secured {
-            Ok(stream) => self.talk(stream).await,
-            Err(error) => tracing::debug!(target: "statehouse::http", %error, "a TLS handshake failed"),
+            Ok(stream) => self.serve_connection(stream).await,
+            Err(error) => tracing::debug!(target: "statehouse::http", %error, "TLS handshake failed"),
         }
     }
 
-    async fn talk(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-        let activity = Activity::default();
+    async fn serve_connection(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        let activity = ConnectionActivity::default();
         let service = service_fn({
             let (shared, activity) = (self.shared.clone(), activity.clone());
             move |request: Request| {
                 let busy = activity.begin();
                 let shared = shared.clone();
                 async move {
-                    let response = answer(shared, request).await;
-                    Ok::<_, Infallible>(response.map(|body| Held { body, _busy: busy }))
+                    let response = handle_request(shared, request).await;
+                    Ok::<_, Infallible>(response.map(|body| TrackedBody { body, _busy: busy }))
                 }
             }
         });
@@ -149,18 +149,18 @@ impl Connections {
         let idle_max = millis(self.shared.config.limits.idle_timeout_ms);
         let (clock, mut stopping) = (self.shared.house.clock(), self.shared.stopping.clone());
         let mut wait = idle_max;
-        let mut told_to_stop = false;
+        let mut is_stopping = false;
         loop {
             tokio::select! {
                 biased;
                 ended = connection.as_mut() => {
                     if let Err(error) = ended {
-                        tracing::debug!(target: "statehouse::http", %error, "a connection broke");
+                        tracing::debug!(target: "statehouse::http", %error, "connection failed");
                     }
                     return;
                 }
-                _ = stopping.changed(), if !told_to_stop => {
-                    told_to_stop = true;
+                _ = stopping.changed(), if !is_stopping => {
+                    is_stopping = true;
                     connection.as_mut().graceful_shutdown();
                 }
                 () = clock.sleep(wait) => match activity.idle() {
@@ -179,57 +179,57 @@ impl Connections {
             .http1()
             .timer(TokioTimer::new())
             .header_read_timeout(millis(limits.header_timeout_ms))
-            .max_headers(limits.headers * SLACK)
-            .max_buf_size((limits.header_bytes * SLACK).max(8 << 10));
+            .max_headers(limits.headers * LIMIT_MARGIN)
+            .max_buf_size((limits.header_bytes * LIMIT_MARGIN).max(8 << 10));
         builder
             .http2()
             .timer(TokioTimer::new())
             .max_concurrent_streams(HTTP2_STREAMS)
-            .max_header_list_size(u32::try_from(limits.header_bytes * SLACK).unwrap_or(u32::MAX));
+            .max_header_list_size(u32::try_from(limits.header_bytes * LIMIT_MARGIN).unwrap_or(u32::MAX));
         builder
     }
 }
 
-/// How many requests of a connection are under way, and since when there was none.
+/// Number of requests in flight on a connection, and the time since the last one ended.
 #[derive(Clone)]
-struct Activity(Arc<Mutex<(usize, Stopwatch)>>);
+struct ConnectionActivity(Arc<Mutex<(usize, Stopwatch)>>);
 
-/// A request under way, until its answer is complete.
-struct Busy(Activity);
+/// A request in flight, until its response is complete.
+struct ActiveRequest(ConnectionActivity);
 
-impl Default for Activity {
-    fn default() -> Activity {
-        Activity(Arc::new(Mutex::new((0, Stopwatch::start()))))
+impl Default for ConnectionActivity {
+    fn default() -> ConnectionActivity {
+        ConnectionActivity(Arc::new(Mutex::new((0, Stopwatch::start()))))
     }
 }
 
-impl Activity {
-    fn begin(&self) -> Busy {
+impl ConnectionActivity {
+    fn begin(&self) -> ActiveRequest {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).0 += 1;
-        Busy(self.clone())
+        ActiveRequest(self.clone())
     }
 
-    /// How long there was no request; `None` while there is one.
+    /// Time since the last request ended; `None` while a request is in flight.
     fn idle(&self) -> Option<Duration> {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         (state.0 == 0).then(|| state.1.elapsed())
     }
 }
 
-impl Drop for Busy {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
         let mut state = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
         *state = (state.0.saturating_sub(1), Stopwatch::start());
     }
 }
 
-/// A body that keeps its request under way.
-struct Held {
+/// A response body that keeps its request in flight until it is dropped.
+struct TrackedBody {
     body: Body,
-    _busy: Busy,
+    _busy: ActiveRequest,
 }
 
-impl http_body::Body for Held {
+impl http_body::Body for TrackedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -249,36 +249,43 @@ impl http_body::Body for Held {
     }
 }
 
-/// A stream whose writes fail when the other side takes nothing for too long.
-struct Unstalled {
+/// A socket whose writes fail when the peer accepts nothing within a time limit.
+struct WriteTimeout {
     stream: TcpStream,
     clock: Arc<dyn Clock>,
-    at_most: Duration,
-    /// Runs while a write waits.
-    patience: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    limit: Duration,
+    /// Runs while a write is blocked.
+    timer: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
-impl Unstalled {
-    fn new(stream: TcpStream, clock: Arc<dyn Clock>, at_most: Duration) -> Unstalled {
-        Unstalled { stream, clock, at_most, patience: None }
+impl WriteTimeout {
+    fn new(stream: TcpStream, clock: Arc<dyn Clock>, limit: Duration) -> WriteTimeout {
+        WriteTimeout { stream, clock, limit, timer: None }
     }
 
-    fn bounded<T>(&mut self, task: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn check_timeout<T>(
+        &mut self,
+        task: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         if written.is_ready() {
-            self.patience = None;
+            self.timer = None;
             return written;
         }
-        let (clock, at_most) = (&self.clock, self.at_most);
-        let patience = self.patience.get_or_insert_with(|| {
+        let (clock, limit) = (&self.clock, self.limit);
+        let timer = self.timer.get_or_insert_with(|| {
             let clock = clock.clone();
-            Box::pin(async move { clock.sleep(at_most).await })
+            Box::pin(async move { clock.sleep(limit).await })
         });
-        ready!(patience.as_mut().poll(task));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client took nothing for too long")))
+        ready!(timer.as_mut().poll(task));
+        Poll::Ready(Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the client did not read the response in time",
+        )))
     }
 }
 
-impl AsyncRead for Unstalled {
+impl AsyncRead for WriteTimeout {
     fn poll_read(
         self: Pin<&mut Self>,
         task: &mut Context<'_>,
@@ -288,11 +295,11 @@ impl AsyncRead for Unstalled {
     }
 }
 
-impl AsyncWrite for Unstalled {
+impl AsyncWrite for WriteTimeout {
     fn poll_write(self: Pin<&mut Self>, task: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = Pin::new(&mut this.stream).poll_write(task, bytes);
-        this.bounded(task, written)
+        this.check_timeout(task, written)
     }
 
     fn poll_write_vectored(
@@ -302,7 +309,7 @@ impl AsyncWrite for Unstalled {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = Pin::new(&mut this.stream).poll_write_vectored(task, slices);
-        this.bounded(task, written)
+        this.check_timeout(task, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -312,12 +319,12 @@ impl AsyncWrite for Unstalled {
     fn poll_flush(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let flushed = Pin::new(&mut this.stream).poll_flush(task);
-        this.bounded(task, flushed)
+        this.check_timeout(task, flushed)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let shut = Pin::new(&mut this.stream).poll_shutdown(task);
-        this.bounded(task, shut)
+        this.check_timeout(task, shut)
     }
 }

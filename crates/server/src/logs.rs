@@ -1,14 +1,13 @@
-//! Logs: one line for each event, as JSON for machines or as text for people.
+//! Logs: one line per event, as JSON or as text.
 //!
-//! - L1. *Nobody waits for a log.* A line is put together on the caller's thread and handed to a thread that writes. If
-//!   the reader of the log is slower than the server, lines beyond [`WAITING_BYTES_MAX`] are left out, and a line says
-//!   how many.
-//! - L2. *No secrets, at any level.* Lines come from this project's own events, which name no body, no credential, no
-//!   idempotency key and no key of a row. What libraries have to say is only passed on when it is a warning: their
-//!   detailed events show what crosses the wire.
-//! - L3. *No tricks.* Whatever a caller can smuggle into a field is escaped: a line is one line.
+//! - L1. *Logging never blocks.* A line is formatted on the calling thread and queued for a writer thread. If the reader of
+//!   the log is too slow, lines beyond [`QUEUE_BYTES_MAX`] are dropped, and a line reports their number.
+//! - L2. *No secrets at any level.* Lines come from this project's own events, which contain no body, credential,
+//!   idempotency key or row key. Events of libraries are logged from level `warn` up only: their detailed events show
+//!   traffic.
+//! - L3. *No log injection.* Field values are escaped: an event is always one line.
 //!
-//! At the default level, `info`, there is one line for each request, when it has been answered.
+//! At the default level, `info`, each request produces one line when it has been answered.
 
 use std::cell::RefCell;
 use std::fmt::{self, Write as _};
@@ -23,41 +22,41 @@ use tracing::field::{Field, Visit};
 use tracing::subscriber::Interest;
 use tracing::{Event, Metadata, Subscriber, span};
 
-/// Whose events are passed on at every level.
+/// Prefix of the targets that are logged at every level.
 const OWN: &str = "statehouse";
-/// What may wait for a slow reader of the log.
-const WAITING_BYTES_MAX: usize = 4 << 20;
-/// What is worth waking the writing thread for at once.
-const WORTH_BYTES: usize = 64 << 10;
-/// How long a line may wait for others to be written with it.
-const GATHER: Duration = Duration::from_millis(10);
+/// Queue limit.
+const QUEUE_BYTES_MAX: usize = 4 << 20;
+/// Queue size at which the writer thread is woken immediately.
+const WAKE_BYTES: usize = 64 << 10;
+/// Time that a line may wait, so that several lines are written together.
+const FLUSH_DELAY: Duration = Duration::from_millis(10);
 
-/// What is logged, and how.
+/// Log settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// The least important events that are logged.
+    /// Minimum level.
     pub level: Level,
-    /// How a line is written.
+    /// Line format.
     pub format: Format,
 }
 
-/// How important an event is.
+/// Severity of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
     /// Nothing is logged.
     Off,
-    /// Something failed that should not.
+    /// A failure.
     Error,
-    /// Something is not as it should be.
+    /// A condition that needs attention.
     Warn,
-    /// Starts, stops and every request.
+    /// Start, stop and every request.
     #[default]
     Info,
-    /// Broken connections and other small things.
+    /// Broken connections and other details.
     Debug,
-    /// Everything there is.
+    /// Everything.
     Trace,
 }
 
@@ -75,23 +74,23 @@ impl Level {
     }
 }
 
-/// How a line is written.
+/// Line format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
-    /// One JSON object a line.
+    /// One JSON object per line.
     #[default]
     Json,
     /// Time, level and message, then `name=value`.
     Text,
 }
 
-/// Logs cannot be started: the process has some already.
+/// The process already has a logger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this process has logs already")]
-pub struct Taken;
+#[error("this process already has a logger")]
+pub struct AlreadyStarted;
 
-/// The logs of a process. Lines that wait are written when this is dropped, so keep it until the end of `main`.
+/// The logger of a process. Dropping it writes the queued lines, so keep it until the end of `main`.
 #[derive(Debug)]
 #[must_use]
 pub struct Logs {
@@ -99,11 +98,11 @@ pub struct Logs {
     writer: Option<JoinHandle<()>>,
 }
 
-/// Starts the logs of this process. They can be started once.
-pub fn start(options: Options, to: impl Write + Send + 'static) -> Result<Logs, Taken> {
+/// Starts the logger of this process. This works once.
+pub fn start(options: Options, to: impl Write + Send + 'static) -> Result<Logs, AlreadyStarted> {
     let queue = Arc::new(Queue::default());
-    let lines = Lines { options, queue: queue.clone() };
-    tracing::subscriber::set_global_default(lines).map_err(|_| Taken)?;
+    let lines = LogSubscriber { options, queue: queue.clone() };
+    tracing::subscriber::set_global_default(lines).map_err(|_| AlreadyStarted)?;
     let writer = std::thread::Builder::new().name("statehouse-logs".into()).spawn({
         let queue = queue.clone();
         move || queue.drain(to)
@@ -113,10 +112,10 @@ pub fn start(options: Options, to: impl Write + Send + 'static) -> Result<Logs, 
 
 impl Drop for Logs {
     fn drop(&mut self) {
-        self.queue.waiting().ended = true;
+        self.queue.state().ended = true;
         self.queue.news.notify_one();
         if let Some(writer) = self.writer.take() {
-            // A writer that panicked has nothing more to write.
+            // A writer that panicked has nothing left to write.
             let _ = writer.join();
         }
     }
@@ -125,57 +124,57 @@ impl Drop for Logs {
 /// Lines that wait to be written.
 #[derive(Debug, Default)]
 struct Queue {
-    waiting: Mutex<Waiting>,
+    state: Mutex<QueueState>,
     news: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct QueueState {
     lines: Vec<u8>,
-    left_out: u64,
+    dropped: u64,
     ended: bool,
 }
 
 impl Queue {
-    fn waiting(&self) -> std::sync::MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> std::sync::MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn push(&self, line: &str, urgent: bool) {
-        let mut waiting = self.waiting();
-        if waiting.lines.len() + line.len() > WAITING_BYTES_MAX {
-            waiting.left_out += 1;
+        let mut state = self.state();
+        if state.lines.len() + line.len() > QUEUE_BYTES_MAX {
+            state.dropped += 1;
             return;
         }
-        let before = waiting.lines.len();
-        waiting.lines.extend_from_slice(line.as_bytes());
-        let wakes = before == 0 || urgent || (before < WORTH_BYTES && waiting.lines.len() >= WORTH_BYTES);
-        drop(waiting);
+        let before = state.lines.len();
+        state.lines.extend_from_slice(line.as_bytes());
+        let wakes = before == 0 || urgent || (before < WAKE_BYTES && state.lines.len() >= WAKE_BYTES);
+        drop(state);
         if wakes {
             self.news.notify_one();
         }
     }
 
-    /// Writes what waits until the end. An error of the writer is nobody's to hear; the lines are lost.
+    /// Writes queued lines until the queue is closed. Write errors have no reader; the lines are lost.
     fn drain(&self, mut to: impl Write) {
         let mut lines = Vec::new();
         loop {
-            let mut waiting = self.waiting();
-            while waiting.lines.is_empty() && !waiting.ended {
-                waiting = self.news.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state();
+            while state.lines.is_empty() && !state.ended {
+                state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            if !waiting.ended && waiting.lines.len() < WORTH_BYTES {
-                let more = self.news.wait_timeout(waiting, GATHER);
-                waiting = more.unwrap_or_else(PoisonError::into_inner).0;
+            if !state.ended && state.lines.len() < WAKE_BYTES {
+                let more = self.news.wait_timeout(state, FLUSH_DELAY);
+                state = more.unwrap_or_else(PoisonError::into_inner).0;
             }
-            std::mem::swap(&mut lines, &mut waiting.lines);
-            let (left_out, ended) = (std::mem::take(&mut waiting.left_out), waiting.ended);
-            drop(waiting);
+            std::mem::swap(&mut lines, &mut state.lines);
+            let (dropped, ended) = (std::mem::take(&mut state.dropped), state.ended);
+            drop(state);
             let _ = to.write_all(&lines);
-            if left_out > 0 {
+            if dropped > 0 {
                 let _ = writeln!(
                     to,
-                    "{{\"level\":\"WARN\",\"message\":\"lines were left out\",\"lines\":{left_out}}}"
+                    "{{\"level\":\"WARN\",\"message\":\"lines were left out\",\"lines\":{dropped}}}"
                 );
             }
             let _ = to.flush();
@@ -187,33 +186,33 @@ impl Queue {
     }
 }
 
-/// Makes lines of events. Spans are not kept: the ids of a request stand in its own line.
-struct Lines {
+/// Formats events as lines. Spans are not recorded: the line of a request contains its ids.
+struct LogSubscriber {
     options: Options,
     queue: Arc<Queue>,
 }
 
 thread_local! {
-    static LINE: RefCell<Line> = RefCell::default();
+    static LINE: RefCell<LineBuffer> = RefCell::default();
 }
 
-/// The line that a thread puts together, and the second that it last did so in: most lines share theirs with the one
-/// before, and to write a date costs more than all the rest.
+/// Line buffer of a thread, with the formatted time of the last second: most lines share it, and formatting a date is
+/// the largest cost.
 #[derive(Default)]
-struct Line {
+struct LineBuffer {
     text: String,
     second: i64,
     second_text: String,
 }
 
-impl Line {
-    /// Begins with the time, in the form of [`Time`].
+impl LineBuffer {
+    /// Starts a line with the time, formatted as [`Time`].
     fn begin(&mut self, format: Format, now: Time) {
         let (second, micros) = (now.micros().div_euclid(1_000_000), now.micros().rem_euclid(1_000_000));
         if second != self.second || self.second_text.is_empty() {
             self.second = second;
             self.second_text = Time::from_micros(second * 1_000_000).to_string();
-            // What is left ends with the point before the decimals.
+            // The rest ends with the decimal point.
             self.second_text.truncate(self.second_text.len().saturating_sub("000000Z".len()));
         }
         self.text.clear();
@@ -224,7 +223,7 @@ impl Line {
     }
 }
 
-impl Subscriber for Lines {
+impl Subscriber for LogSubscriber {
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
         if self.enabled(metadata) { Interest::always() } else { Interest::never() }
     }
@@ -250,7 +249,7 @@ impl Subscriber for Lines {
     fn exit(&self, _: &span::Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        // An event that arises while a line is put together on this thread finds it in use and is left out.
+        // An event raised while this thread formats a line finds the buffer borrowed and is dropped.
         let _ = LINE.try_with(|line| {
             if let Ok(mut line) = line.try_borrow_mut() {
                 line.begin(self.options.format, SystemClock.now());
@@ -278,14 +277,14 @@ fn write_line(line: &mut String, format: Format, event: &Event<'_>) {
     line.push_str(if format == Format::Json { "}\n" } else { "\n" });
 }
 
-/// Writes the fields of an event. Empty texts say nothing and are left out.
+/// Writes the fields of an event. Empty texts are omitted.
 struct Fields<'l> {
     line: &'l mut String,
     format: Format,
 }
 
 impl Fields<'_> {
-    /// Writes the name, and says whether text is put in quotes.
+    /// Writes the name and returns whether text is quoted.
     fn name(&mut self, field: &Field) -> bool {
         match self.format {
             Format::Json => {
@@ -340,7 +339,7 @@ impl Visit for Fields<'_> {
     }
 }
 
-/// Text as it stands between the quotes of a JSON string (L3).
+/// Escapes text for a JSON string (L3).
 struct Escaped<'l>(&'l mut String);
 
 impl fmt::Write for Escaped<'_> {
@@ -365,11 +364,11 @@ impl fmt::Write for Escaped<'_> {
 mod tests {
     use super::*;
 
-    /// What an event becomes.
+    /// The lines of some events.
     fn lines(options: Options, say: impl FnOnce()) -> String {
         let queue = Arc::new(Queue::default());
-        tracing::subscriber::with_default(Lines { options, queue: queue.clone() }, say);
-        queue.waiting().ended = true;
+        tracing::subscriber::with_default(LogSubscriber { options, queue: queue.clone() }, say);
+        queue.state().ended = true;
         let mut text = Vec::new();
         queue.drain(&mut text);
         String::from_utf8(text).unwrap()
@@ -400,7 +399,7 @@ mod tests {
 
     #[test]
     fn the_time_of_a_line_is_written_as_times_are() {
-        let mut line = Line::default();
+        let mut line = LineBuffer::default();
         for micros in [0, 1, 999_999, 1_000_000, 1_700_000_000_123_456, 1_700_000_000_999_999, -1] {
             let now = Time::from_micros(micros);
             line.begin(Format::Text, now);
@@ -426,11 +425,11 @@ mod tests {
     #[test]
     fn a_slow_reader_loses_lines_and_is_told_how_many() {
         let queue = Queue::default();
-        let line = "x".repeat(WAITING_BYTES_MAX / 2);
+        let line = "x".repeat(QUEUE_BYTES_MAX / 2);
         for _ in 0..5 {
             queue.push(&line, false);
         }
-        queue.waiting().ended = true;
+        queue.state().ended = true;
         let mut text = Vec::new();
         queue.drain(&mut text);
         assert!(String::from_utf8(text).unwrap().ends_with("\"lines\":3}\n"));

@@ -1,4 +1,4 @@
-//! What the server counts, in Prometheus' text form. No label has a tenant or a key: their number has no bound.
+//! Metrics in Prometheus' text format. No label contains a tenant or a key, because their number is unbounded.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,26 +9,26 @@ use std::time::Duration;
 use statehouse::House;
 use statehouse::worker::{Figures, Gauge};
 
-/// Upper bounds of the buckets of durations, in seconds.
+/// Upper bounds of the duration buckets, in seconds.
 const BUCKETS: [f64; 14] =
     [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
-/// What is counted.
+/// The counters.
 #[derive(Debug, Default)]
 pub struct Metrics {
     routes: Mutex<BTreeMap<Box<str>, Route>>,
     problems: Mutex<BTreeMap<&'static str, u64>>,
-    /// Connections that are open.
+    /// Open connections.
     pub connections: AtomicI64,
-    /// Connections that were accepted.
+    /// Accepted connections.
     pub accepted: AtomicU64,
-    /// Requests under way.
+    /// Requests in flight.
     pub in_flight: AtomicI64,
-    /// Event streams that are open.
+    /// Open event streams.
     pub streams: AtomicI64,
 }
 
-/// What is counted for one route.
+/// Counters of one route.
 #[derive(Clone, Debug, Default)]
 struct Route {
     statuses: BTreeMap<u16, u64>,
@@ -42,26 +42,26 @@ struct Durations {
     count: u64,
 }
 
-/// One more, as long as this lives.
+/// Increments a gauge for as long as it lives.
 #[derive(Debug)]
-pub struct Gauged<F: Fn(&Metrics) -> &AtomicI64>(Arc<Metrics>, F);
+pub struct GaugeGuard<F: Fn(&Metrics) -> &AtomicI64>(Arc<Metrics>, F);
 
-impl<F: Fn(&Metrics) -> &AtomicI64> Gauged<F> {
-    /// Counts one more.
-    pub fn enter(metrics: &Arc<Metrics>, gauge: F) -> Gauged<F> {
+impl<F: Fn(&Metrics) -> &AtomicI64> GaugeGuard<F> {
+    /// Increments the gauge.
+    pub fn enter(metrics: &Arc<Metrics>, gauge: F) -> GaugeGuard<F> {
         gauge(metrics).fetch_add(1, Ordering::Relaxed);
-        Gauged(metrics.clone(), gauge)
+        GaugeGuard(metrics.clone(), gauge)
     }
 }
 
-impl<F: Fn(&Metrics) -> &AtomicI64> Drop for Gauged<F> {
+impl<F: Fn(&Metrics) -> &AtomicI64> Drop for GaugeGuard<F> {
     fn drop(&mut self) {
         self.1(&self.0).fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Metrics {
-    /// Counts an answered request. `route` is an action's name or a path's pattern, never a path.
+    /// Counts a response. `route` is an action's name or a path pattern, never a path.
     pub fn answered(&self, route: &str, status: u16, code: Option<&'static str>, took: Duration) {
         if let Some(code) = code {
             *self.problems.lock().unwrap_or_else(PoisonError::into_inner).entry(code).or_default() += 1;
@@ -80,7 +80,7 @@ impl Metrics {
         }
     }
 
-    /// Everything that was counted, as text.
+    /// All metrics as text.
     pub fn text(&self, house: &House) -> String {
         let mut text = String::new();
         let head = |text: &mut String, name: &str, kind: &str, help: &str| {
@@ -122,12 +122,12 @@ impl Metrics {
                 f.held as f64
             }),
             ("worker_steps_total", "counter", "Steps of workers.", |f: &Figures| f.steps as f64),
-            ("worker_rows_total", "counter", "Rows that workers have done.", |f: &Figures| f.rows as f64),
-            ("worker_errors_total", "counter", "Steps and rows that failed.", |f: &Figures| f.errors as f64),
+            ("worker_rows_total", "counter", "Rows processed by workers.", |f: &Figures| f.rows as f64),
+            ("worker_errors_total", "counter", "Failed steps and rows.", |f: &Figures| f.errors as f64),
             (
                 "worker_lag_seconds",
                 "gauge",
-                "How long the most belated work was due when it was last looked at.",
+                "Age of the oldest due work at the last check.",
                 |f: &Figures| f.lag.as_secs_f64(),
             ),
         ] as [(&str, &str, &str, fn(&Figures) -> f64); 5]
@@ -160,7 +160,7 @@ impl Metrics {
                 "Connections accepted.",
                 self.accepted.load(Ordering::Relaxed),
             ),
-            ("http_in_flight_requests", "gauge", "Requests under way.", signed(&self.in_flight)),
+            ("http_in_flight_requests", "gauge", "Requests in flight.", signed(&self.in_flight)),
             ("event_streams", "gauge", "Event streams that are open.", signed(&self.streams)),
             ("cache_hits_total", "counter", "Cached reads that the cache answered.", cache.hits),
             ("cache_misses_total", "counter", "Cached reads of rows that it did not hold.", cache.misses),
@@ -170,7 +170,7 @@ impl Metrics {
                 "Cached reads that it was not fresh enough for.",
                 cache.bypasses,
             ),
-            ("cache_bytes", "gauge", "What the cache holds.", cache.bytes),
+            ("cache_bytes", "gauge", "Size of the cache.", cache.bytes),
         ] {
             head(&mut text, name, kind, help);
             let _ = writeln!(text, "statehouse_{name} {figure}");

@@ -1,8 +1,7 @@
-//! The OpenAPI 3.1 document of a house, made from the same declarations that its routes are made from.
+//! The OpenAPI 3.1 document of a house, generated from the declarations that its routes are generated from.
 //!
-//! It says what the server does whatever its configuration: credentials are optional in it, because whether they are
-//! needed is the operator's choice. Every operation has a `default` answer, a problem; the ones that belong to the action
-//! are listed with their codes.
+//! It does not depend on the configuration: credentials are optional in it, because the operator decides whether they are
+//! required. Every operation has a `default` response, a problem; the refusals of the action are listed with their codes.
 
 use http::StatusCode;
 use serde_json::{Map, Value as Json, json};
@@ -88,7 +87,7 @@ fn reference(section: &str, name: &str) -> Json {
     json!({"$ref": format!("#/components/{section}/{name}")})
 }
 
-/// The form in its place among the components, where it can be named.
+/// A schema, moved to the components if it is an object.
 fn named(schemas: &mut Map<String, Json>, name: &str, form: &Form) -> Json {
     match form {
         Form::Object(_) => {
@@ -151,7 +150,7 @@ fn operation(resource: &Resource, action: &Action, schemas: &mut Map<String, Jso
     operation
 }
 
-/// Whether an action makes a row whose key is part of its input.
+/// Whether an action creates a row whose key is part of its input.
 fn creates(action: &Action) -> bool {
     action.is_write() && action.route.method == Method::Post && action.route.place == Place::Collection
 }
@@ -214,7 +213,7 @@ fn responses(resource: &Resource, action: &Action, writes: bool, schemas: &mut M
     Json::Object(responses)
 }
 
-/// The problems of these kinds, by status.
+/// The responses for these kinds of problems, by status.
 fn problems(kinds: &[Kind]) -> Vec<(String, Json)> {
     let mut statuses: Vec<u16> = kinds.iter().map(|kind| kind.status).collect();
     statuses.sort_unstable();
@@ -259,7 +258,7 @@ fn key_parameter(resource: &Resource) -> Json {
     json!({"name": "key", "in": "path", "required": true, "schema": schema, "description": about})
 }
 
-/// What one of several parts of a key looks like.
+/// Pattern of one part of a composite key.
 fn part_pattern(kind: Type) -> &'static str {
     match kind {
         Type::Text => "[^,\\u0000]+",

@@ -1,8 +1,7 @@
-//! Problems: every answer that is not a success, in the form of RFC 9457, from one catalogue.
+//! Problems (RFC 9457): every response that is not a success, from one catalogue.
 //!
-//! A [`Kind`] has a stable code, the status that goes with it, and a page that says what it means and what to do. This
-//! is the only place that knows which HTTP status a refusal of the house has. A [`Problem`] is one occurrence; the front
-//! door ([`crate::http`]) adds the ids of the request when it writes it out, so a handler can simply return one.
+//! A [`Kind`] has a stable code, a status, and a page that explains it. Only this module maps refusals of the house to HTTP
+//! statuses. A [`Problem`] is one occurrence. A handler returns it, and [`crate::http`] adds the ids of the request.
 
 use std::ops::{Deref, DerefMut};
 
@@ -17,9 +16,9 @@ use statehouse::{Code, Refusal};
 pub struct Kind {
     /// The stable code.
     pub code: &'static str,
-    /// The status that goes with it.
+    /// The status.
     pub status: u16,
-    /// The problem in a few words that never change.
+    /// Short, stable title.
     pub title: &'static str,
     /// What it means and what to do.
     pub advice: &'static str,
@@ -47,7 +46,7 @@ macro_rules! kinds {
         /// Every kind.
         pub const ALL: &[Kind] = &[$($refusal,)* $($request,)*];
 
-        /// The kind of a refusal of the house. The compiler checks that every code has one.
+        /// The kind of a refusal. The compiler checks that every code has one.
         pub const fn kind_of(code: Code) -> Kind {
             match code { $(Code::$variant => $refusal,)* }
         }
@@ -134,28 +133,28 @@ kinds! {
     }
 }
 
-/// One occurrence of a problem. Boxed, so that results which have one only in the worst case stay small.
+/// One occurrence of a problem. Boxed, so that results stay small.
 #[derive(Clone, Debug)]
 pub struct Problem(Box<Occurrence>);
 
-/// What happened.
+/// Details of an occurrence.
 #[derive(Clone, Debug)]
 pub struct Occurrence {
-    /// What kind.
+    /// The kind.
     pub kind: Kind,
     /// The status, where it differs from the kind's.
     pub status: Option<StatusCode>,
-    /// What happened this time. The caller sees it.
+    /// Message for the caller.
     pub detail: String,
-    /// What happened this time, for the log only.
+    /// Message for the log only.
     pub cause: Option<String>,
-    /// The row's version as it is.
+    /// Current version of the row.
     pub current_version: Option<i64>,
-    /// Which call of a batch, from 0.
+    /// Index of the call in a batch, from 0.
     pub call: Option<usize>,
-    /// Places and what is wrong there.
+    /// JSON pointers and what is wrong there.
     pub errors: Vec<(String, String)>,
-    /// Headers that go with it.
+    /// Additional headers.
     pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
@@ -187,29 +186,29 @@ impl Problem {
         }))
     }
 
-    /// A defect or a failure whose cause only the operator may see. The caller gets the advice.
+    /// A defect or failure whose cause only the operator may see. The caller gets the advice.
     pub fn hidden(kind: Kind, cause: impl Into<String>) -> Problem {
         let mut problem = Problem::new(kind, kind.advice);
         problem.cause = Some(cause.into());
         problem
     }
 
-    /// The store's tables are not those of the house; the cause says which.
+    /// The tables in the store are not those of the house; the cause names the difference.
     pub fn mismatch(cause: impl Into<String>) -> Problem {
-        let detail = "another blueprint was applied to the store: start this server with that one, or apply this one again";
+        let detail = "another blueprint was applied to the store: start this server with that blueprint, or apply this one again";
         let mut problem = Problem::new(SCHEMA_MISMATCH, detail);
         problem.cause = Some(cause.into());
         problem
     }
 
-    /// A path that does not take the method.
+    /// A path that does not support the method.
     pub fn method_not_allowed(allowed: &[&str]) -> Problem {
         let list = allowed.join(", ");
         let detail = format!("this path takes {list}");
         Problem::new(METHOD_NOT_ALLOWED, detail).header(ALLOW, &list)
     }
 
-    /// Adds a header, if its content can be one.
+    /// Adds a header, if its value is valid.
     #[must_use]
     pub fn header(mut self, name: HeaderName, content: &str) -> Problem {
         if let Ok(content) = HeaderValue::from_str(content) {
@@ -218,14 +217,14 @@ impl Problem {
         self
     }
 
-    /// The status it is answered with.
+    /// The status of the response.
     pub fn status(&self) -> StatusCode {
         self.status
             .or_else(|| StatusCode::from_u16(self.kind.status).ok())
             .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
 
-    /// The document, with the ids of the request.
+    /// The problem document, with the ids of the request.
     pub fn document(&self, instance: &str, request_id: &str, trace_id: &str) -> Json {
         let mut fields = Map::new();
         let mut put = |name: &str, value: Json| drop(fields.insert(name.to_owned(), value));
@@ -257,7 +256,7 @@ impl From<Refusal> for Problem {
         let kind = kind_of(refusal.code);
         let Refusal { message, current_version, misfits, .. } = refusal;
         let errors = misfits.into_iter().map(|misfit| (misfit.pointer, misfit.detail)).collect();
-        // What a store says when it fails names files, hosts and tables.
+        // Messages of a store name files, hosts and tables.
         let mut problem = match refusal.code {
             Code::SchemaMismatch => Problem::mismatch(message),
             Code::Internal | Code::Unavailable | Code::OutcomeUnknown => Problem::hidden(kind, message),
@@ -275,7 +274,7 @@ impl From<Refusal> for Problem {
     }
 }
 
-/// The page about one kind.
+/// The page about a kind.
 pub fn page(code: &str) -> Option<Response> {
     let kind = ALL.iter().find(|kind| kind.code == code)?;
     let Kind { code, status, title, advice } = kind;

@@ -1,34 +1,34 @@
-//! Sealed text: what is handed out and comes back later, opaque, unforgeable, and bound to where it belongs.
+//! Sealed cursors: opaque text that the server hands out and accepts again only in the same context.
 //!
-//! A cursor of the store holds the position in clear, and a client could make one that points into what another
-//! question, or another tenant, would see. So it is handed out with a keyed digest over it *and* its context: who asked,
-//! which action, which filter. It is accepted only in the same context.
+//! A cursor of the store contains the position in plain text, so a client could forge one that points into another query
+//! or another tenant. The server therefore adds a keyed digest over the cursor *and* its context: tenant, action and
+//! filter.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
 use subtle::ConstantTimeEq;
 
-/// Bytes of the digest: 128 bits, more than anybody can try over a network.
+/// Bytes of the digest: 128 bits, infeasible to guess over a network.
 const DIGEST_BYTES: usize = 16;
 
-/// Seals and opens text under one key.
+/// Seals and opens text with one key.
 #[derive(Clone)]
-pub struct Seal {
+pub struct CursorSeal {
     key: [u8; 32],
 }
 
-impl Seal {
-    /// A seal for one purpose, derived from the server's secret.
-    pub fn of(secret: &[u8], purpose: &str) -> Seal {
-        Seal { key: blake3::derive_key(&format!("statehouse 2026 {purpose}"), secret) }
+impl CursorSeal {
+    /// Derives the seal for one purpose from the server's secret.
+    pub fn of(secret: &[u8], purpose: &str) -> CursorSeal {
+        CursorSeal { key: blake3::derive_key(&format!("statehouse 2026 {purpose}"), secret) }
     }
 
-    /// The keyed digest of some parts, each with its length, so that no part can run into the next.
+    /// Keyed digest of several parts. Each part is preceded by its length, so that parts cannot be shifted.
     pub fn digest(&self, parts: &[&[u8]]) -> [u8; 32] {
         digest(blake3::Hasher::new_keyed(&self.key), parts)
     }
 
-    /// The content with a digest over it and its context, as text for a URL.
+    /// The content and a digest over it and its context, as URL-safe text.
     pub fn close(&self, context: &[&[u8]], content: &[u8]) -> String {
         let mut sealed = self.tag(context, content).to_vec();
         sealed.extend_from_slice(content);
@@ -52,7 +52,7 @@ impl Seal {
     }
 }
 
-/// The digest of some parts, each with its length, without a key.
+/// Digest of several parts without a key, each preceded by its length.
 pub fn fingerprint(parts: &[&[u8]]) -> String {
     blake3::Hash::from_bytes(digest(blake3::Hasher::new(), parts)).to_hex().to_string()
 }
@@ -71,13 +71,13 @@ mod tests {
 
     #[test]
     fn only_the_same_seal_in_the_same_context_opens() {
-        let seal = Seal::of(b"secret", "cursors");
+        let seal = CursorSeal::of(b"secret", "cursors");
         let sealed = seal.close(&[b"acme", b"list"], b"page 2");
         assert_eq!(seal.open(&[b"acme", b"list"], &sealed).as_deref(), Some(b"page 2".as_slice()));
         assert_eq!(seal.open(&[b"other", b"list"], &sealed), None);
         assert_eq!(seal.open(&[b"acmel", b"ist"], &sealed), None);
-        assert_eq!(Seal::of(b"other", "cursors").open(&[b"acme", b"list"], &sealed), None);
-        assert_eq!(Seal::of(b"secret", "keys").open(&[b"acme", b"list"], &sealed), None);
+        assert_eq!(CursorSeal::of(b"other", "cursors").open(&[b"acme", b"list"], &sealed), None);
+        assert_eq!(CursorSeal::of(b"secret", "keys").open(&[b"acme", b"list"], &sealed), None);
         let mut forged = BASE64.decode(&sealed).unwrap();
         *forged.last_mut().unwrap() ^= 1;
         assert_eq!(seal.open(&[b"acme", b"list"], &BASE64.encode(forged)), None);

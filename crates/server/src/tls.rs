@@ -1,5 +1,5 @@
-//! TLS by certificate and key files, with a provider that is named here: a library must not lean on which one another
-//! part of the process installed.
+//! TLS from certificate and key files. The crypto provider is named here, so that it does not depend on which provider
+//! another part of the process installed.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -15,7 +15,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::SetupError;
 use crate::config::Tls;
 
-/// What accepts TLS connections with these files.
+/// Loads the files and returns the acceptor.
 pub fn acceptor(files: &Tls) -> Result<TlsAcceptor, SetupError> {
     let bad = |path: &Path, why: String| SetupError::Tls(format!("{}: {why}", path.display()));
     let read = |path: &Path| {

@@ -1,8 +1,8 @@
-//! The key set of an issuer (JWKS), from a file or an address, kept fresh.
+//! The key set (JWKS) of an issuer, from a file or an address.
 //!
-//! Issuers rotate keys: a token may name one that this server has not seen. Then the set is fetched again, but not more
-//! often than [`PAUSE`], so that forged tokens cannot make this server hammer the issuer. If the issuer cannot be
-//! reached, the keys that are known stay in use.
+//! Issuers rotate keys: a token may name a key that this server has not seen. The server then fetches the set again, but
+//! not more often than [`REFETCH_MIN`], so that forged tokens cannot cause a flood of requests to the issuer. If the
+//! issuer is unreachable, the cached keys stay in use.
 
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -21,21 +21,21 @@ use statehouse_store::{Clock, Time};
 
 use crate::SetupError;
 
-/// The age at which a set is fetched again.
-const FRESH: Duration = Duration::from_secs(300);
-/// The least time between two fetches.
-const PAUSE: Duration = Duration::from_secs(10);
-/// The longest that a fetch may take.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The largest document.
+/// Age at which a set is fetched again.
+const MAX_AGE: Duration = Duration::from_secs(300);
+/// Minimum time between two fetches.
+const REFETCH_MIN: Duration = Duration::from_secs(10);
+/// Timeout of a fetch.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
+/// Size limit of the document.
 const BYTES_MAX: usize = 1 << 20;
 
 /// A key set.
 pub struct KeySet {
     source: Source,
     clock: Arc<dyn Clock>,
-    known: RwLock<Known>,
-    /// Held while the set is fetched: one fetch serves all that wait for it.
+    cached: RwLock<CachedKeys>,
+    /// Held during a fetch, so that concurrent callers share one fetch.
     fetching: tokio::sync::Mutex<()>,
 }
 
@@ -47,25 +47,25 @@ enum Source {
 type Fetcher = Client<HttpsConnector<HttpConnector>, Empty<Bytes>>;
 
 #[derive(Clone)]
-struct Known {
-    keys: Vec<Key>,
+struct CachedKeys {
+    keys: Vec<VerificationKey>,
     tried_at: Time,
 }
 
 #[derive(Clone)]
-struct Key {
+struct VerificationKey {
     id: Option<String>,
     algorithm: Algorithm,
     key: DecodingKey,
 }
 
 impl KeySet {
-    /// A set in a file.
+    /// Loads a set from a file.
     pub async fn in_file(path: PathBuf, clock: Arc<dyn Clock>) -> Result<KeySet, SetupError> {
-        KeySet::start(Source::File(path), clock).await
+        KeySet::load(Source::File(path), clock).await
     }
 
-    /// A set at an address. Plain `http` is for loopback addresses, where nobody can change it on the way.
+    /// Loads a set from an address. Plain `http` is allowed for loopback addresses only.
     pub async fn at_url(url: &str, clock: Arc<dyn Clock>) -> Result<KeySet, SetupError> {
         let bad = |why: &str| SetupError::Tokens(format!("the address of the key set, {url}, {why}"));
         let uri: Uri = url.parse().map_err(|_| bad("is not a URL"))?;
@@ -81,50 +81,50 @@ impl KeySet {
             .enable_http1()
             .build();
         let client = Client::builder(TokioExecutor::new()).build(connector);
-        KeySet::start(Source::Url(uri, Box::new(client)), clock).await
+        KeySet::load(Source::Url(uri, Box::new(client)), clock).await
     }
 
-    async fn start(source: Source, clock: Arc<dyn Clock>) -> Result<KeySet, SetupError> {
-        let known = RwLock::new(Known { keys: Vec::new(), tried_at: clock.now() });
-        let set = KeySet { source, clock, known, fetching: tokio::sync::Mutex::default() };
+    async fn load(source: Source, clock: Arc<dyn Clock>) -> Result<KeySet, SetupError> {
+        let cached = RwLock::new(CachedKeys { keys: Vec::new(), tried_at: clock.now() });
+        let set = KeySet { source, clock, cached, fetching: tokio::sync::Mutex::default() };
         let keys = set.fetch().await.map_err(SetupError::Tokens)?;
-        set.known.write().unwrap_or_else(PoisonError::into_inner).keys = keys;
+        set.cached.write().unwrap_or_else(PoisonError::into_inner).keys = keys;
         Ok(set)
     }
 
-    /// The keys that may have signed a token, with the algorithm of each.
+    /// The keys that may have signed a token, each with its algorithm.
     pub async fn candidates(&self, id: Option<&str>) -> Vec<(Algorithm, DecodingKey)> {
-        let known = self.known();
-        let age = self.clock.now().since(known.tried_at);
-        let found = matching(&known.keys, id);
-        if age > FRESH || (found.is_empty() && age > PAUSE) {
-            self.refresh(known.tried_at).await;
-            return matching(&self.known().keys, id);
+        let cached = self.cached();
+        let age = self.clock.now().since(cached.tried_at);
+        let found = matching(&cached.keys, id);
+        if age > MAX_AGE || (found.is_empty() && age > REFETCH_MIN) {
+            self.refresh(cached.tried_at).await;
+            return matching(&self.cached().keys, id);
         }
         found
     }
 
-    fn known(&self) -> Known {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
+    fn cached(&self) -> CachedKeys {
+        self.cached.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     async fn refresh(&self, seen: Time) {
         let _one = self.fetching.lock().await;
-        if self.known().tried_at != seen {
+        if self.cached().tried_at != seen {
             return;
         }
         let fetched = self.fetch().await;
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        known.tried_at = self.clock.now();
+        let mut cached = self.cached.write().unwrap_or_else(PoisonError::into_inner);
+        cached.tried_at = self.clock.now();
         match fetched {
-            Ok(keys) => known.keys = keys,
+            Ok(keys) => cached.keys = keys,
             Err(why) => {
-                tracing::warn!(target: "statehouse::auth", why, "the key set could not be read again");
+                tracing::warn!(target: "statehouse::auth", why, "the key set could not be refreshed");
             }
         }
     }
 
-    async fn fetch(&self) -> Result<Vec<Key>, String> {
+    async fn fetch(&self) -> Result<Vec<VerificationKey>, String> {
         let document = match &self.source {
             Source::File(path) => {
                 let read = tokio::fs::read(path).await;
@@ -132,12 +132,12 @@ impl KeySet {
             }
             Source::Url(uri, client) => tokio::select! {
                 document = download(uri, client) => document?,
-                () = self.clock.sleep(PATIENCE) => return Err(format!("{uri} did not answer in time")),
+                () = self.clock.sleep(FETCH_TIMEOUT) => return Err(format!("{uri} did not respond in time")),
             },
         };
-        let set: JwkSet =
-            serde_json::from_slice(&document).map_err(|error| format!("the key set is not one: {error}"))?;
-        Ok(set.keys.iter().filter_map(usable).collect())
+        let set: JwkSet = serde_json::from_slice(&document)
+            .map_err(|error| format!("the document is not a key set: {error}"))?;
+        Ok(set.keys.iter().filter_map(verification_key).collect())
     }
 }
 
@@ -151,19 +151,19 @@ async fn download(uri: &Uri, client: &Fetcher) -> Result<Vec<u8>, String> {
     body.map(|body| body.to_bytes().to_vec()).map_err(|error| format!("{uri}: {error}"))
 }
 
-fn usable(jwk: &jsonwebtoken::jwk::Jwk) -> Option<Key> {
+fn verification_key(jwk: &jsonwebtoken::jwk::Jwk) -> Option<VerificationKey> {
     let algorithm = match &jwk.algorithm {
         AlgorithmParameters::RSA(_) => Algorithm::RS256,
         AlgorithmParameters::OctetKeyPair(pair) if pair.curve == EllipticCurve::Ed25519 => Algorithm::EdDSA,
-        // A shared secret has no place in a set that is public, and no other kind is accepted.
+        // Shared secrets do not belong in a public set, and no other key type is accepted.
         _ => return None,
     };
     let key = DecodingKey::from_jwk(jwk).ok()?;
-    Some(Key { id: jwk.common.key_id.clone(), algorithm, key })
+    Some(VerificationKey { id: jwk.common.key_id.clone(), algorithm, key })
 }
 
-/// The keys of that id; all of them for a token that names none.
-fn matching(keys: &[Key], id: Option<&str>) -> Vec<(Algorithm, DecodingKey)> {
-    let fits = |key: &&Key| id.is_none() || key.id.is_none() || key.id.as_deref() == id;
+/// The keys with this id, or all keys for a token that names none.
+fn matching(keys: &[VerificationKey], id: Option<&str>) -> Vec<(Algorithm, DecodingKey)> {
+    let fits = |key: &&VerificationKey| id.is_none() || key.id.is_none() || key.id.as_deref() == id;
     keys.iter().filter(fits).map(|key| (key.algorithm, key.key.clone())).collect()
 }

@@ -1,9 +1,8 @@
-//! Tokens of a trusted issuer: JSON Web Tokens signed with HS256, RS256 or EdDSA.
+//! JSON Web Tokens of a trusted issuer, signed with HS256, RS256 or EdDSA.
 //!
-//! Which algorithms are accepted follows from where the keys come from, never from the token: a shared secret means
-//! HS256 and nothing else, a key set means RS256 and EdDSA, each with the keys of its own kind. So neither `none` nor
-//! the trick of signing with a public key as a secret can work. `exp` is required; `nbf`, `iss` and `aud` are checked;
-//! time is the house's clock.
+//! The source of the keys decides which algorithms are accepted, never the token: a shared secret allows only HS256, a key
+//! set only RS256 and EdDSA, each with keys of its own type. This rules out `none` and algorithm confusion (a public
+//! key used as an HMAC secret). `exp` is required; `nbf`, `iss` and `aud` are checked; time is the clock of the house.
 
 use std::sync::Arc;
 
@@ -17,42 +16,42 @@ use crate::SetupError;
 use crate::config::{Jwt, JwtKeys};
 use crate::problem::Problem;
 
-/// The least length of a shared secret: as long as the digest that it keys.
+/// Minimum length of a shared secret: the size of the digest.
 pub const SECRET_BYTES_MIN: usize = 32;
 
-/// Reads tokens.
-pub struct Tokens {
+/// Verifies tokens.
+pub struct TokenVerifier {
     config: Jwt,
     clock: Arc<dyn Clock>,
-    keys: Keys,
+    keys: TokenKeys,
 }
 
-enum Keys {
+enum TokenKeys {
     Secret(DecodingKey),
     Set(Box<KeySet>),
 }
 
 type Claims = Map<String, Json>;
 
-impl Tokens {
-    /// Reads tokens as configured. A key set is fetched once, so that a wrong address shows at once.
-    pub async fn of(config: &Jwt, clock: Arc<dyn Clock>) -> Result<Tokens, SetupError> {
+impl TokenVerifier {
+    /// Creates a verifier. It fetches a key set once, so that a wrong address fails at startup.
+    pub async fn of(config: &Jwt, clock: Arc<dyn Clock>) -> Result<TokenVerifier, SetupError> {
         let keys = match &config.keys {
             JwtKeys::Secret(secret) if secret.len() < SECRET_BYTES_MIN => {
                 let why =
                     format!("the shared secret has {} bytes; it needs {SECRET_BYTES_MIN}", secret.len());
                 return Err(SetupError::Tokens(why));
             }
-            JwtKeys::Secret(secret) => Keys::Secret(DecodingKey::from_secret(secret.as_bytes())),
+            JwtKeys::Secret(secret) => TokenKeys::Secret(DecodingKey::from_secret(secret.as_bytes())),
             JwtKeys::JwksFile(path) => {
-                Keys::Set(Box::new(KeySet::in_file(path.clone(), clock.clone()).await?))
+                TokenKeys::Set(Box::new(KeySet::in_file(path.clone(), clock.clone()).await?))
             }
-            JwtKeys::JwksUrl(url) => Keys::Set(Box::new(KeySet::at_url(url, clock.clone()).await?)),
+            JwtKeys::JwksUrl(url) => TokenKeys::Set(Box::new(KeySet::at_url(url, clock.clone()).await?)),
         };
-        Ok(Tokens { config: config.clone(), clock, keys })
+        Ok(TokenVerifier { config: config.clone(), clock, keys })
     }
 
-    /// Whom a token lets in; `None` if it does not.
+    /// The caller of a valid token; `None` if the token is not valid.
     pub async fn caller(&self, token: &str) -> Result<Option<Caller>, Problem> {
         let Some(claims) = self.claims(token).await else { return Ok(None) };
         if !self.is_timely(&claims) {
@@ -68,17 +67,17 @@ impl Tokens {
         Ok(tenant.map(|tenant| Caller { tenant, scopes }))
     }
 
-    /// The claims of a token whose signature, issuer and audience are right.
+    /// The claims of a token with a valid signature, issuer and audience.
     async fn claims(&self, token: &str) -> Option<Claims> {
         let header = jsonwebtoken::decode_header(token).ok()?;
         let candidates = match &self.keys {
-            Keys::Secret(secret) => vec![(Algorithm::HS256, secret.clone())],
-            Keys::Set(set) => set.candidates(header.kid.as_deref()).await,
+            TokenKeys::Secret(secret) => vec![(Algorithm::HS256, secret.clone())],
+            TokenKeys::Set(set) => set.candidates(header.kid.as_deref()).await,
         };
         let fitting = candidates.into_iter().filter(|(algorithm, _)| *algorithm == header.alg);
         fitting.into_iter().find_map(|(algorithm, key)| {
             let mut validation = Validation::new(algorithm);
-            // Times are compared here, with the house's clock.
+            // `is_timely` checks times with the clock of the house.
             validation.validate_exp = false;
             validation.validate_nbf = false;
             validation.required_spec_claims.clear();
@@ -97,7 +96,7 @@ impl Tokens {
         })
     }
 
-    /// Whether the token has begun and has not ended. One without an end is not accepted.
+    /// Whether the token is valid now. A token without `exp` is not accepted.
     fn is_timely(&self, claims: &Claims) -> bool {
         let now = self.clock.now().micros() as f64 / 1e6;
         let leeway = self.config.leeway_s as f64;

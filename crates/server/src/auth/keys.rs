@@ -1,14 +1,13 @@
 //! API keys: `sth_<prefix>_<secret><checksum>`, all in hexadecimal.
 //!
-//! - The **prefix** (64 bits) names the key in lists and in the table; it is no secret.
-//! - The **secret** (256 bits) comes from the operating system's entropy. Only a keyed digest of it is stored, and it is
-//!   compared in constant time. A secret of that size needs no slow hash.
-//! - The **checksum** (32 bits) tells a mistyped or cut-off key from a wrong one without a look at the store, and lets a
-//!   scanner of leaked secrets be sure.
+//! - The **prefix** (64 bits) identifies the key in lists and in the table; it is not secret.
+//! - The **secret** (256 bits) comes from the operating system's random source. The store contains only a keyed digest,
+//!   which is compared in constant time. A secret of this size needs no slow hash.
+//! - The **checksum** (32 bits) detects mistyped keys without a read, and lets secret scanners avoid false positives.
 //!
-//! A key has a tenant, scopes, perhaps an end. Rotation is two live keys: [`rotate`] makes a successor and gives the
-//! old one an end, so that callers can change over in between. A revoked key is refused by every server within the time
-//! for which credentials are trusted (a few seconds).
+//! A key has a tenant, scopes and optionally an expiry. Rotation keeps two live keys: [`rotate`] creates a successor and
+//! sets the expiry of the old key, so that callers can switch in between. Every server rejects a revoked key as soon as
+//! its cached entry expires (`credential_cache_ms`).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,52 +22,52 @@ use statehouse_store::{
 };
 use subtle::ConstantTimeEq;
 
-use super::secret::{OwnError, Secret, own_tenant};
+use super::secret::{Secret, SystemRowError, system_tenant};
 use super::{Caller, Scope, read_scopes, scopes_text};
 use crate::problem::{Problem, UNAVAILABLE};
-use crate::seal::{Seal, fingerprint};
+use crate::seal::{CursorSeal, fingerprint};
 
-/// How every key begins.
+/// Start of every key.
 pub const MARK: &str = "sth_";
 const PREFIX_DIGITS: usize = 16;
 const SECRET_DIGITS: usize = 64;
 const CHECKSUM_DIGITS: usize = 8;
-/// How many credentials are remembered between looks at the store.
-const REMEMBERED_MAX: usize = 10_000;
-/// What keys are sealed for.
+/// Maximum number of cached keys.
+const ENTRIES_MAX: usize = 10_000;
+/// Key derivation purpose of the key digest.
 const PURPOSE: &str = "api keys";
 
-/// What a key is to allow.
+/// A key to create.
 #[derive(Clone, Debug)]
 pub struct NewKey {
-    /// On whose behalf it lets in.
+    /// Tenant of the caller.
     pub tenant: Tenant,
-    /// What it is for, in the operator's words.
+    /// The operator's description.
     pub name: String,
-    /// To do what.
+    /// Granted scopes.
     pub scopes: Vec<Scope>,
-    /// When it ends, counted from now.
+    /// Time to live.
     pub expires_in: Option<Duration>,
 }
 
-/// A key as it is known to the house: everything but the secret.
+/// The stored properties of a key, without the secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KeyInfo {
-    /// What names it.
+    /// Identifier.
     pub prefix: String,
-    /// On whose behalf it lets in.
+    /// Tenant of the caller.
     pub tenant: String,
-    /// What it is for.
+    /// The operator's description.
     pub name: String,
-    /// To do what.
+    /// Granted scopes.
     pub scopes: String,
-    /// When it was made.
+    /// Time of creation.
     #[serde(serialize_with = "as_text")]
     pub created_at: Time,
-    /// When it ends.
+    /// Expiry.
     #[serde(serialize_with = "as_optional_text")]
     pub expires_at: Option<Time>,
-    /// When it was revoked.
+    /// Time of revocation.
     #[serde(serialize_with = "as_optional_text")]
     pub revoked_at: Option<Time>,
 }
@@ -86,25 +85,25 @@ fn as_optional_text<S: serde::Serializer>(time: &Option<Time>, serializer: S) ->
 }
 
 impl KeyInfo {
-    /// Whether it lets anybody in at this time.
+    /// Whether the key is valid at this time.
     pub fn is_live(&self, now: Time) -> bool {
         self.revoked_at.is_none() && self.expires_at.is_none_or(|end| now < end)
     }
 }
 
-/// A key that was just made. The text is shown once and stored nowhere.
+/// A new key. Its text is shown once and not stored.
 #[derive(Clone, Debug)]
-pub struct Created {
-    /// The key itself.
+pub struct CreatedKey {
+    /// The key as text.
     pub key: String,
-    /// What is known about it from now on.
+    /// Its stored properties.
     pub info: KeyInfo,
 }
 
-/// Makes a key.
-pub async fn create(house: &House, secret: &Secret, new: NewKey) -> Result<Created, OwnError> {
+/// Creates a key.
+pub async fn create(house: &House, secret: &Secret, new: NewKey) -> Result<CreatedKey, SystemRowError> {
     if own::is_own(&new.tenant) {
-        return Err(OwnError::OwnTenant(new.tenant.to_string()));
+        return Err(SystemRowError::OwnTenant(new.tenant.to_string()));
     }
     let (prefix, hidden) = (hex(&secret_bytes::<8>()?), hex(&secret_bytes::<32>()?));
     let now = house.clock().now();
@@ -128,24 +127,23 @@ pub async fn create(house: &House, secret: &Secret, new: NewKey) -> Result<Creat
         .set("expires_at", optional(info.expires_at));
     match commit(house, insert).await? {
         Commit::Applied(_) => {}
-        // The prefix is random and unknown to anybody else: whoever is there was inserted by an earlier try of this.
+        // The prefix is random: a row with this digest was inserted by an earlier attempt of this call.
         Commit::Refused(refused)
             if refused.current.as_ref().and_then(|row| row.bytes("digest")) == Some(&digest[..]) => {}
-        other => return Err(OwnError::Undone(format!("the key was not stored: {other:?}"))),
+        other => return Err(SystemRowError::NotStored(format!("the key was not stored: {other:?}"))),
     }
     let key = format!("{MARK}{}_{hidden}{}", info.prefix, checksum(&info.prefix, &hidden));
-    Ok(Created { key, info })
+    Ok(CreatedKey { key, info })
 }
 
-/// Makes a successor of a key, with the same tenant, name and scopes, and ends the old one after a time in which both
-/// are live.
+/// Creates a successor with the same tenant, name and scopes, and lets the old key expire after an overlap.
 pub async fn rotate(
     house: &House,
     secret: &Secret,
     prefix: &str,
     overlap: Duration,
     expires_in: Option<Duration>,
-) -> Result<Created, OwnError> {
+) -> Result<CreatedKey, SystemRowError> {
     let old = find(house, prefix).await?;
     let tenant = Tenant::new(&old.tenant)?;
     let scopes = read_scopes(&old.scopes);
@@ -157,10 +155,10 @@ pub async fn rotate(
     Ok(created)
 }
 
-/// All keys, or those of one tenant, in the order of their making.
-pub async fn list(house: &House, tenant: Option<&Tenant>) -> Result<Vec<KeyInfo>, OwnError> {
+/// All keys, or those of one tenant, by time of creation.
+pub async fn list(house: &House, tenant: Option<&Tenant>) -> Result<Vec<KeyInfo>, SystemRowError> {
     let mut keys = Vec::new();
-    let mut scan = Scan::of(&own::keys()?, &own_tenant()?);
+    let mut scan = Scan::of(&own::keys()?, &system_tenant()?);
     loop {
         let page = house.store().scan(&scan).await?;
         keys.extend(page.rows.iter().filter_map(info_of));
@@ -172,37 +170,37 @@ pub async fn list(house: &House, tenant: Option<&Tenant>) -> Result<Vec<KeyInfo>
     Ok(keys)
 }
 
-/// Revokes a key, for good. A key that was revoked before stays so.
-pub async fn revoke(house: &House, prefix: &str) -> Result<KeyInfo, OwnError> {
+/// Revokes a key permanently. Revoking a revoked key has no effect.
+pub async fn revoke(house: &House, prefix: &str) -> Result<KeyInfo, SystemRowError> {
     if find(house, prefix).await?.revoked_at.is_none() {
         change(house, prefix, "revoked_at", house.clock().now()).await?;
     }
     find(house, prefix).await
 }
 
-async fn find(house: &House, prefix: &str) -> Result<KeyInfo, OwnError> {
+async fn find(house: &House, prefix: &str) -> Result<KeyInfo, SystemRowError> {
     let row = row_of(house, prefix).await?;
-    row.as_ref().and_then(info_of).ok_or_else(|| OwnError::NoKey(prefix.to_owned()))
+    row.as_ref().and_then(info_of).ok_or_else(|| SystemRowError::NoKey(prefix.to_owned()))
 }
 
-async fn row_of(house: &House, prefix: &str) -> Result<Option<Row>, OwnError> {
-    let address = Address::new(&own::keys()?, &own_tenant()?, [prefix.into()])?;
+async fn row_of(house: &House, prefix: &str) -> Result<Option<Row>, SystemRowError> {
+    let address = Address::new(&own::keys()?, &system_tenant()?, [prefix.into()])?;
     let rows = house.store().get(&[address], Consistency::Strong).await?;
     Ok(rows.into_iter().next().flatten())
 }
 
-async fn change(house: &House, prefix: &str, column: &str, time: Time) -> Result<(), OwnError> {
+async fn change(house: &House, prefix: &str, column: &str, time: Time) -> Result<(), SystemRowError> {
     let step = Step::update(&own::keys()?, [prefix.into()]).guard(is_null("revoked_at")).set(column, time);
     match commit(house, step).await? {
-        // Refused: it was revoked meanwhile, or an earlier try of this has done it.
+        // Refused: the key was revoked concurrently, or an earlier attempt was applied.
         Commit::Applied(_) | Commit::Refused(_) => Ok(()),
-        Commit::Fenced => Err(OwnError::Undone("the change of a key was fenced".into())),
+        Commit::Fenced => Err(SystemRowError::NotStored("the change of a key was fenced".into())),
     }
 }
 
-/// Commits a step that is safe to repeat, again if its outcome is not known.
-async fn commit(house: &House, step: Step) -> Result<Commit, OwnError> {
-    let plan = Plan::of(&own_tenant()?, house.ids().next()).step(step).build()?;
+/// Commits a step that is safe to retry, until its outcome is known.
+async fn commit(house: &House, step: Step) -> Result<Commit, SystemRowError> {
+    let plan = Plan::of(&system_tenant()?, house.ids().next()).step(step).build()?;
     Ok(commit_known(&**house.store(), &plan, RetryPolicy::WORKER).await?)
 }
 
@@ -230,11 +228,11 @@ fn checksum(prefix: &str, hidden: &str) -> String {
         .collect()
 }
 
-fn digest(seal: &Seal, prefix: &str, hidden: &str) -> [u8; 32] {
+fn digest(seal: &CursorSeal, prefix: &str, hidden: &str) -> [u8; 32] {
     seal.digest(&[prefix.as_bytes(), hidden.as_bytes()])
 }
 
-/// Prefix and secret of a key whose checksum is right.
+/// Prefix and secret of a key with a valid checksum.
 fn parse(key: &str) -> Option<(&str, &str)> {
     let (prefix, rest) = key.strip_prefix(MARK)?.split_once('_')?;
     let hexadecimal = |text: &str| text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
@@ -246,28 +244,27 @@ fn parse(key: &str) -> Option<(&str, &str)> {
     (checksum(prefix, hidden) == given).then_some((prefix, hidden))
 }
 
-/// The keys of a house, as the door knows them. A key that let somebody in is trusted for a moment, so that not every
-/// request has to ask the store.
-pub struct Known {
+/// Verifies keys of a house and caches the result for a short time, so that not every request reads the store.
+pub struct KeyCache {
     house: Arc<House>,
-    seal: Seal,
-    trusted_for: Duration,
-    /// By the digest of the key: never the key itself.
-    remembered: Mutex<HashMap<[u8; 32], (KeyInfo, Time)>>,
+    seal: CursorSeal,
+    ttl: Duration,
+    /// By the digest of the key, never by the key itself.
+    entries: Mutex<HashMap<[u8; 32], (KeyInfo, Time)>>,
 }
 
-impl Known {
-    /// The keys of a house.
-    pub fn of(house: Arc<House>, secret: &Secret, trusted_for: Duration) -> Known {
-        Known { house, seal: secret.seal(PURPOSE), trusted_for, remembered: Mutex::default() }
+impl KeyCache {
+    /// A cache over the keys of a house.
+    pub fn of(house: Arc<House>, secret: &Secret, ttl: Duration) -> KeyCache {
+        KeyCache { house, seal: secret.seal(PURPOSE), ttl, entries: Mutex::default() }
     }
 
-    /// Whom a key lets in; `None` if it does not.
+    /// The caller of a valid key; `None` if the key is not valid.
     pub async fn caller(&self, key: &str) -> Result<Option<Caller>, Problem> {
         let Some((prefix, hidden)) = parse(key) else { return Ok(None) };
         let digest = digest(&self.seal, prefix, hidden);
         let now = self.house.clock().now();
-        let info = match self.recall(&digest, now) {
+        let info = match self.cached(&digest, now) {
             Some(info) => info,
             None => {
                 let row = row_of(&self.house, prefix).await;
@@ -277,7 +274,7 @@ impl Known {
                 let Some(info) = info_of(&row).filter(|_| bool::from(stored.ct_eq(&digest))) else {
                     return Ok(None);
                 };
-                self.remember(digest, info.clone(), now);
+                self.insert(digest, info.clone(), now);
                 info
             }
         };
@@ -288,18 +285,18 @@ impl Known {
         Ok(tenant.map(|tenant| Caller { tenant, scopes: read_scopes(&info.scopes) }))
     }
 
-    fn recall(&self, digest: &[u8; 32], now: Time) -> Option<KeyInfo> {
-        let remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
-        let (info, seen) = remembered.get(digest)?;
-        (now.since(*seen) < self.trusted_for && now >= *seen).then(|| info.clone())
+    fn cached(&self, digest: &[u8; 32], now: Time) -> Option<KeyInfo> {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let (info, seen) = entries.get(digest)?;
+        (now.since(*seen) < self.ttl && now >= *seen).then(|| info.clone())
     }
 
-    fn remember(&self, digest: [u8; 32], info: KeyInfo, now: Time) {
-        let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
-        if remembered.len() >= REMEMBERED_MAX {
-            remembered.clear();
+    fn insert(&self, digest: [u8; 32], info: KeyInfo, now: Time) {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        if entries.len() >= ENTRIES_MAX {
+            entries.clear();
         }
-        remembered.insert(digest, (info, now));
+        entries.insert(digest, (info, now));
     }
 }
 

@@ -1,12 +1,12 @@
-//! Who calls, and what they may do.
+//! Authentication and authorization.
 //!
-//! With credentials configured, every call below `/v1` needs `Authorization: Bearer` with a key of this house
-//! ([`keys`]) or a token of a trusted issuer ([`jwt`]). Either names a tenant and scopes; nothing in the request can
-//! change the tenant, so what belongs to another tenant is simply not there.
+//! With credentials configured, every call below `/v1` needs `Authorization: Bearer` with an API key of this house
+//! ([`keys`]) or a token of a trusted issuer ([`jwt`]). The credential determines tenant and scopes; nothing in the request
+//! can change the tenant.
 //!
-//! Without credentials the server binds to loopback addresses only, and serves the tenant `default` or the one in the
-//! header `Statehouse-Tenant`. A web page must not be able to use that door: a request that names a host or an origin
-//! that is not local is turned away, since browsers send both, and a page cannot forge them.
+//! Without credentials (open mode) the server binds to loopback addresses only, and serves the tenant `default` or the
+//! one in the header `Statehouse-Tenant`. Web pages must not use open mode: the server rejects requests whose `Host` or
+//! `Origin` is not local. Browsers send both headers, and a page cannot forge them.
 
 pub mod jwks;
 pub mod jwt;
@@ -25,19 +25,19 @@ use statehouse_store::Tenant;
 use crate::cors;
 use crate::problem::{FORBIDDEN, MALFORMED, Problem, UNAUTHENTICATED};
 
-/// Which tenant a caller without credentials means.
+/// Tenant of a caller in open mode.
 pub const TENANT: HeaderName = HeaderName::from_static("statehouse-tenant");
-/// The tenant of callers who do not say.
+/// Tenant of callers in open mode that name none.
 pub const TENANT_DEFAULT: &str = "default";
 
-/// What a caller may do.
+/// A permission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
     /// Read rows and events.
     Read,
     /// Write rows.
     Write,
-    /// Everything, and see how the server does.
+    /// Everything, including metrics.
     Admin,
 }
 
@@ -45,7 +45,7 @@ impl Scope {
     /// Every scope.
     pub const ALL: [Scope; 3] = [Scope::Read, Scope::Write, Scope::Admin];
 
-    /// As keys and tokens write it.
+    /// The name in keys and tokens.
     pub fn name(self) -> &'static str {
         match self {
             Scope::Read => "read",
@@ -61,9 +61,9 @@ impl fmt::Display for Scope {
     }
 }
 
-/// The text names no scope.
+/// An unknown scope.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a scope; there are read, write and admin")]
+#[error("{0:?} is not a scope; the scopes are read, write and admin")]
 pub struct BadScope(pub String);
 
 impl FromStr for Scope {
@@ -74,27 +74,27 @@ impl FromStr for Scope {
     }
 }
 
-/// Scopes as text, with spaces between them.
+/// Scopes as text, separated by spaces.
 pub fn scopes_text(scopes: &[Scope]) -> String {
     scopes.iter().map(|scope| scope.name()).collect::<Vec<_>>().join(" ")
 }
 
-/// The scopes that a text names. Words that are no scopes of this server are passed over.
+/// The scopes in a text. Unknown words are ignored, because tokens may carry scopes of other services.
 pub fn read_scopes(text: &str) -> Vec<Scope> {
     text.split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
 
-/// Somebody who was let in.
+/// An authenticated caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// On whose behalf.
+    /// Tenant of all its calls.
     pub tenant: Tenant,
-    /// To do what.
+    /// Granted scopes.
     pub scopes: Vec<Scope>,
 }
 
 impl Caller {
-    /// Demands a scope. Whoever administers may do everything.
+    /// Requires a scope. `admin` includes every scope.
     pub fn require(&self, scope: Scope) -> Result<(), Problem> {
         if self.scopes.contains(&scope) || self.scopes.contains(&Scope::Admin) {
             return Ok(());
@@ -107,38 +107,41 @@ impl Caller {
     }
 }
 
-/// The door.
-pub struct Gate {
-    ways: Option<Ways>,
+/// Authenticates requests.
+pub struct Authenticator {
+    methods: Option<Methods>,
 }
 
-/// How one can get in, where credentials are needed.
-struct Ways {
-    keys: Option<keys::Known>,
-    tokens: Option<jwt::Tokens>,
+/// The configured authentication methods.
+struct Methods {
+    keys: Option<keys::KeyCache>,
+    tokens: Option<jwt::TokenVerifier>,
 }
 
-impl Gate {
-    /// A door that is open to whoever can reach it.
-    pub fn open() -> Gate {
-        Gate { ways: None }
+impl Authenticator {
+    /// Open mode: no credentials.
+    pub fn open() -> Authenticator {
+        Authenticator { methods: None }
     }
 
-    /// A door for callers with keys, tokens, or both.
-    pub fn guarded(keys: Option<keys::Known>, tokens: Option<jwt::Tokens>) -> Gate {
-        Gate { ways: Some(Ways { keys, tokens }) }
+    /// Requires API keys, tokens, or either.
+    pub fn with_credentials(
+        keys: Option<keys::KeyCache>,
+        tokens: Option<jwt::TokenVerifier>,
+    ) -> Authenticator {
+        Authenticator { methods: Some(Methods { keys, tokens }) }
     }
 
-    /// Whether anybody gets in.
+    /// Whether the server is in open mode.
     pub fn is_open(&self) -> bool {
-        self.ways.is_none()
+        self.methods.is_none()
     }
 
-    /// Lets a caller in, or says why not.
-    pub async fn admit(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
-        let Some(ways) = &self.ways else { return local(headers) };
+    /// Authenticates a request by its headers.
+    pub async fn authenticate(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
+        let Some(methods) = &self.methods else { return local(headers) };
         let credential = bearer(headers)?;
-        let caller = match (&ways.keys, &ways.tokens) {
+        let caller = match (&methods.keys, &methods.tokens) {
             (Some(keys), _) if credential.starts_with(keys::MARK) => keys.caller(credential).await?,
             (_, Some(tokens)) => tokens.caller(credential).await?,
             _ => None,
@@ -148,14 +151,15 @@ impl Gate {
             .ok_or_else(|| unauthenticated("the key or token is not valid", ", error=\"invalid_token\""))
     }
 
-    /// Turns web pages of other places away from an open door.
+    /// Rejects requests of web pages in open mode.
     pub fn check_origin(&self, headers: &HeaderMap, uri: &Uri, listed: &[String]) -> Result<(), Problem> {
         if !self.is_open() {
             return Ok(());
         }
         let refuse = |what: &str| {
-            let detail =
-                format!("without credentials this server answers local callers only, and {what} is not");
+            let detail = format!(
+                "without credentials this server accepts local callers only, and {what} is not local"
+            );
             Err(Problem::new(FORBIDDEN, detail))
         };
         let host = headers.get(HOST).and_then(|host| host.to_str().ok()).or_else(|| uri.host());
@@ -176,7 +180,7 @@ fn is_local_origin(origin: &HeaderValue) -> bool {
     origin.is_some_and(|(_, host)| is_local(host))
 }
 
-/// Whether a host, perhaps with a port, is this machine by its loopback name or address.
+/// Whether a host, with or without a port, is a loopback name or address.
 fn is_local(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
@@ -209,27 +213,27 @@ fn local(headers: &HeaderMap) -> Result<Caller, Problem> {
     let bad = |why: String| Problem::new(MALFORMED, format!("Statehouse-Tenant: {why}"));
     let tenant = Tenant::new(name).map_err(|error| bad(error.to_string()))?;
     if own::is_own(&tenant) {
-        return Err(bad("this name is the house's own".into()));
+        return Err(bad("this name is reserved".into()));
     }
     Ok(Caller { tenant, scopes: Scope::ALL.to_vec() })
 }
 
-/// The door that a configuration asks for.
-pub(crate) async fn gate(
+/// Creates the authenticator of a configuration.
+pub(crate) async fn authenticator(
     house: &Arc<House>,
     config: &crate::Config,
     secret: &secret::Secret,
-) -> Result<Gate, crate::SetupError> {
+) -> Result<Authenticator, crate::SetupError> {
     if !config.auth.is_required() {
-        return Ok(Gate::open());
+        return Ok(Authenticator::open());
     }
-    let trusted_for = crate::config::millis(config.limits.credential_cache_ms);
-    let keys = config.auth.api_keys.then(|| keys::Known::of(house.clone(), secret, trusted_for));
+    let ttl = crate::config::millis(config.limits.credential_cache_ms);
+    let keys = config.auth.api_keys.then(|| keys::KeyCache::of(house.clone(), secret, ttl));
     let tokens = match &config.auth.jwt {
         None => None,
-        Some(jwt) => Some(jwt::Tokens::of(jwt, house.clock().clone()).await?),
+        Some(jwt) => Some(jwt::TokenVerifier::of(jwt, house.clock().clone()).await?),
     };
-    Ok(Gate::guarded(keys, tokens))
+    Ok(Authenticator::with_credentials(keys, tokens))
 }
 
 #[cfg(test)]
@@ -249,8 +253,8 @@ mod tests {
     }
 
     #[test]
-    fn an_open_door_is_not_for_web_pages() {
-        let gate = Gate::open();
+    fn open_mode_rejects_web_pages() {
+        let gate = Authenticator::open();
         let check = |name: HeaderName, value: &'static str| {
             let headers = HeaderMap::from_iter([(name, HeaderValue::from_static(value))]);
             gate.check_origin(&headers, &Uri::from_static("/v1/x"), &["https://app.example".into()]).is_ok()

@@ -1,52 +1,51 @@
-//! The server's secret: what seals cursors and digests keys.
+//! The server's secret, from which seals and key digests are derived.
 //!
-//! Servers over one store must agree on it, and a restart must not change it. Either the operator gives it, or the
-//! first server makes one and keeps it in the store; the insert is guarded, so that of two servers that start at once
-//! one wins and both use its secret.
+//! All servers of one store must use the same secret, also after a restart. The operator sets it, or the first server
+//! generates it and stores it; the insert is guarded, so that servers that start concurrently agree on one.
 
 use statehouse::{House, own};
 use statehouse_store::random::{NoEntropy, secret_bytes};
 use statehouse_store::{Address, Consistency, Plan, PlanError, SchemaError, Step, StoreError, Tenant, Value};
 
-use crate::seal::Seal;
+use crate::seal::CursorSeal;
 
-/// The least length of a secret that the operator gives.
+/// Minimum length of a configured secret.
 pub const SECRET_BYTES_MIN: usize = 16;
-/// How often an outcome that is not known is asked for again.
+/// Attempts to store the secret.
 const TRIES: usize = 5;
 const PURPOSE: &str = "server";
 
-/// Why something of the house itself could not be read or written.
+/// A failed read or write of system rows.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum OwnError {
+pub enum SystemRowError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// What was to be written cannot be.
+    /// The plan is not valid.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A table of the house is declared wrongly, which is a defect.
+    /// A system table is declared wrongly, which is a defect.
     #[error(transparent)]
     Schema(#[from] SchemaError),
     /// The operating system gave no random bytes.
     #[error(transparent)]
     Entropy(#[from] NoEntropy),
-    /// The secret that was given is too short.
+    /// The configured secret is too short.
     #[error("the secret has {given} bytes; it needs at least {SECRET_BYTES_MIN}")]
     ShortSecret {
         /// Its length.
         given: usize,
     },
-    /// The tenant cannot have keys.
-    #[error("the name {0:?} is the house's own")]
+    /// The tenant is reserved.
+    #[error("the tenant name {0:?} is reserved")]
     OwnTenant(String),
-    /// There is no such key.
+    /// Unknown key.
     #[error("there is no key with the prefix {0:?}")]
     NoKey(String),
-    /// What was to be written was not, and it is not clear why.
+    /// The row was not written.
     #[error("{0}")]
-    Undone(String),
+    NotStored(String),
 }
 
 /// The server's secret.
@@ -54,16 +53,15 @@ pub enum OwnError {
 pub struct Secret(Vec<u8>);
 
 impl Secret {
-    /// The secret that the operator gave, or the one of the house, which is made if there is none. The house must have
-    /// been migrated.
-    pub async fn of(house: &House, given: Option<&str>) -> Result<Secret, OwnError> {
+    /// The configured secret, or the stored one, which is generated if missing. The house must be migrated.
+    pub async fn of(house: &House, given: Option<&str>) -> Result<Secret, SystemRowError> {
         if let Some(given) = given {
             if given.len() < SECRET_BYTES_MIN {
-                return Err(OwnError::ShortSecret { given: given.len() });
+                return Err(SystemRowError::ShortSecret { given: given.len() });
             }
             return Ok(Secret(given.as_bytes().to_vec()));
         }
-        let (table, tenant) = (own::secrets()?, own_tenant()?);
+        let (table, tenant) = (own::secrets()?, system_tenant()?);
         let address = Address::new(&table, &tenant, [PURPOSE.into()])?;
         for _ in 0..TRIES {
             let rows = house.store().get(std::slice::from_ref(&address), Consistency::Strong).await?;
@@ -74,22 +72,22 @@ impl Secret {
             let content = Value::Bytes(secret_bytes::<32>()?.to_vec());
             let insert = Step::insert(&table, [PURPOSE.into()]).set("content", content);
             let plan = Plan::of(&tenant, house.ids().next()).step(insert).build()?;
-            // Whatever comes of it, the row is read again: another server may have been first.
+            // In any case, read again: another server may have inserted first.
             match house.store().commit(&plan).await {
                 Ok(_) | Err(StoreError::OutcomeUnknown { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(OwnError::Undone("the server's secret could not be kept in the store".into()))
+        Err(SystemRowError::NotStored("the server's secret could not be kept in the store".into()))
     }
 
-    /// A seal for one purpose.
-    pub fn seal(&self, purpose: &str) -> Seal {
-        Seal::of(&self.0, purpose)
+    /// Derives the seal for one purpose.
+    pub fn seal(&self, purpose: &str) -> CursorSeal {
+        CursorSeal::of(&self.0, purpose)
     }
 }
 
-/// The owner of the house's own rows.
-pub(crate) fn own_tenant() -> Result<Tenant, OwnError> {
-    own::tenant().ok_or_else(|| OwnError::Undone("the house has no tenant of its own".into()))
+/// The tenant that owns the system rows.
+pub(crate) fn system_tenant() -> Result<Tenant, SystemRowError> {
+    own::tenant().ok_or_else(|| SystemRowError::NotStored("the house has no tenant of its own".into()))
 }

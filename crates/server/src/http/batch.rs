@@ -1,4 +1,4 @@
-//! `/v1/batch`: several writes as one atomic plan. All of them are applied, or none.
+//! `/v1/batch`: several writes as one atomic plan. Either all of them are applied, or none.
 
 use axum::response::Response;
 use http::{HeaderValue, Method, StatusCode};
@@ -9,16 +9,20 @@ use statehouse::{Answer, Code, Expected, House, Operation, Refusal, Request};
 use statehouse_store::Type;
 
 use super::call::{TOKEN, digest, location};
-use super::{Request as HttpRequest, Shared, Visit, body, conditions, json_response, path};
+use super::{Request as HttpRequest, RequestInfo, Shared, body, conditions, json_response, path};
 use crate::auth::Scope;
 use crate::problem::{Problem, TOO_LARGE};
 
-/// Answers a batch.
-pub async fn handle(shared: &Shared, request: HttpRequest, visit: &mut Visit) -> Result<Response, Problem> {
+/// Handles a batch.
+pub async fn handle(
+    shared: &Shared,
+    request: HttpRequest,
+    info: &mut RequestInfo,
+) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
-    let caller = shared.gate.admit(&parts.headers).await?;
+    let caller = shared.authenticator.authenticate(&parts.headers).await?;
     let tenant = caller.tenant.clone();
-    visit.tenant = Some(tenant.clone());
+    info.tenant = Some(tenant.clone());
     caller.require(Scope::Write)?;
     if parts.method != Method::POST {
         return Err(Problem::method_not_allowed(&["POST"]));
@@ -27,7 +31,7 @@ pub async fn handle(shared: &Shared, request: HttpRequest, visit: &mut Visit) ->
         return Err(path::at(name, "a batch takes its input in the body"));
     }
     let id = conditions::idempotency_key(&parts.headers)?;
-    let flight = id.as_deref().map(|id| shared.flights.begin(&tenant, id)).transpose()?;
+    let flight = id.as_deref().map(|id| shared.in_flight_keys.begin(&tenant, id)).transpose()?;
     let body = body::read(&parts.headers, body, shared.bounds(), &**shared.house.clock()).await?;
     let calls = body::json(&parts.headers, &body, false)?.unwrap_or(Json::Null);
     let requests = requests(&shared.house, calls, shared.config.limits.batch_calls)?;
@@ -35,7 +39,7 @@ pub async fn handle(shared: &Shared, request: HttpRequest, visit: &mut Visit) ->
     let operation =
         Operation { fingerprint: id.as_ref().map_or(String::new(), |_| digest(&parts, &body)), id };
     let house = shared.house.clone();
-    let write = shared.writes.run(async move {
+    let write = shared.pending_writes.run(async move {
         let answers = house.batch(&tenant, requests, operation).await;
         drop(flight);
         answers
@@ -53,7 +57,7 @@ pub async fn handle(shared: &Shared, request: HttpRequest, visit: &mut Visit) ->
     Ok(response)
 }
 
-/// The property of a call that is neither its key nor in its input.
+/// Pointer to the member of a call that is neither its key nor in its input.
 const BESIDE_INPUT: &str = "/expected_version";
 
 /// The form of one call in a batch.
@@ -70,7 +74,7 @@ fn call_properties() -> Vec<Property> {
     ]
 }
 
-/// Reads the calls of a batch.
+/// Parses the calls of a batch.
 fn requests(house: &House, calls: Json, calls_max: usize) -> Result<Vec<Request>, Problem> {
     let misfit = |pointer: &str, detail: &str| {
         Problem::from(Refusal::misfits(vec![Misfit { pointer: pointer.into(), detail: detail.into() }]))
@@ -107,7 +111,7 @@ fn read_call(house: &House, call: Json) -> Result<Request, Refusal> {
         Some(text) => {
             let (resource, called) = house.action(&action)?;
             if called.route.place == Place::Collection {
-                let detail = format!("{action} takes no key: it is part of the input, or there is none");
+                let detail = format!("{action} takes no key beside its input");
                 return Err(Refusal::misfits(vec![Misfit { pointer: "/key".into(), detail }]));
             }
             resource.parse_key(text)?
@@ -127,7 +131,7 @@ fn read_call(house: &House, call: Json) -> Result<Request, Refusal> {
         Some(version) => {
             Some(Expected::Version(version.as_i64().filter(|version| *version > 0).ok_or_else(|| {
                 let detail = "expected an integer from 1 or \"*\"".to_owned();
-                // The place lies beside the input, which is where a refusal's places otherwise are.
+                // This member is beside the input; the pointers of other refusals are relative to the input.
                 Refusal::misfits(vec![Misfit { pointer: BESIDE_INPUT.into(), detail }])
             })?))
         }
@@ -135,7 +139,7 @@ fn read_call(house: &House, call: Json) -> Result<Request, Refusal> {
     Ok(Request { action, key, input, expected })
 }
 
-/// A refusal of one call. Its own places lie below `input`, except for the key, which stands beside it.
+/// A refusal of one call. Its pointers are relative to `input`, except for the key, which is beside it.
 fn refused(number: usize, refusal: Refusal) -> Problem {
     refused_at(number, "/input", refusal)
 }

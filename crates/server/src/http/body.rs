@@ -1,8 +1,7 @@
-//! Bodies: read whole, within a time and a size, and turned into JSON.
+//! Request bodies: read to the end within a time and a size limit, and parsed as JSON.
 //!
-//! The limit counts what comes out of decompression, so a small body that unfolds into a large one is refused at the
-//! limit and not a byte later. The time counts from the first byte to the last, so a client that sends one byte now and
-//! then is cut off as well.
+//! The size limit applies after decompression, so a compressed body that expands beyond it is rejected at the limit. The
+//! time limit covers the whole body, so a client that sends one byte at a time is disconnected too.
 
 use std::io::Read as _;
 use std::time::Duration;
@@ -19,41 +18,41 @@ use super::conditions::single;
 use super::strict;
 use crate::problem::{MALFORMED, Problem, REQUEST_TIMEOUT, TOO_LARGE, UNSUPPORTED_MEDIA_TYPE};
 
-/// How much more than the limit is read and thrown away before the connection is given up: a client that is still
-/// sending does not read the answer.
+/// A body beyond the limit is read and discarded up to this multiple of the limit before the connection is closed:
+/// a client that is still sending does not read the response.
 const DRAIN_FACTOR: usize = 8;
 
-/// What a body may take.
+/// Limits of a body.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     /// Bytes, after decompression.
     pub bytes: usize,
-    /// Time to arrive.
+    /// Time until the last byte.
     pub time: Duration,
 }
 
-/// Reads a body to its end.
+/// Reads a body to its end and decompresses it.
 pub async fn read(
     headers: &HeaderMap,
     body: Incoming,
     bounds: Bounds,
     clock: &dyn Clock,
 ) -> Result<Bytes, Problem> {
-    let late = || {
+    let timed_out = || {
         let detail = format!("the body did not arrive within {} ms", bounds.time.as_millis());
         Problem::new(REQUEST_TIMEOUT, detail).header(http::header::CONNECTION, "close")
     };
     let whole = tokio::select! {
-        // What has arrived needs no timer.
+        // A body that has arrived needs no timer.
         biased;
-        whole = gather(headers, body, bounds.bytes) => whole?,
-        () = clock.sleep(bounds.time) => return Err(late()),
+        whole = collect_body(headers, body, bounds.bytes) => whole?,
+        () = clock.sleep(bounds.time) => return Err(timed_out()),
     };
     match single(headers, &CONTENT_ENCODING)? {
         None | Some("" | "identity") => Ok(whole),
-        Some(coding) if coding.eq_ignore_ascii_case("gzip") => unfold(&whole, bounds.bytes),
+        Some(coding) if coding.eq_ignore_ascii_case("gzip") => decompress(&whole, bounds.bytes),
         Some(coding) => {
-            let detail = format!("the content coding {coding:?} is not understood; gzip is");
+            let detail = format!("the content coding {coding:?} is not supported; send gzip");
             Err(Problem::new(UNSUPPORTED_MEDIA_TYPE, detail).header(http::header::ACCEPT_ENCODING, "gzip"))
         }
     }
@@ -63,16 +62,16 @@ fn too_large(limit: usize) -> Problem {
     Problem::new(TOO_LARGE, format!("the body has more than {limit} bytes"))
 }
 
-async fn gather(headers: &HeaderMap, mut body: Incoming, limit: usize) -> Result<Bytes, Problem> {
+async fn collect_body(headers: &HeaderMap, mut body: Incoming, limit: usize) -> Result<Bytes, Problem> {
     let announced = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    let drained = limit.saturating_mul(DRAIN_FACTOR);
-    if announced.is_some_and(|length: usize| length > drained) {
+    let drain_max = limit.saturating_mul(DRAIN_FACTOR);
+    if announced.is_some_and(|length: usize| length > drain_max) {
         return Err(too_large(limit));
     }
     let mut whole = BytesMut::new();
     let mut size = 0_usize;
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| Problem::new(MALFORMED, "the body ended before it was complete"))?;
+        let frame = frame.map_err(|_| Problem::new(MALFORMED, "the body is incomplete"))?;
         let Ok(data) = frame.into_data() else { continue };
         if announced == Some(data.len()) && data.len() <= limit {
             return Ok(data);
@@ -82,7 +81,7 @@ async fn gather(headers: &HeaderMap, mut body: Incoming, limit: usize) -> Result
             whole.extend_from_slice(&data);
         } else {
             whole = BytesMut::new();
-            if size > drained {
+            if size > drain_max {
                 break;
             }
         }
@@ -90,20 +89,18 @@ async fn gather(headers: &HeaderMap, mut body: Incoming, limit: usize) -> Result
     if size > limit { Err(too_large(limit)) } else { Ok(whole.freeze()) }
 }
 
-/// Undoes gzip, up to the limit.
-fn unfold(folded: &[u8], limit: usize) -> Result<Bytes, Problem> {
+/// Decompresses gzip, up to the limit.
+fn decompress(compressed: &[u8], limit: usize) -> Result<Bytes, Problem> {
     let mut whole = Vec::new();
-    let mut reader = flate2::read::MultiGzDecoder::new(folded).take(limit as u64 + 1);
-    reader
-        .read_to_end(&mut whole)
-        .map_err(|_| Problem::new(MALFORMED, "the body is not gzip, though it says so"))?;
+    let mut reader = flate2::read::MultiGzDecoder::new(compressed).take(limit as u64 + 1);
+    reader.read_to_end(&mut whole).map_err(|_| Problem::new(MALFORMED, "the body is not valid gzip"))?;
     if whole.len() > limit {
         return Err(too_large(limit));
     }
     Ok(whole.into())
 }
 
-/// The JSON in a body; `None` if there is no body.
+/// Parses the JSON of a body; `None` if the body is empty.
 pub fn json(headers: &HeaderMap, body: &[u8], patch: bool) -> Result<Option<Json>, Problem> {
     if body.is_empty() {
         return Ok(None);
@@ -120,9 +117,8 @@ pub fn json(headers: &HeaderMap, body: &[u8], patch: bool) -> Result<Option<Json
         return Err(Problem::new(UNSUPPORTED_MEDIA_TYPE, detail).header(name, accepted));
     }
     let text = std::str::from_utf8(body).map_err(|_| Problem::new(MALFORMED, "the body is not UTF-8"))?;
-    let json = strict::read(text).map_err(|error| {
-        Problem::new(MALFORMED, format!("the body is not JSON that can be read: {error}"))
-    })?;
+    let json = strict::read(text)
+        .map_err(|error| Problem::new(MALFORMED, format!("the body is not valid JSON: {error}")))?;
     Ok(Some(json))
 }
 
@@ -131,7 +127,7 @@ mod tests {
     use super::*;
     use std::io::Write as _;
 
-    fn folded(bytes: &[u8]) -> Vec<u8> {
+    fn compressed(bytes: &[u8]) -> Vec<u8> {
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
         encoder.write_all(bytes).unwrap();
         encoder.finish().unwrap()
@@ -139,13 +135,13 @@ mod tests {
 
     #[test]
     fn gzip_is_undone_up_to_the_limit() {
-        assert_eq!(unfold(&folded(b"hello"), 5).unwrap(), "hello");
-        assert_eq!(unfold(&folded(b"hello!"), 5).unwrap_err().kind.code, "too_large");
-        let bomb = folded(&vec![0; 50 << 20]);
+        assert_eq!(decompress(&compressed(b"hello"), 5).unwrap(), "hello");
+        assert_eq!(decompress(&compressed(b"hello!"), 5).unwrap_err().kind.code, "too_large");
+        let bomb = compressed(&vec![0; 50 << 20]);
         assert!(bomb.len() < 100_000);
-        assert_eq!(unfold(&bomb, 1 << 20).unwrap_err().kind.code, "too_large");
-        assert_eq!(unfold(b"hello", 5).unwrap_err().kind.code, "malformed");
-        assert_eq!(unfold(&folded(b"hello")[..12], 5).unwrap_err().kind.code, "malformed");
+        assert_eq!(decompress(&bomb, 1 << 20).unwrap_err().kind.code, "too_large");
+        assert_eq!(decompress(b"hello", 5).unwrap_err().kind.code, "malformed");
+        assert_eq!(decompress(&compressed(b"hello")[..12], 5).unwrap_err().kind.code, "malformed");
     }
 
     #[test]

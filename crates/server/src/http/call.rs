@@ -1,4 +1,4 @@
-//! One action over HTTP: the request becomes a call of the house, and its answer a response.
+//! One action over HTTP: converts the request into a call of the house, and the answer into a response.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,89 +17,91 @@ use statehouse::{Answer, Code, Operation, Refusal, Request};
 use statehouse_store::{Record, Tenant, Value};
 
 use super::conditions::{self, NoneMatch, etag};
-use super::routes::Served;
-use super::{Named, Place, Request as HttpRequest, Shared, Visit, body, json_response, path};
+use super::routes::RouteEntry;
+use super::{
+    PathShape, Request as HttpRequest, RequestInfo, RoutePattern, Shared, body, json_response, path,
+};
 use crate::auth::Scope;
 use crate::config::millis;
 use crate::problem::{INTERNAL, NOT_FOUND, Problem};
 use crate::seal::fingerprint;
 
-/// What a cached read has to bring along to see this write.
+/// Token of a write. A cached read that sends it sees the write.
 pub const TOKEN: HeaderName = HeaderName::from_static("statehouse-token");
-/// Which of the caller's preferences were taken into account.
+/// The applied preferences.
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 
-/// The parameter of a list that says where to go on. It is sealed, so it is the one parameter this surface knows.
+/// The cursor parameter of a list. It is sealed, so this layer must know it.
 const CURSOR: &str = "cursor";
-/// The parameter of a list that may change from page to page.
+/// The page size parameter of a list. It may differ from page to page.
 const LIMIT: &str = "limit";
 
-/// Records that are looked at in one go for a row that a caller waits for.
-const LOOKED_AT: usize = 256;
+/// Log records per check for a changed row.
+const RECORDS_PER_CHECK: usize = 256;
 
-/// A call that is ready.
-struct Incoming {
-    served: Arc<Served>,
+/// An authorized call.
+struct ActionCall {
+    entry: Arc<RouteEntry>,
     tenant: Tenant,
     key: Vec<Value>,
     parts: Parts,
     body: hyper::body::Incoming,
 }
 
-/// Answers a request for an action.
+/// Handles a request for an action.
 pub async fn handle(
     shared: &Shared,
-    place: Place,
+    shape: PathShape,
     request: HttpRequest,
-    visit: &mut Visit,
+    info: &mut RequestInfo,
 ) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
-    let caller = shared.gate.admit(&parts.headers).await?;
-    visit.tenant = Some(caller.tenant.clone());
-    let incoming = admit(shared, &caller, place, parts, body)?;
-    visit.action = Some(incoming.served.name.clone());
-    if incoming.served.writes() { write(shared, incoming).await } else { read(shared, incoming).await }
+    let caller = shared.authenticator.authenticate(&parts.headers).await?;
+    info.tenant = Some(caller.tenant.clone());
+    let call = authorize(shared, &caller, shape, parts, body)?;
+    info.action = Some(call.entry.name.clone());
+    if call.entry.writes() { write(shared, call).await } else { read(shared, call).await }
 }
 
-/// Finds the action and the row that a request names, and whether the caller may call it.
-fn admit(
+/// Finds the action and the row of a request, and checks that the caller may call it.
+fn authorize(
     shared: &Shared,
     caller: &crate::auth::Caller,
-    place: Place,
+    shape: PathShape,
     parts: Parts,
     body: hyper::body::Incoming,
-) -> Result<Incoming, Problem> {
+) -> Result<ActionCall, Problem> {
     let (name, key, action) = {
         let mut segments = path::segments(parts.uri.path()).skip(1);
         (segments.next(), segments.next(), segments.next())
     };
-    let missing = || Problem::new(NOT_FOUND, "nothing has this path");
+    let missing = || Problem::new(NOT_FOUND, "unknown path");
     let name = name.ok_or_else(missing)?;
-    let named = match (place, action) {
-        (Place::Collection, _) => Named::Collection,
-        (Place::Item, _) => Named::Item,
-        (Place::ItemAction, Some(action)) => Named::ItemAction(action),
-        (Place::ItemAction, None) => return Err(missing()),
+    let pattern = match (shape, action) {
+        (PathShape::Collection, _) => RoutePattern::Collection,
+        (PathShape::Item, _) => RoutePattern::Item,
+        (PathShape::ItemAction, Some(action)) => RoutePattern::ItemAction(action),
+        (PathShape::ItemAction, None) => return Err(missing()),
     };
-    let served = shared.routes.find(name, named, &parts.method)?;
-    caller.require(if served.writes() { Scope::Write } else { Scope::Read })?;
-    let key = match (place, key) {
-        (Place::Collection, _) | (_, None) => Vec::new(),
+    let entry = shared.routes.find(name, pattern, &parts.method)?;
+    caller.require(if entry.writes() { Scope::Write } else { Scope::Read })?;
+    let key = match (shape, key) {
+        (PathShape::Collection, _) | (_, None) => Vec::new(),
         (_, Some(segment)) => path::key(shared.house.resource(name)?, segment)?,
     };
-    Ok(Incoming { served, tenant: caller.tenant.clone(), key, parts, body })
+    Ok(ActionCall { entry, tenant: caller.tenant.clone(), key, parts, body })
 }
 
-async fn read(shared: &Shared, incoming: Incoming) -> Result<Response, Problem> {
-    let Incoming { served, tenant, key, parts, .. } = incoming;
-    let mut input = path::input(parts.uri.query(), &served.action.input)?;
-    open_cursor(shared, &served, &tenant, &mut input)?;
+async fn read(shared: &Shared, call: ActionCall) -> Result<Response, Problem> {
+    let ActionCall { entry, tenant, key, parts, .. } = call;
+    let mut input = path::input(parts.uri.query(), &entry.action.input)?;
+    open_cursor(shared, &entry, &tenant, &mut input)?;
     let held = conditions::none_match(&parts.headers);
-    let patience = conditions::patience(&parts.headers).filter(|_| !key.is_empty());
+    let wait_limit = conditions::wait_preference(&parts.headers).filter(|_| !key.is_empty());
     let filter = if key.is_empty() { filter_of(&input) } else { String::new() };
-    let request = Request { action: served.name.to_string(), key, input, expected: None };
-    let answer = match (&held, patience) {
-        (Some(held), Some(patience)) => wait(shared, &tenant, &request, held, patience).await?,
+    let request = Request { action: entry.name.to_string(), key, input, expected: None };
+    let answer = match (&held, wait_limit) {
+        (Some(held), Some(wait_limit)) => wait(shared, &tenant, &request, held, wait_limit).await?,
         _ => shared.house.read(&tenant, request).await?,
     };
     let mut response = match (answer.version, held) {
@@ -116,10 +118,10 @@ async fn read(shared: &Shared, incoming: Incoming) -> Result<Response, Problem> 
         put(headers, ETAG, &etag(version))?;
     }
     if let Some(next) = &answer.next {
-        put(headers, LINK, &next_link(shared, &served, &tenant, &parts, &filter, next)?)?;
+        put(headers, LINK, &next_link(shared, &entry, &tenant, &parts, &filter, next)?)?;
     }
-    if let Some(patience) = patience {
-        put(headers, PREFERENCE_APPLIED, &format!("wait={}", bounded(shared, patience).as_secs()))?;
+    if let Some(wait_limit) = wait_limit {
+        put(headers, PREFERENCE_APPLIED, &format!("wait={}", bounded(shared, wait_limit).as_secs()))?;
     }
     Ok(response)
 }
@@ -131,29 +133,29 @@ fn put(headers: &mut http::HeaderMap, name: HeaderName, content: &str) -> Result
     Ok(())
 }
 
-fn bounded(shared: &Shared, patience: Duration) -> Duration {
-    patience.min(millis(shared.config.limits.wait_max_ms))
+fn bounded(shared: &Shared, wait_limit: Duration) -> Duration {
+    wait_limit.min(millis(shared.config.limits.wait_max_ms))
 }
 
-/// Reads a row as soon as it is at a version that the caller does not hold, or when the caller's patience ends.
+/// Reads a row as soon as it has a version that the caller does not hold, or when the time limit is reached.
 async fn wait(
     shared: &Shared,
     tenant: &Tenant,
     request: &Request,
     held: &NoneMatch,
-    patience: Duration,
+    wait_limit: Duration,
 ) -> Result<Arc<Answer>, Problem> {
     let clock = shared.house.clock();
-    let deadline = clock.now().plus(bounded(shared, patience));
+    let deadline = clock.now().plus(bounded(shared, wait_limit));
     let mut stopping = shared.stopping.clone();
     let mut listener = shared.house.tail().listen();
-    let about = About {
+    let target = WaitTarget {
         tenant,
         resource: request.action.split('.').next().unwrap_or_default(),
         key: &key_text(&request.key),
     };
     loop {
-        // The places are taken before the read: what is written after it lies above them and ends the wait.
+        // Take the offsets before the read: a later write has a higher offset and ends the wait.
         let mut seen = listener.reached();
         let answer = shared.house.read(tenant, request.clone()).await?;
         let left = deadline.since(clock.now());
@@ -163,7 +165,7 @@ async fn wait(
         }
         let end = clock.sleep(left);
         let mut end = std::pin::pin!(end);
-        while !about.is_in(&listener, &mut seen) {
+        while !target.has_changed(&listener, &mut seen) {
             tokio::select! {
                 () = listener.news() => {}
                 () = &mut end => break,
@@ -173,23 +175,23 @@ async fn wait(
     }
 }
 
-/// A row that somebody waits for.
-struct About<'a> {
+/// The row a caller waits for.
+struct WaitTarget<'a> {
     tenant: &'a Tenant,
     resource: &'a str,
     key: &'a str,
 }
 
-impl About<'_> {
-    /// Whether a record after these places may be about the row. Moves the places past those that are not.
-    fn is_in(&self, listener: &Listener, seen: &mut [u64]) -> bool {
+impl WaitTarget<'_> {
+    /// Whether a record after these offsets may concern the row. Advances the offsets past other records.
+    fn has_changed(&self, listener: &Listener, seen: &mut [u64]) -> bool {
         for (partition, seen) in seen.iter_mut().enumerate() {
             loop {
-                match listener.after(partition, *seen, LOOKED_AT) {
+                match listener.after(partition, *seen, RECORDS_PER_CHECK) {
                     Next::Nothing => break,
                     Next::Behind => return true,
                     Next::Records(records) => {
-                        if records.iter().any(|record| self.is_told_by(record)) {
+                        if records.iter().any(|record| self.is_subject_of(record)) {
                             return true;
                         }
                         let last = records.last().and_then(|record| record.position);
@@ -201,13 +203,13 @@ impl About<'_> {
         false
     }
 
-    fn is_told_by(&self, record: &Record) -> bool {
-        let told = |event| subject_of(record, event) == Some((self.resource, self.key));
-        record.tenant == *self.tenant && record.events.iter().any(told)
+    fn is_subject_of(&self, record: &Record) -> bool {
+        let concerns_row = |event| subject_of(record, event) == Some((self.resource, self.key));
+        record.tenant == *self.tenant && record.events.iter().any(concerns_row)
     }
 }
 
-/// What a cursor is bound to: who asks, for what, with which filter.
+/// The filter that a cursor is bound to.
 fn filter_of(input: &Map<String, Json>) -> String {
     let filter: Map<String, Json> = input
         .iter()
@@ -219,28 +221,28 @@ fn filter_of(input: &Map<String, Json>) -> String {
 
 fn open_cursor(
     shared: &Shared,
-    served: &Served,
+    entry: &RouteEntry,
     tenant: &Tenant,
     input: &mut Map<String, Json>,
 ) -> Result<(), Problem> {
     let Some(Json::String(sealed)) = input.get(CURSOR) else { return Ok(()) };
     let filter = filter_of(input);
-    let context = [tenant.as_str().as_bytes(), served.name.as_bytes(), filter.as_bytes()];
+    let context = [tenant.as_str().as_bytes(), entry.name.as_bytes(), filter.as_bytes()];
     let opened = shared.cursors.open(&context, sealed).and_then(|content| String::from_utf8(content).ok());
-    let cursor = opened.ok_or_else(|| path::at(CURSOR, "it is not a cursor that this list returned"))?;
+    let cursor = opened.ok_or_else(|| path::at(CURSOR, "not a cursor returned by this list"))?;
     input.insert(CURSOR.into(), cursor.into());
     Ok(())
 }
 
 fn next_link(
     shared: &Shared,
-    served: &Served,
+    entry: &RouteEntry,
     tenant: &Tenant,
     parts: &Parts,
     filter: &str,
     next: &str,
 ) -> Result<String, Problem> {
-    let context = [tenant.as_str().as_bytes(), served.name.as_bytes(), filter.as_bytes()];
+    let context = [tenant.as_str().as_bytes(), entry.name.as_bytes(), filter.as_bytes()];
     let sealed = shared.cursors.close(&context, next.as_bytes());
     let mut query = String::new();
     for (name, value) in path::pairs(parts.uri.query())? {
@@ -251,16 +253,16 @@ fn next_link(
     Ok(format!("<{}?{query}{CURSOR}={sealed}>; rel=\"next\"", parts.uri.path()))
 }
 
-async fn write(shared: &Shared, incoming: Incoming) -> Result<Response, Problem> {
-    let Incoming { served, tenant, key, parts, body } = incoming;
+async fn write(shared: &Shared, call: ActionCall) -> Result<Response, Problem> {
+    let ActionCall { entry, tenant, key, parts, body } = call;
     let headers = &parts.headers;
     if let Some((name, _)) = path::pairs(parts.uri.query())?.first() {
         return Err(path::at(name, "this action takes its input in the body"));
     }
     let expected = conditions::expected(headers)?;
     let id = conditions::idempotency_key(headers)?;
-    // A second request with the key is turned away before its body is read.
-    let flight = id.as_deref().map(|id| shared.flights.begin(&tenant, id)).transpose()?;
+    // Reject a concurrent request with the same key before reading its body.
+    let flight = id.as_deref().map(|id| shared.in_flight_keys.begin(&tenant, id)).transpose()?;
     let body = body::read(headers, body, shared.bounds(), &**shared.house.clock()).await?;
     let input = match body::json(headers, &body, parts.method == Method::PATCH)? {
         None => Map::new(),
@@ -273,15 +275,16 @@ async fn write(shared: &Shared, incoming: Incoming) -> Result<Response, Problem>
     let insists_on_new = conditions::none_match(headers) == Some(NoneMatch::Anything);
     let operation =
         Operation { fingerprint: id.as_ref().map_or(String::new(), |_| digest(&parts, &body)), id };
-    let request = Request { action: served.name.to_string(), key, input, expected };
+    let request = Request { action: entry.name.to_string(), key, input, expected };
     let house = shared.house.clone();
     let write = async move {
         let answer = house.call(&tenant, request, operation).await;
-        // Only what has come to its end may be begun again.
+        // Release the key only when the outcome is known.
         drop(flight);
         answer
     };
-    let answer = if served.ends_with_its_caller() { write.await } else { shared.writes.run(write).await };
+    let answer =
+        if entry.is_cancelled_with_caller() { write.await } else { shared.pending_writes.run(write).await };
     let answer = answer.map_err(|refusal| {
         let exists = refusal.code == Code::AlreadyExists;
         let mut problem = Problem::from(refusal);
@@ -290,10 +293,10 @@ async fn write(shared: &Shared, incoming: Incoming) -> Result<Response, Problem>
         }
         problem
     })?;
-    written(&served, &answer)
+    written(&entry, &answer)
 }
 
-/// By what a repetition under the same key is told from another request.
+/// Digest by which a retry with the same idempotency key is distinguished from another request.
 pub fn digest(parts: &Parts, body: &[u8]) -> String {
     let target = parts.uri.path_and_query().map_or("", http::uri::PathAndQuery::as_str);
     let if_match = parts.headers.get(http::header::IF_MATCH).map_or(&b""[..], HeaderValue::as_bytes);
@@ -306,12 +309,12 @@ pub fn location(action: &str, key_text: &str) -> String {
     format!("/v1/{resource}/{}", path::segment(key_text))
 }
 
-fn written(served: &Served, answer: &Answer) -> Result<Response, Problem> {
+fn written(entry: &RouteEntry, answer: &Answer) -> Result<Response, Problem> {
     let status = if answer.created.is_some() { StatusCode::CREATED } else { StatusCode::OK };
     let mut response = json_response(status, &answer.body);
     let headers = response.headers_mut();
     if let Some(created) = &answer.created {
-        put(headers, LOCATION, &location(&served.name, created))?;
+        put(headers, LOCATION, &location(&entry.name, created))?;
     }
     if let Some(version) = answer.version {
         put(headers, ETAG, &etag(version))?;

@@ -1,4 +1,4 @@
-//! What request headers say about versions, repetition and patience. Pure: text in, meaning out.
+//! Parsers for conditional headers, idempotency keys and preferences. Pure functions.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key
 /// `Prefer`.
 pub const PREFER: HeaderName = HeaderName::from_static("prefer");
 
-/// The longest idempotency key. An operation id has 256 bytes at most.
+/// Maximum length of an idempotency key. An operation id has at most 256 bytes.
 const KEY_BYTES_MAX: usize = 255;
 
 /// The strong entity tag of a version.
@@ -20,7 +20,7 @@ pub fn etag(version: i64) -> String {
     format!("\"{version}\"")
 }
 
-/// The one value of a header; a header that is given twice, or is not text, is malformed.
+/// The only value of a header. A repeated header, or one that is not ASCII, is malformed.
 pub fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h str>, Problem> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
@@ -32,7 +32,7 @@ pub fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'
     Ok(Some(text.trim()))
 }
 
-/// What `If-Match` says about the version that the caller has seen.
+/// The version that `If-Match` expects.
 pub fn expected(headers: &HeaderMap) -> Result<Option<Expected>, Problem> {
     let Some(text) = single(headers, &IF_MATCH)? else { return Ok(None) };
     if text == "*" {
@@ -42,8 +42,8 @@ pub fn expected(headers: &HeaderMap) -> Result<Option<Expected>, Problem> {
         let detail = format!("If-Match is `*` or one entity tag such as \"3\", not {text}");
         Problem::new(MALFORMED, detail)
     };
-    // A weak tag never matches where a strong one is asked for, and neither does one that is no version, nor an empty
-    // list: versions begin at 1, so 0 stands for a version that no row is at.
+    // A weak tag, a tag that is not a version and an empty list never match. Versions start at 1, so 0 stands for a
+    // version that no row has.
     if text.is_empty() {
         return Ok(Some(Expected::Version(0)));
     }
@@ -56,22 +56,22 @@ pub fn expected(headers: &HeaderMap) -> Result<Option<Expected>, Problem> {
     Ok(Some(Expected::Version(version.unwrap_or(0))))
 }
 
-/// A version exactly as [`etag`] writes it.
+/// A version exactly as [`etag`] formats it.
 fn canonical(tag: &str) -> Option<i64> {
     tag.parse().ok().filter(|version: &i64| *version > 0 && version.to_string() == tag)
 }
 
-/// What `If-None-Match` says.
+/// Parsed `If-None-Match`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoneMatch {
-    /// The caller holds none of the versions there could be: `*`.
+    /// `*`: any version.
     Anything,
-    /// The caller holds these.
+    /// The versions that the caller holds.
     Tags(Vec<String>),
 }
 
 impl NoneMatch {
-    /// Whether the caller holds this version already.
+    /// Whether the caller holds this version.
     pub fn holds(&self, version: i64) -> bool {
         match self {
             NoneMatch::Anything => true,
@@ -80,7 +80,7 @@ impl NoneMatch {
     }
 }
 
-/// What `If-None-Match` says. Tags are compared weakly, as it must be; what is no tag matches nothing.
+/// Parses `If-None-Match`. Comparison is weak, as required; invalid tags match nothing.
 pub fn none_match(headers: &HeaderMap) -> Option<NoneMatch> {
     let mut tags = Vec::new();
     for value in headers.get_all(IF_NONE_MATCH) {
@@ -105,7 +105,7 @@ pub fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     if key.is_empty() || key.len() > KEY_BYTES_MAX {
         return Err(bad(&format!("must have 1 to {KEY_BYTES_MAX} characters")));
     }
-    // A space is for quoted keys: around a bare one it would be lost on the way.
+    // Spaces are for quoted keys only: around a bare key they would be trimmed.
     let least = if text.starts_with('"') { b' ' } else { b'!' };
     if !key.bytes().all(|byte| (least..=b'~').contains(&byte)) {
         return Err(bad("must be visible ASCII, and quoted if it holds spaces"));
@@ -128,9 +128,9 @@ fn unquoted(rest: &str) -> Option<String> {
     Some(content)
 }
 
-/// How long the caller would wait for news: `Prefer: wait=N`, in whole seconds. Preferences that are not understood are
-/// passed over, as RFC 7240 asks.
-pub fn patience(headers: &HeaderMap) -> Option<Duration> {
+/// The time that the caller is willing to wait: `Prefer: wait=N`, in seconds. Unknown preferences are ignored, as
+/// RFC 7240 requires.
+pub fn wait_preference(headers: &HeaderMap) -> Option<Duration> {
     let values = headers.get_all(PREFER).iter().filter_map(|value| value.to_str().ok());
     let mut preferences = values.flat_map(|value| value.split([',', ';'])).map(str::trim);
     preferences.find_map(|preference| {
@@ -155,7 +155,7 @@ mod tests {
         let read = |text| expected(&headers(&IF_MATCH, &[text])).map_err(|problem| problem.kind.code);
         assert_eq!(read("\"3\""), Ok(Some(Expected::Version(3))));
         assert_eq!(read(" * "), Ok(Some(Expected::Any)));
-        // None of these can be the version of a row.
+        // None of these is the version of a row.
         for tag in
             ["", "W/\"3\"", "\"abc\"", "\"03\"", "\"+3\"", "\"-1\"", "\"\"", "\"99999999999999999999\""]
         {
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn patience_is_read_among_other_preferences() {
-        let read = |text| patience(&headers(&PREFER, &[text]));
+        let read = |text| wait_preference(&headers(&PREFER, &[text]));
         assert_eq!(read("wait=5"), Some(Duration::from_secs(5)));
         assert_eq!(read("respond-async, Wait = 5"), Some(Duration::from_secs(5)));
         assert_eq!(read("return=minimal; wait=\"7\""), Some(Duration::from_secs(7)));

@@ -1,4 +1,4 @@
-//! Which request this is: its own id, and the trace it is part of.
+//! Request ids and W3C trace context.
 
 use std::borrow::Cow;
 
@@ -10,29 +10,29 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// `traceparent`.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// The longest request id that is taken over from a caller.
+/// Maximum length of a caller's request id.
 const REQUEST_ID_MAX: usize = 128;
 
-/// Which request this is.
+/// Ids of a request.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// The caller's id for it, or one that was made here.
+    /// The caller's request id, or a generated one.
     pub request_id: String,
-    /// The trace that the caller says it is part of, 32 hexadecimal digits, or one that was made here because the
-    /// request's id is the caller's own and cannot serve as one.
+    /// The caller's trace id (32 hexadecimal digits), or a generated one if the caller sent a request id but no trace.
+    /// `None`: the digits of the generated request id are the trace id.
     trace: Option<String>,
     /// The caller's span in the trace, 16 hexadecimal digits.
     pub parent_id: Option<String>,
 }
 
 impl Context {
-    /// Reads the headers of a request. What is missing is made; what is not well formed counts as missing.
+    /// Reads the ids from the headers. Missing or malformed ones are generated.
     pub fn of(headers: &HeaderMap, ids: &Ids) -> Context {
         let given = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).filter(|id| is_plain(id));
         let trace =
             headers.get(TRACEPARENT).and_then(|parent| parent.to_str().ok()).and_then(parse_traceparent);
         match (given, trace) {
-            // One id that is made serves as both: its digits are a trace that nobody else has.
+            // One generated id serves as both.
             (None, None) => Context { request_id: ids.next(), trace: None, parent_id: None },
             (given, trace) => Context {
                 request_id: given.map_or_else(|| ids.next(), str::to_owned),
@@ -42,7 +42,7 @@ impl Context {
         }
     }
 
-    /// The trace it is part of, 32 hexadecimal digits.
+    /// The trace id, 32 hexadecimal digits.
     pub fn trace_id(&self) -> Cow<'_, str> {
         match &self.trace {
             Some(trace) => trace.into(),
@@ -50,7 +50,7 @@ impl Context {
         }
     }
 
-    /// The trace, where it is another than the request's id says.
+    /// The trace id, if it differs from the request id; otherwise empty.
     pub fn other_trace(&self) -> &str {
         self.trace.as_deref().unwrap_or_default()
     }
@@ -60,7 +60,7 @@ fn digits(id: &str) -> String {
     id.replace('-', "")
 }
 
-/// An id that can stand in a header and in a line of a log without doing harm.
+/// Whether an id is safe in a header and in a log line.
 fn is_plain(id: &str) -> bool {
     (1..=REQUEST_ID_MAX).contains(&id.len())
         && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:/+=".contains(&byte))
@@ -73,7 +73,7 @@ fn parse_traceparent(text: &str) -> Option<(&str, &str)> {
     };
     let mut parts = text.split('-');
     let (version, trace, parent, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-    // A later version may have more parts; version 00 has none, and ff is not one.
+    // Later versions may have more parts; version 00 has none, and ff is invalid.
     let version_fits = hex(version, 2) && version != "ff" && (version != "00" || parts.next().is_none());
     let fits = version_fits && hex(trace, 32) && hex(parent, 16) && hex(flags, 2);
     let zeros = |part: &str| part.bytes().all(|byte| byte == b'0');

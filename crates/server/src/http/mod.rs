@@ -1,23 +1,22 @@
-//! The HTTP surface: a front door that every request passes, and behind it rooms that are made from the house's actions.
+//! The HTTP layer: a common entry point for every request, and handlers generated from the actions of the house.
 //!
-//! The front door gives each request its ids, turns floods of headers away, catches panics, writes problems out, counts
-//! and logs. Whatever happens behind it, a client gets an answer with a code, and the log gets one line without bodies,
-//! keys of rows or secrets. Behind it a handler either returns a response or a [`Problem`].
+//! The entry point assigns request ids, enforces header limits, catches panics, writes problem documents, counts and logs.
+//! In every case the client gets a response with a code, and the log gets one line without bodies, row keys or secrets.
+//! A handler returns a response or a [`Problem`].
 //!
-//! There is no router: seven fixed paths and three patterns are told apart by a look at the path, and what is below
-//! `/v1` is looked up in the table of the house's actions ([`routes`]). A general one would cost every request more than
-//! a cached read does.
+//! There is no general router: a match distinguishes seven fixed paths and three patterns, and paths below `/v1` are
+//! looked up in the table of actions ([`routes`]). A general router would cost each request more than a cached read.
 
 mod batch;
 mod body;
 mod call;
 mod conditions;
 mod context;
-mod flight;
+mod in_flight;
 mod path;
+mod pending_writes;
 mod routes;
 pub(crate) mod strict;
-mod writes;
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
@@ -42,39 +41,39 @@ use tower::{Layer as _, ServiceExt as _};
 use tower_http::compression::CompressionLayer;
 use tower_http::compression::predicate::{NotForContentType, Predicate as _, SizeAbove};
 
-use crate::auth::{Gate, Scope};
+use crate::auth::{Authenticator, Scope};
 use crate::config::{Config, millis};
-use crate::metrics::{Gauged, Metrics};
+use crate::metrics::{GaugeGuard, Metrics};
 use crate::problem::{self, HEADERS_TOO_LARGE, INTERNAL, NOT_FOUND, Problem, SCHEMA_MISMATCH, UNAVAILABLE};
-use crate::seal::Seal;
+use crate::seal::CursorSeal;
 use crate::{cors, events, openapi};
 pub(crate) use context::Context;
-use flight::Flights;
+use in_flight::InFlightKeys;
 pub(crate) use path::pairs as query_pairs;
-use routes::{Named, Routes};
-pub(crate) use writes::Writes;
+pub(crate) use pending_writes::PendingWrites;
+use routes::{RoutePattern, Routes};
 
-/// Smaller answers are not worth compressing.
+/// Minimum size of a response to be compressed.
 const COMPRESS_ABOVE_BYTES: u64 = 1024;
 
-/// What all requests share.
+/// State shared by all requests.
 pub(crate) struct Shared {
     pub house: Arc<House>,
     pub config: Config,
-    pub gate: Gate,
+    pub authenticator: Authenticator,
     /// Seals cursors of lists and of the log.
-    pub cursors: Seal,
+    pub cursors: CursorSeal,
     pub metrics: Arc<Metrics>,
-    /// Becomes true when the server begins to stop.
+    /// True once the server is stopping.
     pub stopping: watch::Receiver<bool>,
     /// One permit for each event stream that may still be opened.
     pub streams: Arc<Semaphore>,
-    /// Writes under way, with or without their clients.
-    pub writes: Writes,
-    /// Whether a request met tables that are not those of the house, and no probe has found them in order since.
+    /// Writes in progress, with or without their clients.
+    pub pending_writes: PendingWrites,
+    /// Whether a request found tables of another blueprint, and no probe has found the right ones since.
     has_mismatch: AtomicBool,
     routes: Routes,
-    flights: Flights,
+    in_flight_keys: InFlightKeys,
     openapi: Bytes,
 }
 
@@ -82,8 +81,8 @@ impl Shared {
     pub fn new(
         house: Arc<House>,
         config: Config,
-        gate: Gate,
-        cursors: Seal,
+        authenticator: Authenticator,
+        cursors: CursorSeal,
         metrics: Arc<Metrics>,
         stopping: watch::Receiver<bool>,
     ) -> Shared {
@@ -92,57 +91,57 @@ impl Shared {
             routes: Routes::of(&house),
             openapi: openapi::document(&house).to_string().into(),
             streams: Arc::new(Semaphore::new(config.limits.streams)),
-            flights: Flights::default(),
-            writes: Writes::default(),
+            in_flight_keys: InFlightKeys::default(),
+            pending_writes: PendingWrites::default(),
             house,
             config,
-            gate,
+            authenticator,
             cursors,
             metrics,
             stopping,
         }
     }
 
-    /// What a body may take.
+    /// Limits of a body.
     fn bounds(&self) -> body::Bounds {
         let limits = &self.config.limits;
         body::Bounds { bytes: limits.body_bytes, time: millis(limits.body_timeout_ms) }
     }
 }
 
-/// A request as it comes in.
+/// An incoming request.
 pub(crate) type Request = http::Request<Incoming>;
 
-/// What is learned about a request on its way, for the log and the counters.
+/// Facts about a request for log and metrics.
 #[derive(Debug)]
-pub(crate) struct Visit {
+pub(crate) struct RequestInfo {
     pub context: Context,
-    /// The action that it calls.
+    /// The called action.
     pub action: Option<Arc<str>>,
-    /// On whose behalf.
+    /// The caller's tenant.
     pub tenant: Option<Tenant>,
 }
 
-/// Which of the three patterns a path has.
+/// The three path patterns below `/v1`.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum PathShape {
     Collection,
     Item,
     ItemAction,
 }
 
-/// Every request comes through here.
-pub(crate) async fn answer(shared: Arc<Shared>, request: Request) -> Response {
+/// Handles every request.
+pub(crate) async fn handle_request(shared: Arc<Shared>, request: Request) -> Response {
     let stopwatch = Stopwatch::start();
-    let _counted = Gauged::enter(&shared.metrics, |metrics| &metrics.in_flight);
+    let _counted = GaugeGuard::enter(&shared.metrics, |metrics| &metrics.in_flight);
     let context = Context::of(request.headers(), shared.house.ids());
-    let mut visit = Visit { context, action: None, tenant: None };
+    let mut info = RequestInfo { context, action: None, tenant: None };
     let (method, uri) = (request.method().clone(), request.uri().clone());
     let origin = request.headers().get(http::header::ORIGIN).cloned();
     let accepted = request.headers().get(ACCEPT_ENCODING).cloned();
-    let answered = match admit(&shared, &request) {
+    let answered = match check_limits(&shared, &request) {
         Ok(None) => {
-            let answered = AssertUnwindSafe(dispatch(&shared, request, &mut visit)).catch_unwind().await;
+            let answered = AssertUnwindSafe(dispatch(&shared, request, &mut info)).catch_unwind().await;
             answered.unwrap_or_else(|panic| Err(Problem::hidden(INTERNAL, panic_text(&*panic))))
         }
         Ok(Some(response)) => Ok(response),
@@ -152,51 +151,55 @@ pub(crate) async fn answer(shared: Arc<Shared>, request: Request) -> Response {
         shared.has_mismatch.store(true, Ordering::Relaxed);
     }
     let (mut response, problem) = match answered {
-        Ok(response) => (compressed(accepted, response).await, None),
-        Err(problem) => (written_out(&problem, uri.path(), &visit.context), Some(problem)),
+        Ok(response) => (compress(accepted, response).await, None),
+        Err(problem) => (problem_response(&problem, uri.path(), &info.context), Some(problem)),
     };
     if method == Method::HEAD {
-        leave_out_body(&mut response);
+        strip_body(&mut response);
     }
-    finish_headers(response.headers_mut(), &visit.context, uri.path().starts_with("/v1/"));
+    finish_headers(response.headers_mut(), &info.context, uri.path().starts_with("/v1/"));
     cors::allow(&shared.config.cors_origins, origin.as_ref(), response.headers_mut());
-    report(&shared, &method, uri.path(), &visit, response.status(), problem.as_ref(), stopwatch);
+    record_request(&shared, &method, uri.path(), &info, response.status(), problem.as_ref(), stopwatch);
     response
 }
 
-/// Finds who answers a path.
-async fn dispatch(shared: &Arc<Shared>, request: Request, visit: &mut Visit) -> Result<Response, Problem> {
+/// Selects the handler of a path.
+async fn dispatch(
+    shared: &Arc<Shared>,
+    request: Request,
+    info: &mut RequestInfo,
+) -> Result<Response, Problem> {
     match request.uri().path() {
         "/healthz" => health(shared, &request).await,
         "/livez" => live(&request),
         "/readyz" => ready(shared, &request).await,
         "/metrics" => metrics(shared, &request).await,
         "/openapi.json" => document(shared, &request),
-        "/v1/batch" => batch::handle(shared, request, visit).await,
-        "/v1/events" => events::handle(shared, request, visit).await,
-        path => match place(path) {
-            Some(place) => call::handle(shared, place, request, visit).await,
+        "/v1/batch" => batch::handle(shared, request, info).await,
+        "/v1/events" => events::handle(shared, request, info).await,
+        path => match path_shape(path) {
+            Some(shape) => call::handle(shared, shape, request, info).await,
             None => problem_page(&request),
         },
     }
 }
 
-/// Which of the three patterns below `/v1` a path has, as it was sent.
-fn place(path: &str) -> Option<Place> {
+/// The pattern of a path below `/v1`, as sent.
+fn path_shape(path: &str) -> Option<PathShape> {
     let below = path.strip_prefix("/v1/")?;
     if below.split('/').any(str::is_empty) {
         return None;
     }
     match below.split('/').count() {
-        1 => Some(Place::Collection),
-        2 => Some(Place::Item),
-        3 => Some(Place::ItemAction),
+        1 => Some(PathShape::Collection),
+        2 => Some(PathShape::Item),
+        3 => Some(PathShape::ItemAction),
         _ => None,
     }
 }
 
-/// Compresses an answer that is worth it, if the caller takes it so.
-async fn compressed(accepted: Option<HeaderValue>, mut response: Response) -> Response {
+/// Compresses a response if it is large enough and the client accepts gzip.
+async fn compress(accepted: Option<HeaderValue>, mut response: Response) -> Response {
     if response.body().size_hint().lower() < COMPRESS_ABOVE_BYTES {
         return response;
     }
@@ -209,27 +212,27 @@ async fn compressed(accepted: Option<HeaderValue>, mut response: Response) -> Re
         .compress_when(SizeAbove::new(COMPRESS_ABOVE_BYTES).and(NotForContentType::SSE));
     let mut asked = http::Request::new(Body::empty());
     asked.headers_mut().insert(ACCEPT_ENCODING, accepted);
-    let mut answer = Some(response);
-    let answers = tower::service_fn(move |_| {
-        let answer = answer.take().unwrap_or_default();
-        async { Ok::<_, Infallible>(answer) }
+    let mut response = Some(response);
+    let service = tower::service_fn(move |_| {
+        let response = response.take().unwrap_or_default();
+        async { Ok::<_, Infallible>(response) }
     });
-    match compression.layer(answers).oneshot(asked).await {
+    match compression.layer(service).oneshot(asked).await {
         Ok(response) => response.map(Body::new),
         Err(never) => match never {},
     }
 }
 
-/// An answer to HEAD: all headers, and no body.
-fn leave_out_body(response: &mut Response) {
+/// Removes the body of a response to HEAD and keeps its headers.
+fn strip_body(response: &mut Response) {
     if let Some(length) = response.body().size_hint().exact() {
         response.headers_mut().entry(CONTENT_LENGTH).or_insert(length.into());
     }
     *response.body_mut() = Body::empty();
 }
 
-/// Turns away what need not be looked at, and answers the questions of browsers.
-fn admit(shared: &Shared, request: &Request) -> Result<Option<Response>, Problem> {
+/// Checks header limits and origin, and answers preflight requests.
+fn check_limits(shared: &Shared, request: &Request) -> Result<Option<Response>, Problem> {
     let limits = &shared.config.limits;
     let headers = request.headers();
     let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
@@ -241,10 +244,10 @@ fn admit(shared: &Shared, request: &Request) -> Result<Option<Response>, Problem
         );
         return Err(Problem::new(HEADERS_TOO_LARGE, detail));
     }
-    if let Some(answer) = cors::preflight(&shared.config.cors_origins, request.method(), headers) {
-        return Ok(Some(answer));
+    if let Some(response) = cors::preflight(&shared.config.cors_origins, request.method(), headers) {
+        return Ok(Some(response));
     }
-    shared.gate.check_origin(headers, request.uri(), &shared.config.cors_origins)?;
+    shared.authenticator.check_origin(headers, request.uri(), &shared.config.cors_origins)?;
     Ok(None)
 }
 
@@ -254,7 +257,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     format!("panicked: {}", text.unwrap_or_default())
 }
 
-fn written_out(problem: &Problem, instance: &str, context: &Context) -> Response {
+fn problem_response(problem: &Problem, instance: &str, context: &Context) -> Response {
     let document = problem.document(instance, &context.request_id, &context.trace_id());
     let mut response = json_response(problem.status(), &document);
     let headers = response.headers_mut();
@@ -272,21 +275,21 @@ fn finish_headers(headers: &mut HeaderMap, context: &Context, of_tenant: bool) {
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     if of_tenant {
         headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
-        // One URL shows different things to different callers, and both may have the same version of theirs.
+        // One URL has different content for different callers, possibly with the same version.
         headers.append(VARY, HeaderValue::from_static("authorization, statehouse-tenant"));
     }
 }
 
-fn report(
+fn record_request(
     shared: &Shared,
     method: &Method,
     path: &str,
-    visit: &Visit,
+    info: &RequestInfo,
     status: StatusCode,
     problem: Option<&Problem>,
     stopwatch: Stopwatch,
 ) {
-    let Visit { context, action, tenant } = visit;
+    let RequestInfo { context, action, tenant } = info;
     let route = action.as_deref().unwrap_or_else(|| pattern(path));
     let (status, took) = (status.as_u16(), stopwatch.elapsed());
     let code = problem.map(|problem| problem.kind.code);
@@ -309,7 +312,7 @@ fn report(
     }
 }
 
-/// The pattern of a path that no action answers. Paths themselves have no bound.
+/// The pattern of a path without an action. The number of paths is unbounded, the number of patterns is not.
 fn pattern(path: &str) -> &'static str {
     match path {
         "/healthz" => "/healthz",
@@ -324,7 +327,7 @@ fn pattern(path: &str) -> &'static str {
     }
 }
 
-/// Demands GET (or HEAD) for a path that takes nothing else.
+/// Requires GET or HEAD.
 pub(crate) fn only_get(method: &Method) -> Result<(), Problem> {
     if method == Method::GET || method == Method::HEAD {
         return Ok(());
@@ -336,37 +339,37 @@ fn plain(text: &'static str) -> Response {
     ([(CONTENT_TYPE, "text/plain; charset=utf-8"), (CACHE_CONTROL, "no-store")], text).into_response()
 }
 
-/// The process answers.
+/// `/livez`: the process responds.
 fn live(request: &Request) -> Result<Response, Problem> {
     only_get(request.method())?;
     Ok(plain("ok\n"))
 }
 
-/// The process answers, and so does the store.
+/// `/healthz`: the process and the store respond.
 async fn health(shared: &Shared, request: &Request) -> Result<Response, Problem> {
     only_get(request.method())?;
-    reach_store(shared).await?;
+    check_store(shared).await?;
     Ok(plain("ok\n"))
 }
 
-/// New requests are welcome: the store answers, and the server is not stopping.
+/// `/readyz`: the store responds and the server is not stopping.
 async fn ready(shared: &Shared, request: &Request) -> Result<Response, Problem> {
     only_get(request.method())?;
     if *shared.stopping.borrow() {
         return Err(Problem::new(UNAVAILABLE, "the server is stopping"));
     }
-    reach_store(shared).await?;
-    fit_store(shared).await?;
+    check_store(shared).await?;
+    check_schema(shared).await?;
     Ok(plain("ok\n"))
 }
 
-/// After a request met tables that are not those of the house: whether they are by now.
-async fn fit_store(shared: &Shared) -> Result<(), Problem> {
+/// After a request found tables of another blueprint: checks whether they are right now.
+async fn check_schema(shared: &Shared) -> Result<(), Problem> {
     if !shared.has_mismatch.load(Ordering::Relaxed) {
         return Ok(());
     }
     let missing = match shared.house.migrate(Migrate::Show).await {
-        // What the store has and the house does not know is no harm.
+        // Additional tables in the store are harmless.
         Ok(changes) => changes.into_iter().find(|change| !change.loses_data()),
         Err(error) => return Err(Problem::mismatch(error.to_string())),
     };
@@ -379,12 +382,12 @@ async fn fit_store(shared: &Shared) -> Result<(), Problem> {
     }
 }
 
-async fn reach_store(shared: &Shared) -> Result<(), Problem> {
+async fn check_store(shared: &Shared) -> Result<(), Problem> {
     let read = shared.house.store().read_log(0, 0, 1);
-    let patience = millis(shared.config.limits.header_timeout_ms);
+    let timeout = millis(shared.config.limits.header_timeout_ms);
     let answered = tokio::select! {
         answered = read => answered.map(drop).map_err(|error| error.to_string()),
-        () = shared.house.clock().sleep(patience) => Err("the store did not answer in time".to_owned()),
+        () = shared.house.clock().sleep(timeout) => Err("the store did not respond in time".to_owned()),
     };
     answered.map_err(|cause| Problem::hidden(UNAVAILABLE, cause))
 }
@@ -392,7 +395,7 @@ async fn reach_store(shared: &Shared) -> Result<(), Problem> {
 async fn metrics(shared: &Shared, request: &Request) -> Result<Response, Problem> {
     only_get(request.method())?;
     if !shared.config.open_metrics {
-        shared.gate.admit(request.headers()).await?.require(Scope::Admin)?;
+        shared.authenticator.authenticate(request.headers()).await?.require(Scope::Admin)?;
     }
     let text = shared.metrics.text(&shared.house);
     Ok(([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response())
@@ -403,17 +406,17 @@ fn document(shared: &Shared, request: &Request) -> Result<Response, Problem> {
     Ok(([(CONTENT_TYPE, "application/json")], shared.openapi.clone()).into_response())
 }
 
-/// The page of a problem, or of none that there is: no other path is left.
+/// The page of a problem code, or 404 for every other path.
 fn problem_page(request: &Request) -> Result<Response, Problem> {
     let code = request.uri().path().strip_prefix("/problems/").filter(|code| !code.contains('/'));
-    let code = code.ok_or_else(|| Problem::new(NOT_FOUND, "nothing has this path"))?;
+    let code = code.ok_or_else(|| Problem::new(NOT_FOUND, "unknown path"))?;
     only_get(request.method())?;
-    problem::page(code).ok_or_else(|| Problem::new(NOT_FOUND, "no problem has this code"))
+    problem::page(code).ok_or_else(|| Problem::new(NOT_FOUND, "unknown problem code"))
 }
 
 /// A JSON response.
 pub(crate) fn json_response(status: StatusCode, body: &serde_json::Value) -> Response {
-    // A document without keys that are no text is always written.
+    // Serialization of a JSON value cannot fail.
     let mut response = Response::new(Body::from(serde_json::to_vec(body).unwrap_or_default()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -1,9 +1,8 @@
-//! Keys and queries out of a URL, decoded exactly once.
+//! Keys and queries of a URL, percent-decoded exactly once.
 //!
-//! A path is split as it was sent, and only then decoded, so a slash that was encoded is a part of a key. What is decoded
-//! is the key's text: its parts with commas between them, and within a part `%2C` for a comma and `%25` for a percent
-//! sign. So a client that encodes path parameters as usual, commas included, says what it means; only a comma *within* a
-//! part is encoded twice.
+//! A path is split before it is decoded, so an encoded slash is part of a key. The decoded text is the key's parts,
+//! separated by commas; within a part `%2C` stands for a comma and `%25` for a percent sign. A client that encodes path
+//! parameters as usual, including commas, works; only a comma *within* a part is encoded twice.
 
 use serde_json::{Map, Value as Json};
 use statehouse::Resource;
@@ -12,22 +11,22 @@ use statehouse_store::{Type, Value};
 
 use crate::problem::{INVALID_INPUT, MALFORMED, Problem};
 
-/// The path segments of a URL as they were sent.
+/// The path segments as sent.
 pub fn segments(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').skip(1)
 }
 
-/// The key in a path segment.
+/// Parses the key in a path segment.
 pub fn key(resource: &Resource, segment: &str) -> Result<Vec<Value>, Problem> {
     Ok(resource.parse_key(&decoded(segment, false)?)?)
 }
 
-/// A key, as text of [`statehouse::resource::key_text`], as a path segment.
+/// Key text ([`statehouse::resource::key_text`]) as a path segment.
 pub fn segment(key_text: &str) -> String {
     encoded(key_text, b"-._~,:@")
 }
 
-/// Text as the value of a query's parameter.
+/// Text as a query parameter value.
 pub fn parameter(text: &str) -> String {
     encoded(text, b"-._~")
 }
@@ -44,14 +43,15 @@ fn encoded(text: &str, plain: &[u8]) -> String {
     encoded
 }
 
-/// Undoes percent-encoding, once.
+/// Percent-decodes a text once.
 pub fn decoded(text: &str, plus_is_space: bool) -> Result<String, Problem> {
     let is_encoded = text.contains('%') || (plus_is_space && text.contains('+'));
     if !is_encoded {
         return Ok(text.to_owned());
     }
-    let bad =
-        || Problem::new(MALFORMED, "the URL is not well encoded: a % needs two hexadecimal digits after it");
+    let bad = || {
+        Problem::new(MALFORMED, "the URL is not percent-encoded correctly: % needs two hexadecimal digits")
+    };
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
@@ -65,24 +65,24 @@ pub fn decoded(text: &str, plus_is_space: bool) -> Result<String, Problem> {
             other => bytes.push(other),
         }
     }
-    String::from_utf8(bytes).map_err(|_| Problem::new(MALFORMED, "the URL holds bytes that are not UTF-8"))
+    String::from_utf8(bytes).map_err(|_| Problem::new(MALFORMED, "the decoded URL is not UTF-8"))
 }
 
-/// The names and values of a query, each name at most once.
+/// Names and values of a query. Rejects a repeated name.
 pub fn pairs(query: Option<&str>) -> Result<Vec<(String, String)>, Problem> {
     let mut pairs: Vec<(String, String)> = Vec::new();
     for part in query.unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
         let (name, value) = part.split_once('=').unwrap_or((part, ""));
         let (name, value) = (decoded(name, true)?, decoded(value, true)?);
         if pairs.iter().any(|(other, _)| *other == name) {
-            return Err(at(&name, "it is given twice"));
+            return Err(at(&name, "given twice"));
         }
         pairs.push((name, value));
     }
     Ok(pairs)
 }
 
-/// A problem with one parameter of the query.
+/// A problem with one query parameter.
 pub fn at(name: &str, detail: &str) -> Problem {
     let pointer = format!("/{}", name.replace('~', "~0").replace('/', "~1"));
     let mut problem = Problem::new(INVALID_INPUT, format!("{pointer}: {detail}"));
@@ -90,8 +90,8 @@ pub fn at(name: &str, detail: &str) -> Problem {
     problem
 }
 
-/// The input that a query gives, in the JSON types of the form. What does not fit is left as text, so that the check
-/// against the form names it.
+/// The input in a query, converted to the JSON types of the form. Values that do not convert stay text, so that
+/// validation reports them.
 pub fn input(query: Option<&str>, form: &[Property]) -> Result<Map<String, Json>, Problem> {
     let typed = |(name, text): (String, String)| {
         let property = form.iter().find(|property| property.name == name);

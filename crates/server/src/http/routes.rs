@@ -1,7 +1,7 @@
-//! The table of routes, made once from the actions of a house.
+//! The route table, built once from the actions of a house.
 //!
-//! Three places below `/v1` take any method and look it up here, so that a wrong method can be answered with the right
-//! ones, and a new archetype needs no route of its own.
+//! Three path patterns below `/v1` accept any method and look it up here, so that a wrong method gets a 405 with the
+//! allowed ones, and a new archetype needs no route of its own.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,45 +12,45 @@ use statehouse::action::{Action, Does, Place};
 
 use crate::problem::{NOT_FOUND, Problem};
 
-/// One action, ready to be called.
+/// One action.
 #[derive(Clone, Debug)]
-pub struct Served {
+pub struct RouteEntry {
     /// `profile.update`.
     pub name: Arc<str>,
     /// The declaration.
     pub action: Action,
-    /// The method that calls it.
+    /// Its HTTP method.
     pub method: Method,
 }
 
-impl Served {
+impl RouteEntry {
     /// Whether it writes.
     pub fn writes(&self) -> bool {
         self.action.is_write()
     }
 
-    /// Whether a client that goes away breaks it off: it may wait long, and what it does then is for nobody.
-    pub fn ends_with_its_caller(&self) -> bool {
+    /// Whether the action is cancelled when its client disconnects: it may wait long, and its result has no receiver then.
+    pub fn is_cancelled_with_caller(&self) -> bool {
         matches!(self.action.does, Does::Several(_))
     }
 }
 
 #[derive(Debug, Default)]
-struct Places {
-    collection: Vec<Arc<Served>>,
-    item: Vec<Arc<Served>>,
-    item_actions: HashMap<String, Vec<Arc<Served>>>,
+struct ResourceRoutes {
+    collection: Vec<Arc<RouteEntry>>,
+    item: Vec<Arc<RouteEntry>>,
+    item_actions: HashMap<String, Vec<Arc<RouteEntry>>>,
 }
 
-/// The table.
+/// The route table.
 #[derive(Debug)]
 pub struct Routes {
-    by_resource: HashMap<String, Places>,
+    by_resource: HashMap<String, ResourceRoutes>,
 }
 
-/// What a path names, apart from the method.
+/// The path of a request, without the method.
 #[derive(Clone, Copy, Debug)]
-pub enum Named<'p> {
+pub enum RoutePattern<'p> {
     /// `/v1/{name}`.
     Collection,
     /// `/v1/{name}/{key}`.
@@ -62,20 +62,20 @@ pub enum Named<'p> {
 impl Routes {
     /// The routes of a house.
     pub fn of(house: &House) -> Routes {
-        let mut by_resource: HashMap<String, Places> = HashMap::new();
+        let mut by_resource: HashMap<String, ResourceRoutes> = HashMap::new();
         for resource in house.resources() {
             let places = by_resource.entry(resource.name.clone()).or_default();
             for action in &resource.actions {
-                let served = Arc::new(Served {
+                let entry = Arc::new(RouteEntry {
                     name: format!("{}.{}", resource.name, action.name).into(),
                     action: action.clone(),
                     method: method(action.route.method),
                 });
                 match action.route.place {
-                    Place::Collection => places.collection.push(served),
-                    Place::Item => places.item.push(served),
+                    Place::Collection => places.collection.push(entry),
+                    Place::Item => places.item.push(entry),
                     Place::ItemAction => {
-                        places.item_actions.entry(action.name.to_string()).or_default().push(served);
+                        places.item_actions.entry(action.name.to_string()).or_default().push(entry);
                     }
                 }
             }
@@ -83,19 +83,24 @@ impl Routes {
         Routes { by_resource }
     }
 
-    /// The action that a request calls.
-    pub fn find(&self, resource: &str, named: Named<'_>, method: &Method) -> Result<Arc<Served>, Problem> {
+    /// The action of a request.
+    pub fn find(
+        &self,
+        resource: &str,
+        pattern: RoutePattern<'_>,
+        method: &Method,
+    ) -> Result<Arc<RouteEntry>, Problem> {
         let missing = || Problem::new(NOT_FOUND, "no resource or action has this path");
         let places = self.by_resource.get(resource).ok_or_else(missing)?;
-        let served = match named {
-            Named::Collection => &places.collection,
-            Named::Item => &places.item,
-            Named::ItemAction(action) => places.item_actions.get(action).ok_or_else(missing)?,
+        let entry = match pattern {
+            RoutePattern::Collection => &places.collection,
+            RoutePattern::Item => &places.item,
+            RoutePattern::ItemAction(action) => places.item_actions.get(action).ok_or_else(missing)?,
         };
-        // HEAD is GET without the body, which the protocol's implementation leaves out.
+        // HEAD is GET without the body, which hyper omits.
         let wanted = if method == Method::HEAD { &Method::GET } else { method };
-        served.iter().find(|one| one.method == *wanted).cloned().ok_or_else(|| {
-            let mut allowed: Vec<&str> = served.iter().map(|one| one.method.as_str()).collect();
+        entry.iter().find(|one| one.method == *wanted).cloned().ok_or_else(|| {
+            let mut allowed: Vec<&str> = entry.iter().map(|one| one.method.as_str()).collect();
             if allowed.contains(&"GET") {
                 allowed.push("HEAD");
             }
@@ -104,7 +109,7 @@ impl Routes {
     }
 }
 
-/// The method, as the protocol's implementation has it.
+/// The method as the `http` type.
 pub fn method(method: statehouse::action::Method) -> Method {
     use statehouse::action::Method as Declared;
     match method {

@@ -1,8 +1,8 @@
-//! JSON in which every member of an object has a name of its own, and every integer fits 64 bits.
+//! Strict JSON: no duplicate members, no integers beyond 64 bits.
 //!
-//! What `{"amount": 1, "amount": 1000}` means depends on who reads it. A gateway that checks the first and a server that
-//! takes the last are two readers too many, so such a body is not read at all. An integer beyond 64 bits would become the
-//! float that is nearest to it, which is another number; it is refused.
+//! Parsers disagree about `{"amount": 1, "amount": 1000}`: a gateway may check the first value and a server use the last.
+//! Such a body is rejected. An integer beyond 64 bits would be rounded to a float, which is another number; it is rejected
+//! too.
 
 use std::cell::Cell;
 use std::fmt;
@@ -10,11 +10,11 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value as Json};
 
-/// Reads a document.
+/// Parses a document.
 pub fn read(text: &str) -> Result<Json, serde_json::Error> {
     let mut reader = serde_json::Deserializer::from_str(text);
     let is_large = Cell::new(false);
-    let json = Strict { is_large: &is_large }.deserialize(&mut reader)?;
+    let json = StrictJson { is_large: &is_large }.deserialize(&mut reader)?;
     reader.end()?;
     match large_integer(text).filter(|_| is_large.get()) {
         None => Ok(json),
@@ -25,10 +25,10 @@ pub fn read(text: &str) -> Result<Json, serde_json::Error> {
     }
 }
 
-/// Digits of a number that a message shows.
+/// Digits of a number shown in a message.
 const SHOWN_MAX: usize = 40;
 
-/// The first integer of a JSON text that does not fit 64 bits.
+/// The first integer in a JSON text that does not fit 64 bits.
 fn large_integer(text: &str) -> Option<&str> {
     let (mut rest, mut in_text) = (text, false);
     while let Some(place) = rest.find(|c: char| c == '"' || c == '\\' || c == '-' || c.is_ascii_digit()) {
@@ -38,7 +38,7 @@ fn large_integer(text: &str) -> Option<&str> {
                 in_text = !in_text;
                 1
             }
-            // What is escaped ends no text.
+            // An escaped quote does not end a string.
             (Some(b'\\'), _) => 1 + here.chars().nth(1).map_or(0, char::len_utf8),
             (_, true) => 1,
             (_, false) => {
@@ -57,14 +57,14 @@ fn large_integer(text: &str) -> Option<&str> {
     None
 }
 
-/// A value, and the same for everything in it.
+/// Visitor for a value and everything in it.
 #[derive(Clone, Copy)]
-struct Strict<'c> {
-    /// Whether some number is so large that it may have been an integer beyond 64 bits.
+struct StrictJson<'c> {
+    /// Whether a number is so large that it may have been an integer beyond 64 bits.
     is_large: &'c Cell<bool>,
 }
 
-impl<'de> DeserializeSeed<'de> for Strict<'_> {
+impl<'de> DeserializeSeed<'de> for StrictJson<'_> {
     type Value = Json;
 
     fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<Json, D::Error> {
@@ -72,7 +72,7 @@ impl<'de> DeserializeSeed<'de> for Strict<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Strict<'_> {
+impl<'de> Visitor<'de> for StrictJson<'_> {
     type Value = Json;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -123,7 +123,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
         let mut object = Map::new();
         while let Some(name) = members.next_key::<String>()? {
             if object.contains_key(&name) {
-                return Err(A::Error::custom(format_args!("the member `{name}` is there twice")));
+                return Err(A::Error::custom(format_args!("duplicate member `{name}`")));
             }
             object.insert(name, members.next_value_seed(self)?);
         }
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn a_name_is_there_once() {
         let twice = read(r#"{"a": {"b": 1, "c": [{"d": 1, "\u0064": 2}]}}"#).unwrap_err().to_string();
-        assert!(twice.contains("the member `d` is there twice"), "{twice}");
+        assert!(twice.contains("duplicate member `d`"), "{twice}");
         assert!(read(r#"{"a": {"a": 1}, "b": {"a": 1}}"#).is_ok());
     }
 

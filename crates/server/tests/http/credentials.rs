@@ -30,7 +30,12 @@ cases![
     figures_need_an_administrator,
 ];
 
-async fn key(house: &House, tenant: &str, scopes: &[Scope], expires_in: Option<Duration>) -> keys::Created {
+async fn key(
+    house: &House,
+    tenant: &str,
+    scopes: &[Scope],
+    expires_in: Option<Duration>,
+) -> keys::CreatedKey {
     let secret = Secret::of(house, None).await.unwrap();
     let new = NewKey {
         tenant: Tenant::new(tenant).unwrap(),

@@ -101,7 +101,7 @@ async fn without_credentials_only_loopback(site: Site) {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.unwrap();
     let server = Server::new(site.house().await, Config::default()).await.unwrap();
     let refused = server.serve(listener, std::future::pending()).await;
-    assert!(matches!(refused, Err(SetupError::OpenToTheWorld(_))), "{refused:?}");
+    assert!(matches!(refused, Err(SetupError::PublicWithoutCredentials(_))), "{refused:?}");
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.unwrap();
     let mut config = Config::default();
     config.auth.api_keys = true;

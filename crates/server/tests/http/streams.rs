@@ -309,7 +309,7 @@ async fn a_stream_ends_when_its_key_is_revoked(site: Site) {
     let clock = ManualClock::at(Time::from_millis(1_800_000_000_000));
     let server = Running::of(site.house_at(&clock).await, config).await;
     let (mine, other) = (key(&server.house, None).await, key(&server.house, None).await);
-    let bearer = |created: &keys::Created| format!("authorization: Bearer {}\r\n", created.key);
+    let bearer = |created: &keys::CreatedKey| format!("authorization: Bearer {}\r\n", created.key);
     let mut stream = Stream::open(&server, "/v1/events", &bearer(&mine)).await;
     let mut others = Stream::open(&server, "/v1/events", &bearer(&other)).await;
     keys::revoke(&server.house, &mine.info.prefix).await.unwrap();
@@ -350,7 +350,7 @@ async fn a_stream_ends_when_its_token_expires(site: Site) {
     stream.raw.rest().await;
 }
 
-async fn key(house: &House, expires_in: Option<Duration>) -> keys::Created {
+async fn key(house: &House, expires_in: Option<Duration>) -> keys::CreatedKey {
     let secret = Secret::of(house, None).await.unwrap();
     let tenant = Tenant::new("acme").unwrap();
     let new = NewKey { tenant, name: "test".into(), scopes: vec![Scope::Read], expires_in };

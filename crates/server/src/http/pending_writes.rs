@@ -1,9 +1,9 @@
-//! Writes under way, each until its end.
+//! Writes in progress.
 //!
-//! - U1. *A client that goes away does not break a write off.* A connection that is closed drops what it was doing. A
-//!   write that is dropped before its end goes on in a task of its own, so its draft, its tries and the question for an
-//!   unknown outcome all come to their end, and what a write holds is let go when it is decided and not before.
-//! - U2. *A server that stops waits for them*, with or without a client, as long as it waits for connections.
+//! - U1. *A disconnecting client does not cancel a write.* When a connection closes, its futures are dropped. A write that
+//!   is dropped before its end continues in its own task, so its retries and the query for an unknown outcome complete,
+//!   and it releases its resources only when the outcome is known.
+//! - U2. *A stopping server waits for writes*, with or without a client, as long as it waits for connections.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,45 +13,45 @@ use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-/// The writes under way.
+/// Counts the writes in progress.
 #[derive(Clone, Debug, Default)]
-pub struct Writes(Arc<watch::Sender<usize>>);
+pub struct PendingWrites(Arc<watch::Sender<usize>>);
 
-/// One write. It comes to its end, whether or not somebody waits for it.
-pub struct Write<T: 'static>(Option<Pin<Box<dyn Future<Output = T> + Send>>>);
+/// One write. It completes whether or not a caller awaits it.
+pub struct PendingWrite<T: 'static>(Option<Pin<Box<dyn Future<Output = T> + Send>>>);
 
-/// Counts a write as long as it lives.
-struct Counted(Writes);
+/// Counts a write for as long as it lives.
+struct PendingGuard(PendingWrites);
 
-impl Writes {
-    /// Counts a write from now until its end. It must be awaited at once.
-    pub fn run<T: 'static>(&self, write: impl Future<Output = T> + Send + 'static) -> Write<T> {
+impl PendingWrites {
+    /// Counts a write from now to its end. The caller must await it immediately.
+    pub fn run<T: 'static>(&self, write: impl Future<Output = T> + Send + 'static) -> PendingWrite<T> {
         self.0.send_modify(|count| *count += 1);
-        let counted = Counted(self.clone());
-        Write(Some(Box::pin(async move {
+        let counted = PendingGuard(self.clone());
+        PendingWrite(Some(Box::pin(async move {
             let _counted = counted;
             write.await
         })))
     }
 
-    /// Returns when none is under way.
+    /// Resolves when no write is in progress.
     pub async fn finished(&self) {
-        // The sender lives as long as `self`, so waiting cannot fail.
+        // `self` owns the sender, so waiting cannot fail.
         let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
     }
 }
 
-impl Drop for Counted {
+impl Drop for PendingGuard {
     fn drop(&mut self) {
         self.0.0.send_modify(|count| *count -= 1);
     }
 }
 
-impl<T> Future for Write<T> {
+impl<T> Future for PendingWrite<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<T> {
-        // Taken out, so that one that panics is not polled again. One that has ended is not polled at all.
+        // Taken, so that a write that panicked is not polled again.
         let Some(mut write) = self.0.take() else { return Poll::Pending };
         let polled = write.as_mut().poll(task);
         if polled.is_pending() {
@@ -61,7 +61,7 @@ impl<T> Future for Write<T> {
     }
 }
 
-impl<T> Drop for Write<T> {
+impl<T> Drop for PendingWrite<T> {
     fn drop(&mut self) {
         if let (Some(write), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
             drop(runtime.spawn(async move { drop(write.await) }));
@@ -76,7 +76,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_write_that_is_dropped_comes_to_its_end() {
-        let writes = Writes::default();
+        let writes = PendingWrites::default();
         let (go, wait) = oneshot::channel::<()>();
         let (done, ended) = oneshot::channel();
         let mut write = writes.run(async move {
