@@ -364,6 +364,12 @@ impl From<StoreError> for Refusal {
     }
 }
 
+impl From<statehouse_store::Bug> for Refusal {
+    fn from(bug: statehouse_store::Bug) -> Refusal {
+        Refusal::new(Code::Internal, bug.to_string())
+    }
+}
+
 impl From<statehouse_store::PlanError> for Refusal {
     fn from(error: statehouse_store::PlanError) -> Refusal {
         use statehouse_store::PlanError;

@@ -1,5 +1,6 @@
 //! What can go wrong, apart from a refused guard, which is a value ([`crate::outcome::Commit::Refused`]).
 
+use crate::bug::Bug;
 use crate::value::BadValue;
 
 /// A store could not do what was asked, or cannot say whether it did. Closed: there is no `Other`.
@@ -39,6 +40,9 @@ pub enum StoreError {
         /// What was found.
         why: String,
     },
+    /// The program is wrong ([`crate::bug!`]). A commit that returns this has not applied the plan.
+    #[error(transparent)]
+    Bug(#[from] Bug),
     /// The live tables are not the ones that the caller works with. Nothing was done.
     #[error("{place} does not fit this schema: {why}")]
     Schema {

@@ -36,6 +36,7 @@
 //! # }
 //! ```
 
+pub mod bug;
 pub mod claim_range;
 pub mod clock;
 pub mod commit;
@@ -59,6 +60,7 @@ mod text;
 pub mod time;
 pub mod value;
 
+pub use bug::Bug;
 pub use claim_range::ClaimRange;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use commit::{Backoff, CommitReport, RetryPolicy, commit_known, commit_reported};

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::PlanError;
+use crate::bug;
+use crate::error::{PlanError, StoreError};
 use crate::limits::TENANT_BYTES_MAX;
 use crate::table::{TENANT, Table, VERSION};
 use crate::time::Time;
-use crate::value::Value;
+use crate::value::{Type, Value};
 
 /// The owner of rows. No read or plan crosses from one tenant to another.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -51,6 +52,30 @@ impl From<Tenant> for String {
     fn from(tenant: Tenant) -> String {
         tenant.0.as_ref().to_owned()
     }
+}
+
+/// Accessors that report a value that cannot be there instead of reading it as absent.
+macro_rules! checked_accessors {
+    ($($get:ident, $optional:ident: $type:ty, $kind:expr, $read:path;)+) => {
+        $(
+            #[doc = concat!("The value of a column of type `", stringify!($type), "`. The caller knows that it is not null.")]
+            ///
+            /// # Errors
+            /// [`StoreError::Corrupt`], with table, key and column, if the stored value is null or of another type. A column
+            /// that the table declares otherwise, or not at all, is a defect of the caller ([`crate::bug!`]).
+            pub fn $get(&self, column: &str) -> Result<$type, StoreError> {
+                self.$optional(column)?.ok_or_else(|| self.corrupt(column, "is null"))
+            }
+
+            #[doc = concat!("The value of a column of type `", stringify!($type), "`; `None` if it is null.")]
+            ///
+            /// # Errors
+            #[doc = concat!("As of [`Row::", stringify!($get), "`], except that null is a value.")]
+            pub fn $optional(&self, column: &str) -> Result<Option<$type>, StoreError> {
+                self.read_column(column, $kind, $read)
+            }
+        )+
+    };
 }
 
 /// One row as it was stored at some version.
@@ -138,6 +163,57 @@ impl Row {
     /// The JSON document in a column.
     pub fn json(&self, column: &str) -> Option<&serde_json::Value> {
         self.get(column)?.as_json()
+    }
+
+    checked_accessors! {
+        get_text, get_optional_text: &str, Type::Text, Value::as_text;
+        get_float, get_optional_float: f64, Type::Float, Value::as_float;
+        get_bool, get_optional_bool: bool, Type::Bool, Value::as_bool;
+        get_bytes, get_optional_bytes: &[u8], Type::Bytes, Value::as_bytes;
+        get_time, get_optional_time: Time, Type::Time, Value::as_time;
+        get_json, get_optional_json: &serde_json::Value, Type::Json, Value::as_json;
+    }
+
+    /// The int in a column, or the version. An error as of [`Row::get_text`].
+    pub fn get_int(&self, column: &str) -> Result<i64, StoreError> {
+        self.get_optional_int(column)?.ok_or_else(|| self.corrupt(column, "is null"))
+    }
+
+    /// The int in a column, or the version; `None` if it is null. An error as of [`Row::get_text`].
+    pub fn get_optional_int(&self, column: &str) -> Result<Option<i64>, StoreError> {
+        if column == VERSION {
+            return Ok(Some(self.version));
+        }
+        self.read_column(column, Type::Int, Value::as_int)
+    }
+
+    /// The value of a column, which the caller knows to be of this type.
+    fn read_column<'a, T>(
+        &'a self,
+        column: &str,
+        kind: Type,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, StoreError> {
+        let Some(index) = self.table.position(column) else {
+            return Err(bug!("table {} has no column {column}", self.table).into());
+        };
+        match self.table.columns().get(index).map(|declared| declared.kind) {
+            Some(declared) if declared == kind => {}
+            _ => return Err(bug!("column {column} of table {} is not of type {kind}", self.table).into()),
+        }
+        match self.values.get(index) {
+            Some(Value::Null) => Ok(None),
+            Some(value) => match read(value) {
+                Some(value) => Ok(Some(value)),
+                None => Err(self.corrupt(column, &format!("has a value that is not of type {kind}"))),
+            },
+            None => Err(self.corrupt(column, "has no value")),
+        }
+    }
+
+    /// The error for a column of this row whose value no write can have stored.
+    pub fn corrupt(&self, column: &str, why: &str) -> StoreError {
+        StoreError::corrupt(format!("{self}.{column}"), why)
     }
 
     /// The row's address.
@@ -272,7 +348,7 @@ pub(crate) fn admit_key(table: &Table, tenant: &Tenant, key: Vec<Value>) -> Resu
 pub(crate) fn admit_required(
     table: &Table,
     column: &str,
-    kind: crate::value::Type,
+    kind: Type,
     value: Value,
 ) -> Result<Value, PlanError> {
     let named = || (table.name().to_owned(), column.to_owned());
@@ -286,5 +362,53 @@ pub(crate) fn admit_required(
             let (table, column) = named();
             Err(PlanError::BadValue { table, column, why })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: Value) -> Row {
+        let table = Table::named("profiles")
+            .partition("user_id", Type::Int)
+            .required("name", Type::Text)
+            .optional("seen_at", Type::Time)
+            .build()
+            .unwrap();
+        Row::new(table, Tenant::new("acme").unwrap(), vec![42.into(), name, Value::Null], 3)
+    }
+
+    #[test]
+    fn checked_accessors_return_what_is_stored() {
+        let row = row("Ann".into());
+        assert_eq!(row.get_text("name"), Ok("Ann"));
+        assert_eq!(row.get_optional_text("name"), Ok(Some("Ann")));
+        assert_eq!(row.get_int("user_id"), Ok(42));
+        assert_eq!(row.get_int(VERSION), Ok(3));
+        assert_eq!(row.get_optional_time("seen_at"), Ok(None));
+    }
+
+    #[test]
+    fn values_that_cannot_be_there_are_reported_with_table_key_and_column() {
+        let place = |column: &str| format!("profiles(tenant=acme, user_id=42).{column}");
+        let corrupt = |column: &str, why: &str| StoreError::corrupt(place(column), why);
+        assert_eq!(row(Value::Null).get_text("name"), Err(corrupt("name", "is null")));
+        assert_eq!(row("Ann".into()).get_time("seen_at"), Err(corrupt("seen_at", "is null")));
+        let wrong = corrupt("name", "has a value that is not of type text");
+        assert_eq!(row(7.into()).get_text("name"), Err(wrong.clone()));
+        assert_eq!(row(7.into()).get_optional_text("name"), Err(wrong));
+    }
+
+    #[test]
+    #[should_panic(expected = "table profiles has no column nmae")]
+    fn a_misspelt_column_is_a_bug() {
+        drop(row("Ann".into()).get_text("nmae"));
+    }
+
+    #[test]
+    #[should_panic(expected = "column name of table profiles is not of type int")]
+    fn a_column_of_another_type_is_a_bug() {
+        drop(row("Ann".into()).get_int("name"));
     }
 }

@@ -14,10 +14,11 @@
 //! so that races happen in the same way each time.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use statehouse_store::clock::Stopwatch;
 
 use crate::conformance::Case;
@@ -109,22 +110,22 @@ impl Trial {
         }
     }
 
-    /// Runs it on the model before a witness; the error says what was found.
+    /// Runs it on the model before a witness; the error says what was found. A panic is an error too: without a guard the code
+    /// may reach what the guard rules out (`bug!`), which is one way to notice.
     fn run(&self, witness: &Witness, patience: Duration) -> Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let lab = witness.over(Model.lab("mutation")?);
-        runtime.block_on(bounded(
-            async {
-                match self {
-                    Trial::Drill(drill, plot) => {
-                        let course = Course { plot: plot.as_ref(), seed: 1, rounds: ROUNDS };
-                        drill.run(lab, &course).await.map(drop)
-                    }
-                    Trial::Case(case) => case.run(&*lab).await,
+        let trial = async {
+            match self {
+                Trial::Drill(drill, plot) => {
+                    let course = Course { plot: plot.as_ref(), seed: 1, rounds: ROUNDS };
+                    drill.run(lab, &course).await.map(drop)
                 }
-            },
-            patience,
-        ))
+                Trial::Case(case) => case.run(&*lab).await,
+            }
+        };
+        let run = || runtime.block_on(bounded(trial, patience));
+        catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| bail!("it panicked"))
     }
 }
 
