@@ -13,7 +13,7 @@ use statehouse_store::random::Random;
 use statehouse_store::{Tenant, Value};
 
 use super::{
-    Invariant, Stage, entities_are_sound, nothing_is_lost_or_doubled, number, request, under,
+    Invariant, ScenarioContext, entities_are_sound, nothing_is_lost_or_doubled, number, request, under,
     versions_have_one_writer,
 };
 
@@ -36,24 +36,24 @@ fn note(shared: &Shared, operation: &str, count: impl FnOnce(&mut Acknowledged))
     count(&mut acknowledged);
 }
 
-pub(super) async fn run(stage: Arc<Stage>) -> Result<Vec<Invariant>> {
+pub(super) async fn run(context: Arc<ScenarioContext>) -> Result<Vec<Invariant>> {
     let shared = Shared::default();
     for shop in SHOPS {
-        open_shop(&stage, &shared, shop).await?;
+        open_shop(&context, &shared, shop).await?;
     }
-    stage
-        .callers(|stage, person, random| {
+    context
+        .callers(|context, person, random| {
             let shared = shared.clone();
-            async move { work(&stage, &shared, person, random).await }
+            async move { work(&context, &shared, person, random).await }
         })
         .await?;
-    let records = stage.records().await?;
+    let records = context.records().await?;
     let acknowledged = std::mem::take(&mut *shared.lock().unwrap_or_else(PoisonError::into_inner));
     let mut versions = 0;
     for shop in SHOPS {
         let tenant = Tenant::new(shop)?;
         for resource in ["product", "price", "setting"] {
-            versions += entities_are_sound(stage.scope(&tenant, resource)).await?.0;
+            versions += entities_are_sound(context.scope(&tenant, resource)).await?.0;
         }
     }
     let mut invariants = vec![
@@ -64,8 +64,10 @@ pub(super) async fn run(stage: Arc<Stage>) -> Result<Vec<Invariant>> {
     for shop in SHOPS {
         let tenant = Tenant::new(shop)?;
         for product in 0..PRODUCTS {
-            let (product, price) =
-                (read_product(&stage, &tenant, product).await?, read_price(&stage, &tenant, product).await?);
+            let (product, price) = (
+                read_product(&context, &tenant, product).await?,
+                read_price(&context, &tenant, product).await?,
+            );
             views += number(&product, "views")?;
             rows += 2;
             let (label, amount) = (product["name"].as_str().unwrap_or_default(), number(&price, "amount")?);
@@ -75,7 +77,7 @@ pub(super) async fn run(stage: Arc<Stage>) -> Result<Vec<Invariant>> {
             );
         }
         let setting =
-            stage.call(&tenant, request("setting.read", &["changes".into()], json!({})), "").await?;
+            context.call(&tenant, request("setting.read", &["changes".into()], json!({})), "").await?;
         let setting = setting.map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
         let list = setting.body["value"].as_array().context("the setting is no list")?;
         ensure!(list.iter().all(|entry| entry == shop), "{shop} has an entry of another shop: {list:?}");
@@ -110,7 +112,7 @@ fn price_key(product: u64) -> [Value; 2] {
 }
 
 /// Products and prices come in together.
-async fn open_shop(stage: &Stage, shared: &Shared, shop: &str) -> Result<()> {
+async fn open_shop(context: &ScenarioContext, shared: &Shared, shop: &str) -> Result<()> {
     let tenant = Tenant::new(shop)?;
     for product in 0..PRODUCTS {
         let id = format!("product-{product}");
@@ -119,19 +121,22 @@ async fn open_shop(stage: &Stage, shared: &Shared, shop: &str) -> Result<()> {
             request("price.create", &[], json!({"product_id": id, "currency": "EUR", "amount": 100})),
         ];
         let operation = format!("{shop}-stock-{product}");
-        stage.batch(&tenant, &requests, &operation).await?.map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
+        context
+            .batch(&tenant, &requests, &operation)
+            .await?
+            .map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
         note(shared, &operation, |_| {});
     }
     let operation = format!("{shop}-setting");
     let setting = request("setting.create", &[], json!({"name": "changes", "value": []}));
-    stage.call(&tenant, setting, &operation).await?.map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
+    context.call(&tenant, setting, &operation).await?.map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
     note(shared, &operation, |_| {});
     Ok(())
 }
 
 /// What one person does, in any shop.
-async fn work(stage: &Stage, shared: &Shared, person: usize, mut random: Random) -> Result<()> {
-    for number in 0..stage.size.actions {
+async fn work(context: &ScenarioContext, shared: &Shared, person: usize, mut random: Random) -> Result<()> {
+    for number in 0..context.size.actions {
         let shop = random.pick(&SHOPS).copied().unwrap_or_default();
         let tenant = Tenant::new(shop)?;
         let product = random.below(PRODUCTS);
@@ -140,7 +145,7 @@ async fn work(stage: &Stage, shared: &Shared, person: usize, mut random: Random)
             0 => {
                 let key = ["changes".into()];
                 let append = request("setting.mutate", &key, json!({"append": {"value": shop}}));
-                stage
+                context
                     .call(&tenant, append, &operation)
                     .await?
                     .map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
@@ -149,7 +154,7 @@ async fn work(stage: &Stage, shared: &Shared, person: usize, mut random: Random)
             1..6 => {
                 let view =
                     request("product.mutate", &product_key(product), json!({"increment": {"views": 1}}));
-                stage
+                context
                     .call(&tenant, view, &operation)
                     .await?
                     .map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
@@ -157,17 +162,17 @@ async fn work(stage: &Stage, shared: &Shared, person: usize, mut random: Random)
             }
             _ => {
                 let amount = i64::try_from(random.below(1_000))?;
-                reprice(stage, shared, shop, &tenant, product, amount, &operation).await?;
+                reprice(context, shared, shop, &tenant, product, amount, &operation).await?;
             }
         }
-        stage.done();
+        context.done();
     }
     Ok(())
 }
 
 /// Changes label and price together, under the versions that were read; reads again when somebody was faster.
 async fn reprice(
-    stage: &Stage,
+    context: &ScenarioContext,
     shared: &Shared,
     shop: &str,
     tenant: &Tenant,
@@ -176,12 +181,12 @@ async fn reprice(
     operation: &str,
 ) -> Result<()> {
     for attempt in 0.. {
-        let seen = number(&read_product(stage, tenant, product).await?, "version")?;
-        let seen_price = number(&read_price(stage, tenant, product).await?, "version")?;
+        let seen = number(&read_product(context, tenant, product).await?, "version")?;
+        let seen_price = number(&read_price(context, tenant, product).await?, "version")?;
         let label = request("product.patch", &product_key(product), json!({"name": name_of(shop, amount)}));
         let price = request("price.patch", &price_key(product), json!({"amount": amount}));
         let operation = format!("{operation}-{attempt}");
-        match stage.batch(tenant, &[under(seen, label), under(seen_price, price)], &operation).await? {
+        match context.batch(tenant, &[under(seen, label), under(seen_price, price)], &operation).await? {
             // Nothing is logged where everything already was as wanted.
             Ok(answers) if answers.iter().all(|answer| answer.token.is_none()) => return Ok(()),
             Ok(_) => {
@@ -195,12 +200,12 @@ async fn reprice(
     Ok(())
 }
 
-async fn read_product(stage: &Stage, tenant: &Tenant, product: u64) -> Result<serde_json::Value> {
-    let answer = stage.call(tenant, request("product.read", &product_key(product), json!({})), "").await?;
+async fn read_product(context: &ScenarioContext, tenant: &Tenant, product: u64) -> Result<serde_json::Value> {
+    let answer = context.call(tenant, request("product.read", &product_key(product), json!({})), "").await?;
     Ok(answer.map_err(|refusal| anyhow::anyhow!("{refusal}"))?.body)
 }
 
-async fn read_price(stage: &Stage, tenant: &Tenant, product: u64) -> Result<serde_json::Value> {
-    let answer = stage.call(tenant, request("price.read", &price_key(product), json!({})), "").await?;
+async fn read_price(context: &ScenarioContext, tenant: &Tenant, product: u64) -> Result<serde_json::Value> {
+    let answer = context.call(tenant, request("price.read", &price_key(product), json!({})), "").await?;
     Ok(answer.map_err(|refusal| anyhow::anyhow!("{refusal}"))?.body)
 }

@@ -13,7 +13,7 @@ use statehouse::{Blueprint, Code, Expected, House, worker};
 use statehouse_store::random::{Ids, Random};
 use statehouse_store::{Clock as _, Row, Scan, SystemClock, Tenant, Time, Value};
 
-use super::{Invariant, Stage, System, nothing_is_lost_or_doubled, request};
+use super::{Invariant, ScenarioContext, System, nothing_is_lost_or_doubled, request};
 
 /// The line between pushing and pulling, in the scenario; the blueprint's is shortened to it.
 pub(super) const LINE: (&str, &str) = ("pull_above = 10000", "pull_above = 9");
@@ -42,11 +42,12 @@ struct Notes {
 }
 
 /// A house of its own over the store, as another process has it.
-fn process(stage: &Stage, random: &mut Random) -> Result<House> {
+fn process(context: &ScenarioContext, random: &mut Random) -> Result<House> {
     let system = System::named("feed").context("there is no such system")?;
     let blueprint = Blueprint::read("statehouse.toml", &system.blueprint.replace(LINE.0, LINE.1))?;
     let clock = Arc::new(SystemClock);
-    let house = House::with(stage.store.clone(), &blueprint, clock.clone(), Ids::new(clock, random.fork()))?;
+    let house =
+        House::with(context.store.clone(), &blueprint, clock.clone(), Ids::new(clock, random.fork()))?;
     Ok(house)
 }
 
@@ -61,24 +62,24 @@ fn options(random: &mut Random) -> worker::Options {
     }
 }
 
-pub(super) async fn run(stage: Arc<Stage>) -> Result<Vec<Invariant>> {
+pub(super) async fn run(context: Arc<ScenarioContext>) -> Result<Vec<Invariant>> {
     let tenant = Tenant::new("default")?;
     let notes = Arc::new(Notes::default());
-    let mut random = Random::seeded(stage.size.seed);
-    let keeper = process(&stage, &mut random)?;
+    let mut random = Random::seeded(context.size.seed);
+    let keeper = process(&context, &mut random)?;
     let projection = home(&keeper)?;
     keeper.start_workers(options(&mut random));
     caught_up(&projection).await?;
     keeper.stop_workers().await;
     let mut projectors = tokio::task::JoinSet::new();
     for _ in 0..PROJECTORS {
-        let (stage, notes, random) = (stage.clone(), notes.clone(), random.fork());
-        projectors.spawn(async move { project(&stage, &notes, random).await });
+        let (context, notes, random) = (context.clone(), notes.clone(), random.fork());
+        projectors.spawn(async move { project(&context, &notes, random).await });
     }
-    stage
-        .callers(|stage, caller, random| {
+    context
+        .callers(|context, caller, random| {
             let (tenant, notes, projection) = (tenant.clone(), notes.clone(), projection.clone());
-            async move { live(&stage, &tenant, &notes, &projection, caller, random).await }
+            async move { live(&context, &tenant, &notes, &projection, caller, random).await }
         })
         .await?;
     notes.over.store(true, Ordering::SeqCst);
@@ -86,18 +87,18 @@ pub(super) async fn run(stage: Arc<Stage>) -> Result<Vec<Invariant>> {
         ended??;
     }
     // One that is not killed does what is left.
-    let keeper = process(&stage, &mut random)?;
+    let keeper = process(&context, &mut random)?;
     keeper.start_workers(options(&mut random));
     caught_up(&projection).await?;
-    let (feeds, rows) = feeds_are_the_truth(&stage, &keeper, &tenant, &projection).await?;
+    let (feeds, rows) = feeds_are_the_truth(&context, &keeper, &tenant, &projection).await?;
     ensure!(projection.rebuild().await?, "no build could be begun");
     caught_up(&projection).await?;
     let state = projection.state().await?;
     ensure!(state.verified == Some(true), "what was built from nothing differs: {state:?}");
-    let (again, _) = feeds_are_the_truth(&stage, &keeper, &tenant, &projection).await?;
+    let (again, _) = feeds_are_the_truth(&context, &keeper, &tenant, &projection).await?;
     ensure!(again == feeds, "what was built from nothing has {again} posts in its feeds, not {feeds}");
     keeper.stop_workers().await;
-    let records = stage.records().await?;
+    let records = context.records().await?;
     let acknowledged =
         std::mem::take(&mut *notes.acknowledged.lock().unwrap_or_else(PoisonError::into_inner));
     let count = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
@@ -128,9 +129,9 @@ fn home(house: &House) -> Result<Projection> {
 }
 
 /// Processes that project, each of them killed after a while with its leases in its hands.
-async fn project(stage: &Stage, notes: &Notes, mut random: Random) -> Result<()> {
+async fn project(context: &ScenarioContext, notes: &Notes, mut random: Random) -> Result<()> {
     while !notes.over.load(Ordering::SeqCst) {
-        let house = process(stage, &mut random)?;
+        let house = process(context, &mut random)?;
         house.start_workers(options(&mut random));
         SystemClock.sleep(Duration::from_millis(LIFE_MS / 2 + random.below(LIFE_MS / 2))).await;
         drop(house);
@@ -141,7 +142,7 @@ async fn project(stage: &Stage, notes: &Notes, mut random: Random) -> Result<()>
 
 /// What one caller does.
 async fn live(
-    stage: &Stage,
+    context: &ScenarioContext,
     tenant: &Tenant,
     notes: &Notes,
     projection: &Projection,
@@ -149,17 +150,17 @@ async fn live(
     mut random: Random,
 ) -> Result<()> {
     let me = i64::try_from(caller)?;
-    let people = stage.size.callers as u64;
+    let people = context.size.callers as u64;
     let mut mine: Vec<i64> = Vec::new();
     if me != CELEBRITY {
         let key = [me.into(), CELEBRITY.into()];
-        act(stage, tenant, notes, "follow.add", &key, json!({}), &format!("{caller}-fan")).await?;
+        act(context, tenant, notes, "follow.add", &key, json!({}), &format!("{caller}-fan")).await?;
     }
-    for number in 0..stage.size.actions {
+    for number in 0..context.size.actions {
         SystemClock.sleep(Duration::from_millis(random.below(THINK_MS))).await;
         let operation = format!("{caller}-{number}");
         let act = async |action: &str, key: &[Value], input: Json| {
-            act(stage, tenant, notes, action, key, input, &operation).await
+            act(context, tenant, notes, action, key, input, &operation).await
         };
         let somebody = i64::try_from(random.below(people))?;
         let one_of_mine = usize::try_from(random.next_u64() % mine.len().max(1) as u64)
@@ -186,7 +187,7 @@ async fn live(
                 if random.chance(0.3) {
                     let operation = format!("{operation}-back");
                     let key = [post.into()];
-                    self::act(stage, tenant, notes, "post.restore", &key, json!({}), &operation).await?;
+                    self::act(context, tenant, notes, "post.restore", &key, json!({}), &operation).await?;
                 }
             }
             (11..15, _) => {
@@ -196,23 +197,23 @@ async fn live(
                 act("follow.remove", &[me.into(), somebody.into()], json!({})).await?;
             }
             _ => {
-                if let Some(feed) = read(stage, tenant, me).await? {
+                if let Some(feed) = read(context, tenant, me).await? {
                     notes.feeds_read.fetch_add(1, Ordering::SeqCst);
                     notes.posts_read.fetch_add(feed.len() as u64, Ordering::SeqCst);
                 }
             }
         }
-        if caller == 0 && number == stage.size.actions / 2 {
+        if caller == 0 && number == context.size.actions / 2 {
             projection.rebuild().await?;
         }
-        stage.done();
+        context.done();
     }
     Ok(())
 }
 
 /// Calls an action; one that is refused as it may be is no failure.
 async fn act(
-    stage: &Stage,
+    context: &ScenarioContext,
     tenant: &Tenant,
     notes: &Notes,
     action: &str,
@@ -222,7 +223,7 @@ async fn act(
 ) -> Result<()> {
     let mut wanted = request(action, key, input);
     wanted.expected = action.starts_with("post.").then_some(Expected::Any).filter(|_| !key.is_empty());
-    match stage.call(tenant, wanted, operation).await? {
+    match context.call(tenant, wanted, operation).await? {
         Ok(answer) => {
             // What changes nothing leaves nothing in the log.
             if answer.token.is_some() {
@@ -238,11 +239,11 @@ async fn act(
 
 /// Somebody's feed, from its first page to its last; `None` if it cannot be read to its end: it is built for the first time,
 /// or its generation was dropped on the way.
-async fn read(stage: &Stage, tenant: &Tenant, viewer: i64) -> Result<Option<Vec<Shown>>> {
+async fn read(context: &ScenarioContext, tenant: &Tenant, viewer: i64) -> Result<Option<Vec<Shown>>> {
     let mut input = json!({"viewer_id": viewer, "limit": 20});
     let (mut feed, mut generations): (Vec<Shown>, BTreeSet<i64>) = (Vec::new(), BTreeSet::new());
     loop {
-        let page = match stage
+        let page = match context
             .house
             .call(tenant, request("home.list", &[], input.clone()), Default::default())
             .await
@@ -283,12 +284,12 @@ async fn caught_up(projection: &Projection) -> Result<()> {
     bail!("the projection does not catch up: {:?}", projection.status().await?)
 }
 
-async fn rows(stage: &Stage, house: &House, table: &str) -> Result<Vec<Row>> {
+async fn rows(context: &ScenarioContext, house: &House, table: &str) -> Result<Vec<Row>> {
     let mut scan =
         Scan::all(house.schema().table(table).with_context(|| format!("there is no table {table}"))?);
     let mut rows = Vec::new();
     loop {
-        let page = stage.store.scan(&scan).await?;
+        let page = context.store.scan(&scan).await?;
         rows.extend(page.rows);
         let Some(next) = page.next else { return Ok(rows) };
         scan = scan.after(next)?;
@@ -297,13 +298,14 @@ async fn rows(stage: &Stage, house: &House, table: &str) -> Result<Vec<Row>> {
 
 /// Compares every feed with the one that is computed from posts and follows, and what is stored with both.
 async fn feeds_are_the_truth(
-    stage: &Stage,
+    context: &ScenarioContext,
     house: &House,
     tenant: &Tenant,
     projection: &Projection,
 ) -> Result<(usize, usize)> {
     let mut by_author: BTreeMap<i64, Vec<Shown>> = BTreeMap::new();
-    for row in rows(stage, house, "posts").await?.iter().filter(|row| row.text("status") == Some("ACTIVE")) {
+    for row in rows(context, house, "posts").await?.iter().filter(|row| row.text("status") == Some("ACTIVE"))
+    {
         let int = |name: &str| row.int(name).with_context(|| format!("a post without {name}"));
         let at = row.time("created_at").context("a post without a time")?.micros();
         let body = row.text("body").unwrap_or_default().to_owned();
@@ -311,7 +313,7 @@ async fn feeds_are_the_truth(
         by_author.entry(author).or_default().push((at, int("post_id")?, author, body));
     }
     let mut truth: BTreeMap<i64, Vec<Shown>> = BTreeMap::new();
-    for row in rows(stage, house, "follows").await? {
+    for row in rows(context, house, "follows").await? {
         let (Some(viewer), Some(author)) = (row.int("follower_id"), row.int("followed_id")) else { continue };
         let feed = truth.entry(viewer).or_default();
         if row.time("since").is_some() {
@@ -322,7 +324,7 @@ async fn feeds_are_the_truth(
     for (viewer, feed) in &mut truth {
         feed.sort_by_key(|shown| std::cmp::Reverse((shown.0, shown.1)));
         places.extend(feed.iter().map(|(at, post, ..)| (*viewer, *at, *post)));
-        let read = read(stage, tenant, *viewer).await?.context("a feed that cannot be read")?;
+        let read = read(context, tenant, *viewer).await?.context("a feed that cannot be read")?;
         let differs = read.iter().zip(feed.iter()).position(|(is, should)| is != should);
         ensure!(
             read == *feed,
@@ -332,7 +334,7 @@ async fn feeds_are_the_truth(
         );
     }
     let live = projection.state().await?.live.map(|live| live.number);
-    let stored = rows(stage, house, "user_feed").await?;
+    let stored = rows(context, house, "user_feed").await?;
     for row in stored.iter().filter(|row| row.int("generation") == live) {
         let int = |name: &str| row.int(name).unwrap_or(-1);
         let at = row.time("created_at").map_or(0, Time::micros);
@@ -342,7 +344,7 @@ async fn feeds_are_the_truth(
             row.to_json()
         );
     }
-    let work = rows(stage, house, "user_feed_work").await?;
+    let work = rows(context, house, "user_feed_work").await?;
     ensure!(work.iter().all(|row| row.int("generation") != live), "work is left: {work:?}");
     Ok((truth.values().map(Vec::len).sum(), stored.len()))
 }

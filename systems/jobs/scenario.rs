@@ -10,7 +10,7 @@ use statehouse::{Code, worker};
 use statehouse_store::random::Random;
 use statehouse_store::{Clock as _, Record, Row, Scan, SystemClock, Tenant, Time};
 
-use super::{Invariant, Stage, nothing_is_lost_or_doubled, request};
+use super::{Invariant, ScenarioContext, nothing_is_lost_or_doubled, request};
 
 /// How long a lease lasts in the scenario; the blueprint's half minute is shortened to it.
 pub(super) const LEASE: (&str, &str) = ("lease        = \"30s\"", "lease        = \"300ms\"");
@@ -38,30 +38,30 @@ fn noted<T>(notes: &Notebook, note: impl FnOnce(&mut Notes) -> T) -> T {
     note(&mut notes.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-pub(super) async fn run(stage: Arc<Stage>) -> Result<Vec<Invariant>> {
+pub(super) async fn run(context: Arc<ScenarioContext>) -> Result<Vec<Invariant>> {
     let tenant = Tenant::new("default")?;
     let notes = Notebook::default();
-    stage.house.start_workers(worker::Options::default());
+    context.house.start_workers(worker::Options::default());
     for number in 0..DEFINITIONS {
         let input = json!({"when": {"every_ms": EVERY_MS}, "missed": "all", "payload": number});
         let definition = format!("tick-{number}");
         let operation = format!("define-{number}");
-        act(&stage, &tenant, &notes, "job_definition.create", &definition, input, &operation).await?;
+        act(&context, &tenant, &notes, "job_definition.create", &definition, input, &operation).await?;
     }
-    stage
-        .callers(|stage, caller, random| {
+    context
+        .callers(|context, caller, random| {
             let (tenant, notes) = (tenant.clone(), notes.clone());
-            async move { work(&stage, &tenant, &notes, caller, random).await }
+            async move { work(&context, &tenant, &notes, caller, random).await }
         })
         .await?;
     for number in 0..DEFINITIONS {
         let (definition, operation) = (format!("tick-{number}"), format!("pause-{number}"));
-        act(&stage, &tenant, &notes, "job_definition.pause", &definition, json!({}), &operation).await?;
+        act(&context, &tenant, &notes, "job_definition.pause", &definition, json!({}), &operation).await?;
     }
-    every_job_ends(&stage, &tenant, &notes).await?;
-    stage.house.stop_workers().await;
-    let records = stage.records().await?;
-    let rows = rows(&stage, &tenant).await?;
+    every_job_ends(&context, &tenant, &notes).await?;
+    context.house.stop_workers().await;
+    let records = context.records().await?;
+    let rows = rows(&context, &tenant).await?;
     let notes = std::mem::take(&mut *notes.lock().unwrap_or_else(PoisonError::into_inner));
     Ok(vec![
         ends_are_recorded_once(&rows, &records, &notes)?,
@@ -77,13 +77,13 @@ pub(super) async fn run(stage: Arc<Stage>) -> Result<Vec<Invariant>> {
 
 /// What one caller does: enqueues a job, and looks what there is to do.
 async fn work(
-    stage: &Stage,
+    context: &ScenarioContext,
     tenant: &Tenant,
     notes: &Notebook,
     caller: usize,
     mut random: Random,
 ) -> Result<()> {
-    for number in 0..stage.size.actions {
+    for number in 0..context.size.actions {
         let job = format!("job-{caller}-{number}");
         let mut input = json!({"job_id": job, "payload": number, "priority": random.below(3)});
         match random.below(10) {
@@ -92,24 +92,25 @@ async fn work(
             _ => {}
         }
         let operation = format!("{job}-enqueue");
-        act(stage, tenant, notes, "job.enqueue", "", input, &operation).await?;
+        act(context, tenant, notes, "job.enqueue", "", input, &operation).await?;
         noted(notes, |notes| notes.enqueued.insert(job.clone()));
         if random.chance(0.05) {
-            act(stage, tenant, notes, "job.cancel", &job, json!({}), &format!("{job}-cancel")).await?;
+            act(context, tenant, notes, "job.cancel", &job, json!({}), &format!("{job}-cancel")).await?;
         }
         let limit = 1 + random.below(4);
-        let claimed = claim(stage, tenant, notes, caller, &format!("claim-{caller}-{number}"), limit).await?;
+        let claimed =
+            claim(context, tenant, notes, caller, &format!("claim-{caller}-{number}"), limit).await?;
         for (job, attempt) in claimed {
-            settle(stage, tenant, notes, &job, attempt, &mut random).await?;
+            settle(context, tenant, notes, &job, attempt, &mut random).await?;
         }
-        stage.done();
+        context.done();
     }
     Ok(())
 }
 
 /// Does a job, or not.
 async fn settle(
-    stage: &Stage,
+    context: &ScenarioContext,
     tenant: &Tenant,
     notes: &Notebook,
     job: &str,
@@ -128,11 +129,11 @@ async fn settle(
         _ => ("job.complete", json!({"attempt": attempt, "result": attempt})),
     };
     let operation = format!("{job}-{attempt}-end");
-    act(stage, tenant, notes, action, job, input, &operation).await.map(drop)
+    act(context, tenant, notes, action, job, input, &operation).await.map(drop)
 }
 
 async fn claim(
-    stage: &Stage,
+    context: &ScenarioContext,
     tenant: &Tenant,
     notes: &Notebook,
     caller: usize,
@@ -141,7 +142,7 @@ async fn claim(
 ) -> Result<Vec<(String, i64)>> {
     let who = format!("caller-{caller}");
     let wanted = request("job_queue.claim", &["default".into()], json!({"worker": who, "limit": limit}));
-    let answer = stage.call(tenant, wanted, operation).await?;
+    let answer = context.call(tenant, wanted, operation).await?;
     let answer = answer.map_err(|refusal| anyhow::anyhow!("{operation}: {refusal}"))?;
     let mut claimed = Vec::new();
     for job in answer.body.as_array().context("a claim answered no list")? {
@@ -156,7 +157,7 @@ async fn claim(
 
 /// Calls an action, and says whether it was done; `false` if it was refused as it may be.
 async fn act(
-    stage: &Stage,
+    context: &ScenarioContext,
     tenant: &Tenant,
     notes: &Notebook,
     action: &str,
@@ -165,7 +166,7 @@ async fn act(
     operation: &str,
 ) -> Result<bool> {
     let key: Vec<_> = if key.is_empty() { Vec::new() } else { vec![key.into()] };
-    match stage.call(tenant, request(action, &key, input), operation).await? {
+    match context.call(tenant, request(action, &key, input), operation).await? {
         Ok(_) => {
             noted(notes, |notes| notes.acknowledged.push(operation.to_owned()));
             Ok(true)
@@ -177,12 +178,12 @@ async fn act(
     }
 }
 
-async fn rows(stage: &Stage, tenant: &Tenant) -> Result<Vec<Row>> {
-    let table = stage.house.schema().table("jobs").context("there is no table of jobs")?;
+async fn rows(context: &ScenarioContext, tenant: &Tenant) -> Result<Vec<Row>> {
+    let table = context.house.schema().table("jobs").context("there is no table of jobs")?;
     let mut scan = Scan::of(table, tenant);
     let mut rows = Vec::new();
     loop {
-        let page = stage.store.scan(&scan).await?;
+        let page = context.store.scan(&scan).await?;
         rows.extend(page.rows);
         let Some(next) = page.next else { return Ok(rows) };
         scan = scan.after(next)?;
@@ -190,23 +191,23 @@ async fn rows(stage: &Stage, tenant: &Tenant) -> Result<Vec<Row>> {
 }
 
 /// Works on what is left, until nothing is.
-async fn every_job_ends(stage: &Stage, tenant: &Tenant, notes: &Notebook) -> Result<()> {
+async fn every_job_ends(context: &ScenarioContext, tenant: &Tenant, notes: &Notebook) -> Result<()> {
     let live = |row: &&Row| row.time("finished_at").is_none();
     for look in 0..LOOKS_MAX {
-        let claimed = claim(stage, tenant, notes, 0, &format!("claim-last-{look}"), 98).await?;
+        let claimed = claim(context, tenant, notes, 0, &format!("claim-last-{look}"), 98).await?;
         for (job, attempt) in &claimed {
             let input = json!({"attempt": attempt, "result": attempt});
             let operation = format!("{job}-{attempt}-last");
-            act(stage, tenant, notes, "job.complete", job, input, &operation).await?;
+            act(context, tenant, notes, "job.complete", job, input, &operation).await?;
         }
         if claimed.is_empty() {
-            if rows(stage, tenant).await?.iter().find(live).is_none() {
+            if rows(context, tenant).await?.iter().find(live).is_none() {
                 return Ok(());
             }
             SystemClock.sleep(PAUSE).await;
         }
     }
-    let left = rows(stage, tenant).await?;
+    let left = rows(context, tenant).await?;
     let left: Vec<String> = left.iter().filter(live).map(|row| row.to_json().to_string()).collect();
     bail!("{} jobs do not end: {left:?}", left.len())
 }

@@ -12,7 +12,7 @@ use statehouse_store::Tenant;
 use statehouse_store::random::Random;
 
 use super::{
-    Invariant, Stage, entities_are_sound, nothing_is_lost_or_doubled, number, request, under,
+    Invariant, ScenarioContext, entities_are_sound, nothing_is_lost_or_doubled, number, request, under,
     versions_have_one_writer,
 };
 
@@ -26,22 +26,22 @@ struct Acknowledged {
     points: i64,
 }
 
-pub(super) async fn run(stage: Arc<Stage>) -> Result<Vec<Invariant>> {
+pub(super) async fn run(context: Arc<ScenarioContext>) -> Result<Vec<Invariant>> {
     let tenant = Tenant::new("default")?;
     let acknowledged = Arc::new(Mutex::new(Acknowledged::default()));
     for person in 0..PEOPLE {
         let input = json!({"user_id": person, "display_name": format!("Person {person}")});
         let operation = format!("join-{person}");
-        write(&stage, &tenant, &acknowledged, request("profile.create", &[], input), &operation).await?;
+        write(&context, &tenant, &acknowledged, request("profile.create", &[], input), &operation).await?;
     }
-    stage
-        .callers(|stage, device, random| {
+    context
+        .callers(|context, device, random| {
             let (tenant, acknowledged) = (tenant.clone(), acknowledged.clone());
-            async move { use_device(&stage, &tenant, &acknowledged, device, random).await }
+            async move { use_device(&context, &tenant, &acknowledged, device, random).await }
         })
         .await?;
-    let records = stage.records().await?;
-    let (versions, deletions) = entities_are_sound(stage.scope(&tenant, "profile")).await?;
+    let records = context.records().await?;
+    let (versions, deletions) = entities_are_sound(context.scope(&tenant, "profile")).await?;
     let acknowledged = std::mem::take(&mut *acknowledged.lock().unwrap_or_else(PoisonError::into_inner));
     let mut invariants = vec![
         versions_have_one_writer(versions),
@@ -53,7 +53,7 @@ pub(super) async fn run(stage: Arc<Stage>) -> Result<Vec<Invariant>> {
     });
     let mut points = 0;
     for person in 0..PEOPLE as i64 {
-        match stage.call(&tenant, request("profile.read", &[person.into()], json!({})), "").await? {
+        match context.call(&tenant, request("profile.read", &[person.into()], json!({})), "").await? {
             Ok(answer) => points += number(&answer.body, "points")?,
             Err(refusal) => bail!("profile {person} cannot be read: {refusal}"),
         }
@@ -72,41 +72,41 @@ pub(super) async fn run(stage: Arc<Stage>) -> Result<Vec<Invariant>> {
 
 /// What one device does: mostly edits, often points, rarely a deletion that is undone.
 async fn use_device(
-    stage: &Stage,
+    context: &ScenarioContext,
     tenant: &Tenant,
     acknowledged: &Mutex<Acknowledged>,
     device: usize,
     mut random: Random,
 ) -> Result<()> {
-    for number in 0..stage.size.actions {
+    for number in 0..context.size.actions {
         let person = random.below(PEOPLE) as i64;
         let key = [person.into()];
         let operation = format!("device-{device}-{number}");
         match random.below(20) {
             0 => {
-                write(stage, tenant, acknowledged, request("profile.delete", &key, json!({})), &operation)
+                write(context, tenant, acknowledged, request("profile.delete", &key, json!({})), &operation)
                     .await?;
                 let back = format!("{operation}-back");
-                write(stage, tenant, acknowledged, request("profile.restore", &key, json!({})), &back)
+                write(context, tenant, acknowledged, request("profile.restore", &key, json!({})), &back)
                     .await?;
             }
             1..8 => {
                 let input = json!({"increment": {"points": 1}});
                 let mutate = request("profile.mutate", &key, input);
-                if write(stage, tenant, acknowledged, mutate, &operation).await?.is_some() {
+                if write(context, tenant, acknowledged, mutate, &operation).await?.is_some() {
                     acknowledged.lock().unwrap_or_else(PoisonError::into_inner).points += 1;
                 }
             }
-            _ => edit(stage, tenant, acknowledged, person, &operation).await?,
+            _ => edit(context, tenant, acknowledged, person, &operation).await?,
         }
-        stage.done();
+        context.done();
     }
     Ok(())
 }
 
 /// Reads, changes, writes under the version that was read; reads again when somebody was faster.
 async fn edit(
-    stage: &Stage,
+    context: &ScenarioContext,
     tenant: &Tenant,
     acknowledged: &Mutex<Acknowledged>,
     person: i64,
@@ -114,13 +114,13 @@ async fn edit(
 ) -> Result<()> {
     let key = [person.into()];
     for attempt in 0.. {
-        let read = stage.call(tenant, request("profile.read", &key, json!({})), "").await?;
+        let read = context.call(tenant, request("profile.read", &key, json!({})), "").await?;
         // Somebody has deleted it for a moment.
         let Ok(answer) = read else { return Ok(()) };
         let seen = number(&answer.body, "version")?;
         let patch = request("profile.patch", &key, json!({"bio": format!("{operation}, try {attempt}")}));
         let operation = format!("{operation}-{attempt}");
-        if write(stage, tenant, acknowledged, under(seen, patch), &operation).await?.is_some() {
+        if write(context, tenant, acknowledged, under(seen, patch), &operation).await?.is_some() {
             return Ok(());
         }
     }
@@ -129,13 +129,13 @@ async fn edit(
 
 /// Writes, and writes again under the same id. `None` if the write was refused as it may be.
 async fn write(
-    stage: &Stage,
+    context: &ScenarioContext,
     tenant: &Tenant,
     acknowledged: &Mutex<Acknowledged>,
     request: Request,
     operation: &str,
 ) -> Result<Option<Answer>> {
-    let first = match stage.call(tenant, request.clone(), operation).await? {
+    let first = match context.call(tenant, request.clone(), operation).await? {
         Ok(answer) => answer,
         Err(refusal) => match refusal.code {
             Code::VersionConflict | Code::Deleted | Code::NotDeleted => return Ok(None),
@@ -143,7 +143,7 @@ async fn write(
         },
     };
     acknowledged.lock().unwrap_or_else(PoisonError::into_inner).operations.push(operation.to_owned());
-    match stage.call(tenant, request, operation).await? {
+    match context.call(tenant, request, operation).await? {
         Ok(again) if again.body == first.body => Ok(Some(first)),
         other => bail!("{operation} was answered {:?} and then {other:?}", first.body),
     }

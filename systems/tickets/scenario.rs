@@ -9,7 +9,7 @@ use statehouse::{Code, worker};
 use statehouse_store::random::Random;
 use statehouse_store::{Clock as _, Row, Scan, SystemClock, Tenant};
 
-use super::{Invariant, Stage, nothing_is_lost_or_doubled, request};
+use super::{Invariant, ScenarioContext, nothing_is_lost_or_doubled, request};
 use crate::proof::booking::invariants;
 
 const EVENTS: [&str; 4] = ["ballet", "gala", "opera", "play"];
@@ -22,29 +22,29 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 type Acknowledged = Arc<Mutex<Vec<String>>>;
 
-pub(super) async fn run(stage: Arc<Stage>) -> Result<Vec<Invariant>> {
+pub(super) async fn run(context: Arc<ScenarioContext>) -> Result<Vec<Invariant>> {
     let tenant = Tenant::new("default")?;
     let acknowledged = Acknowledged::default();
-    let seats = (stage.size.callers * stage.size.actions / 4 / EVENTS.len()).max(4);
+    let seats = (context.size.callers * context.size.actions / 4 / EVENTS.len()).max(4);
     for event in EVENTS {
         for seat in 1..=seats {
             let operation = format!("offer-{event}-{seat}");
             let input = json!({"event_id": event, "seat_no": seat, "price": 50});
-            act(&stage, &tenant, &acknowledged, "seat.create", "", input, &operation).await?;
+            act(&context, &tenant, &acknowledged, "seat.create", "", input, &operation).await?;
         }
     }
-    stage.house.start_workers(worker::Options::default());
-    stage
-        .callers(|stage, caller, random| {
+    context.house.start_workers(worker::Options::default());
+    context
+        .callers(|context, caller, random| {
             let (tenant, acknowledged) = (tenant.clone(), acknowledged.clone());
-            async move { buy(&stage, &tenant, &acknowledged, caller, seats, random).await }
+            async move { buy(&context, &tenant, &acknowledged, caller, seats, random).await }
         })
         .await?;
-    let swept = every_hold_ends(&stage, &tenant).await?;
-    stage.house.stop_workers().await;
-    let records = stage.records().await?;
+    let swept = every_hold_ends(&context, &tenant).await?;
+    context.house.stop_workers().await;
+    let records = context.records().await?;
     let acknowledged = std::mem::take(&mut *acknowledged.lock().unwrap_or_else(PoisonError::into_inner));
-    let [owners, paths] = bookings_are_sound(&stage, &tenant, seats).await?;
+    let [owners, paths] = bookings_are_sound(&context, &tenant, seats).await?;
     Ok(vec![
         owners,
         paths,
@@ -55,14 +55,14 @@ pub(super) async fn run(stage: Arc<Stage>) -> Result<Vec<Invariant>> {
 
 /// What one caller's buyers do, one after the other.
 async fn buy(
-    stage: &Stage,
+    context: &ScenarioContext,
     tenant: &Tenant,
     acknowledged: &Acknowledged,
     caller: usize,
     seats: usize,
     mut random: Random,
 ) -> Result<()> {
-    for number in 0..stage.size.actions {
+    for number in 0..context.size.actions {
         let booking = format!("buyer-{caller}-{number}");
         let event = random.pick(&EVENTS).copied().unwrap_or_default();
         let mut wanted =
@@ -74,12 +74,12 @@ async fn buy(
             wanted["count"] = json!(1 + random.below(4));
         }
         let hold = format!("{booking}-hold");
-        if act(stage, tenant, acknowledged, "seat_booking.hold", "", wanted, &hold).await? {
+        if act(context, tenant, acknowledged, "seat_booking.hold", "", wanted, &hold).await? {
             let then = |action: &'static str| {
                 let operation = format!("{booking}-{action}");
                 let action = format!("seat_booking.{action}");
-                let (stage, booking) = (&*stage, booking.clone());
-                async move { act(stage, tenant, acknowledged, &action, &booking, json!({}), &operation).await }
+                let (context, booking) = (&*context, booking.clone());
+                async move { act(context, tenant, acknowledged, &action, &booking, json!({}), &operation).await }
             };
             match random.below(10) {
                 // Walks away; the house frees the seats.
@@ -97,14 +97,14 @@ async fn buy(
                 _ => drop(then("confirm").await?),
             }
         }
-        stage.done();
+        context.done();
     }
     Ok(())
 }
 
 /// Calls an action, and says whether it was done; `false` if it was refused as it may be.
 async fn act(
-    stage: &Stage,
+    context: &ScenarioContext,
     tenant: &Tenant,
     acknowledged: &Acknowledged,
     action: &str,
@@ -113,7 +113,7 @@ async fn act(
     operation: &str,
 ) -> Result<bool> {
     let key: Vec<_> = if key.is_empty() { Vec::new() } else { vec![key.into()] };
-    match stage.call(tenant, request(action, &key, input), operation).await? {
+    match context.call(tenant, request(action, &key, input), operation).await? {
         Ok(_) => {
             acknowledged.lock().unwrap_or_else(PoisonError::into_inner).push(operation.to_owned());
             Ok(true)
@@ -125,12 +125,12 @@ async fn act(
     }
 }
 
-async fn rows(stage: &Stage, tenant: &Tenant, table: &str) -> Result<Vec<Row>> {
-    let table = stage.house.schema().table(table).with_context(|| format!("there is no table {table}"))?;
+async fn rows(context: &ScenarioContext, tenant: &Tenant, table: &str) -> Result<Vec<Row>> {
+    let table = context.house.schema().table(table).with_context(|| format!("there is no table {table}"))?;
     let mut scan = Scan::of(table, tenant);
     let mut rows = Vec::new();
     loop {
-        let page = stage.store.scan(&scan).await?;
+        let page = context.store.scan(&scan).await?;
         rows.extend(page.rows);
         let Some(next) = page.next else { return Ok(rows) };
         scan = scan.after(next)?;
@@ -138,9 +138,9 @@ async fn rows(stage: &Stage, tenant: &Tenant, table: &str) -> Result<Vec<Row>> {
 }
 
 /// Waits until the workers have swept the last hold.
-async fn every_hold_ends(stage: &Stage, tenant: &Tenant) -> Result<usize> {
+async fn every_hold_ends(context: &ScenarioContext, tenant: &Tenant) -> Result<usize> {
     for _ in 0..LOOKS_MAX {
-        let bookings = rows(stage, tenant, "seat_bookings").await?;
+        let bookings = rows(context, tenant, "seat_bookings").await?;
         if bookings.iter().all(|row| row.text("state") != Some("IN_PROGRESS")) {
             return Ok(bookings.len());
         }
@@ -148,14 +148,18 @@ async fn every_hold_ends(stage: &Stage, tenant: &Tenant) -> Result<usize> {
     }
     bail!(
         "bookings are still in progress long after their end; worker figures: {:?}",
-        stage.house.worker_figures()
+        context.house.worker_figures()
     )
 }
 
 /// The invariants of bookings, and what was counted.
-async fn bookings_are_sound(stage: &Stage, tenant: &Tenant, offered: usize) -> Result<[Invariant; 2]> {
-    invariants::check(&stage.scope(tenant, "seat")).await?;
-    let seats = rows(stage, tenant, "seats").await?;
+async fn bookings_are_sound(
+    context: &ScenarioContext,
+    tenant: &Tenant,
+    offered: usize,
+) -> Result<[Invariant; 2]> {
+    invariants::check(&context.scope(tenant, "seat")).await?;
+    let seats = rows(context, tenant, "seats").await?;
     ensure!(
         seats.len() == offered * EVENTS.len(),
         "{} seats were offered and {} are there",
@@ -163,7 +167,7 @@ async fn bookings_are_sound(stage: &Stage, tenant: &Tenant, offered: usize) -> R
         seats.len()
     );
     let sold = seats.iter().filter(|seat| seat.text("state") == Some("SOLD")).count();
-    let bookings = rows(stage, tenant, "seat_bookings").await?;
+    let bookings = rows(context, tenant, "seat_bookings").await?;
     let expired = bookings.iter().filter(|booking| booking.text("state") == Some("EXPIRED")).count();
     Ok([
         Invariant {

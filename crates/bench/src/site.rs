@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value as Json};
 use statehouse::{Answer, Blueprint, Expected, House, Operation, Refusal, Request};
-use statehouse_drills::engines::{self, Lab};
+use statehouse_drills::engines::{self, TestNamespace};
 use statehouse_store::{Migrate, Store, Tenant, Value};
 use tokio::task::JoinSet;
 
@@ -17,7 +17,7 @@ pub struct Site {
     store: Arc<dyn Store>,
     tenant: Tenant,
     /// Takes the namespace away when it is dropped.
-    _lab: Arc<dyn Lab>,
+    _lab: Arc<dyn TestNamespace>,
 }
 
 /// A house on a site.
@@ -31,8 +31,8 @@ pub struct Tenancy {
 impl Site {
     /// A namespace at a store's URL, beside what is there.
     pub async fn at(url: &str) -> Result<Site> {
-        let lab = engines::at(url)?.lab("bench")?;
-        Ok(Site { store: lab.open().await?, tenant: Tenant::new("acme")?, _lab: lab })
+        let namespace = engines::at(url)?.namespace("bench")?;
+        Ok(Site { store: namespace.open().await?, tenant: Tenant::new("acme")?, _lab: namespace })
     }
 
     /// A house with this blueprint. Several may stand on one site.

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value as Json, json};
 use statehouse::engine;
-use statehouse_drills::scenario::{Progress, Report, Size, System};
+use statehouse_drills::scenario::{ScenarioProgress, ScenarioReport, ScenarioSize, System};
 
 use crate::arguments::Demo;
 use crate::blueprint;
@@ -16,14 +16,14 @@ use crate::output::{Failure, Output};
 
 pub(crate) async fn run(demo: &Demo, output: &Output) -> Result<(), Failure> {
     let system = System::named(&demo.system).ok_or_else(|| blueprint::no_system(&demo.system))?;
-    let size = Size { callers: demo.callers.max(1), actions: demo.actions, seed: demo.seed };
+    let size = ScenarioSize { callers: demo.callers.max(1), actions: demo.actions, seed: demo.seed };
     let folder = tempfile::tempdir().context("a folder for the demo cannot be made")?;
     let own = || format!("sqlite:{}", folder.path().join("demo.db").display());
     let store = engine::open(&demo.store.clone().unwrap_or_else(own)).await?;
     let total = (size.callers * size.actions) as u64;
     let (bar, lines) = (progress_bar(total), ProgressLines::of(system.name, total));
     let told = bar.clone();
-    let progress: Progress = Arc::new(move |done, _| {
+    let progress: ScenarioProgress = Arc::new(move |done, _| {
         told.set_position(done);
         lines.reached(done);
     });
@@ -78,7 +78,7 @@ impl ProgressLines {
     }
 }
 
-fn to_json(system: &System, engine: &str, size: Size, report: &Report) -> Json {
+fn to_json(system: &System, engine: &str, size: ScenarioSize, report: &ScenarioReport) -> Json {
     let invariants = report.invariants.iter().map(|one| json!({"holds": one.holds, "counted": one.counted}));
     let figures = report.figures.iter().map(|(name, figure)| ((*name).to_owned(), json!(figure)));
     json!({
@@ -88,7 +88,7 @@ fn to_json(system: &System, engine: &str, size: Size, report: &Report) -> Json {
     })
 }
 
-fn describe(system: &System, engine: &str, size: Size, report: &Report) -> String {
+fn describe(system: &System, engine: &str, size: ScenarioSize, report: &ScenarioReport) -> String {
     let mut lines = vec![
         system.about.to_owned(),
         format!(

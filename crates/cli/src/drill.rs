@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use serde_json::{Value as Json, json};
 use statehouse::engine::{Engine, limits};
 use statehouse::{Blueprint, resource};
-use statehouse_drills::drill::{Drill, Plot, Report};
+use statehouse_drills::drill::{Drill, DrillReport, Target};
 use statehouse_drills::proof::DRILLS;
 use statehouse_drills::{engines, mutation};
 
@@ -17,31 +17,31 @@ pub(crate) async fn run(arguments: &arguments::Drill, output: &Output) -> Result
     if arguments.mutate {
         return mutate(arguments, output).await;
     }
-    let plots = match &arguments.blueprint {
+    let targets = match &arguments.blueprint {
         None => None,
         Some(path) => {
             let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
             let blueprint = Blueprint::read(&path.display().to_string(), &text)?;
             limits::problems(&blueprint, &resource::declare(&blueprint)?, Engine::of_url(&arguments.on)?)
                 .or(())?;
-            Some(Plot::all_of(&blueprint)?)
+            Some(Target::all_of(&blueprint)?)
         }
     };
     let engine = engines::at(&arguments.on)?;
     let chosen = chosen(arguments)?;
     // A store that does not open shows nothing about what is drilled.
-    engine.lab("first look")?.open().await?.close().await;
+    engine.namespace("first look")?.open().await?.close().await;
     let mut reports = Vec::new();
     for drill in chosen {
-        let plot = match &plots {
+        let target = match &targets {
             None => None,
-            Some(plots) => match plots.iter().find(|(keyword, _)| *keyword == drill.archetype) {
-                Some((_, plot)) => Some(plot),
+            Some(targets) => match targets.iter().find(|(keyword, _)| *keyword == drill.archetype) {
+                Some((_, target)) => Some(target),
                 // The blueprint has nothing that could fail like this.
                 None => continue,
             },
         };
-        let report = report(&engine, drill, plot, arguments.seed).await?;
+        let report = report(&engine, drill, target, arguments.seed).await?;
         progress(&report);
         reports.push(report);
     }
@@ -50,23 +50,23 @@ pub(crate) async fn run(arguments: &arguments::Drill, output: &Output) -> Result
     }
     let json: Vec<Json> = reports.iter().map(|report| to_json(report, engine.name())).collect();
     output.show(&json!(json), || describe(&reports, engine.name()));
-    if reports.iter().any(|report| report.red.is_some()) { Err(Failure::Shown) } else { Ok(()) }
+    if reports.iter().any(|report| report.failed.is_some()) { Err(Failure::Shown) } else { Ok(()) }
 }
 
 /// Runs a drill; in memory on one thread of its own, so that the same seed gives the same history.
 async fn report(
-    engine: &Arc<dyn engines::Engine>,
+    engine: &Arc<dyn engines::TestEngine>,
     drill: &'static Drill,
-    plot: Option<&Plot>,
+    target: Option<&Target>,
     seed: u64,
-) -> Result<Report, Failure> {
+) -> Result<DrillReport, Failure> {
     if engine.name() != Engine::Model.name() {
-        return Ok(drill.report(engine.as_ref(), plot, seed).await);
+        return Ok(drill.report(engine.as_ref(), target, seed).await);
     }
-    let (engine, plot) = (engine.clone(), plot.cloned());
+    let (engine, target) = (engine.clone(), target.cloned());
     let run = move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok::<_, std::io::Error>(runtime.block_on(drill.report(engine.as_ref(), plot.as_ref(), seed)))
+        Ok::<_, std::io::Error>(runtime.block_on(drill.report(engine.as_ref(), target.as_ref(), seed)))
     };
     Ok(tokio::task::spawn_blocking(run).await.context("the drill did not end")?.context("a runtime")?)
 }
@@ -87,7 +87,7 @@ fn chosen(arguments: &arguments::Drill) -> Result<Vec<&'static Drill>, Failure> 
 }
 
 /// Says on a terminal how far it is.
-fn progress(report: &Report) {
+fn progress(report: &DrillReport) {
     use std::io::{IsTerminal as _, Write as _};
     let mut terminal = std::io::stderr();
     if terminal.is_terminal() {
@@ -97,28 +97,28 @@ fn progress(report: &Report) {
 }
 
 /// What came of a drill, in a word.
-fn verdict(report: &Report) -> &'static str {
-    match (&report.red, &report.skipped) {
+fn verdict(report: &DrillReport) -> &'static str {
+    match (&report.failed, &report.skipped) {
         (Some(_), _) => "RED    ",
         (None, Some(_)) => "skipped",
         (None, None) => "green  ",
     }
 }
 
-fn to_json(report: &Report, engine: &str) -> Json {
-    let red = report.red.as_ref();
+fn to_json(report: &DrillReport, engine: &str) -> Json {
+    let failed = report.failed.as_ref();
     json!({
         "drill": report.drill.name(), "archetype": report.drill.archetype, "failure": report.drill.failure,
         "provokes": report.drill.provokes, "engine": engine, "resource": report.on,
-        "outcome": verdict(report).trim_end().to_lowercase(), "green": red.is_none() && report.skipped.is_none(),
+        "outcome": verdict(report).trim_end().to_lowercase(), "green": failed.is_none() && report.skipped.is_none(),
         "skipped": report.skipped,
         "seconds": report.took.as_secs_f64(), "plans": report.plans, "faults": report.achieved.to_string(),
-        "seed": red.map_or(report.seed, |red| red.seed), "error": red.map(|red| &red.why),
-        "history": red.map(|red| &red.history), "left_out": red.map(|red| red.left_out),
+        "seed": failed.map_or(report.seed, |failed| failed.seed), "error": failed.map(|failed| &failed.why),
+        "history": failed.map(|failed| &failed.history), "left_out": failed.map(|failed| failed.left_out),
     })
 }
 
-fn describe(reports: &[Report], engine: &str) -> String {
+fn describe(reports: &[DrillReport], engine: &str) -> String {
     let mut lines = Vec::new();
     for report in reports {
         let verdict = verdict(report);
@@ -136,15 +136,15 @@ fn describe(reports: &[Report], engine: &str) -> String {
         if let Some(reason) = &report.skipped {
             lines.push(format!("         {reason}"));
         }
-        if let Some(red) = &report.red {
+        if let Some(failed) = &report.failed {
             lines.push(format!("       {}\n", report.drill.provokes));
-            lines.extend(red.to_string().lines().map(|line| format!("       {line}")));
+            lines.extend(failed.to_string().lines().map(|line| format!("       {line}")));
         }
     }
-    let red = reports.iter().filter(|report| report.red.is_some()).count();
+    let failed = reports.iter().filter(|report| report.failed.is_some()).count();
     let skipped = reports.iter().filter(|report| report.skipped.is_some()).count();
     let skipped = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
-    lines.push(format!("\n{} drills on {engine}, {red} red{skipped}", reports.len()));
+    lines.push(format!("\n{} drills on {engine}, {failed} red{skipped}", reports.len()));
     lines.join("\n")
 }
 
@@ -163,10 +163,10 @@ async fn mutate(arguments: &arguments::Drill, output: &Output) -> Result<(), Fai
     let reports = tokio::task::spawn_blocking(work).await.context("the mutation did not end")??;
     let json: Vec<Json> = reports.iter().map(mutation_json).collect();
     output.show(&json!(json), || reports.iter().map(describe_mutation).collect::<Vec<_>>().join("\n"));
-    if reports.iter().all(mutation::Report::is_fine) { Ok(()) } else { Err(Failure::Shown) }
+    if reports.iter().all(mutation::MutationReport::is_fine) { Ok(()) } else { Err(Failure::Shown) }
 }
 
-fn mutation_json(report: &mutation::Report) -> Json {
+fn mutation_json(report: &mutation::MutationReport) -> Json {
     let mutants = report.mutants.iter().map(|mutant| {
         json!({
             "actor": mutant.site.actor.name, "step": mutant.site.step, "condition": mutant.site.condition,
@@ -175,13 +175,13 @@ fn mutation_json(report: &mutation::Report) -> Json {
     });
     json!({
         "archetype": report.archetype, "killed": report.killed(), "total": report.mutants.len(),
-        "mutants": mutants.collect::<Vec<_>>(), "red_before": report.red_before,
+        "mutants": mutants.collect::<Vec<_>>(), "red_before": report.failing_before,
     })
 }
 
-fn describe_mutation(report: &mutation::Report) -> String {
+fn describe_mutation(report: &mutation::MutationReport) -> String {
     let mut lines = Vec::new();
-    for (name, why) in &report.red_before {
+    for (name, why) in &report.failing_before {
         lines.push(format!("RED AS IT IS  {name}: {why}"));
     }
     for mutant in &report.mutants {

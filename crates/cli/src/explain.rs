@@ -15,7 +15,7 @@ use statehouse::holds::{self, Hold, Holds, MemoryHolds, Unreachable};
 use statehouse::infra::lease::Leases;
 use statehouse::worker::{Shift, Worker};
 use statehouse::{Blueprint, House, Operation, Refusal, Resource, own};
-use statehouse_drills::specimen as sample;
+use statehouse_drills::sample_inputs as sample;
 use statehouse_store::clock::ManualClock;
 use statehouse_store::random::{Ids, Random};
 use statehouse_store::{

@@ -7,7 +7,7 @@ use statehouse::action::{Action, Method};
 use statehouse::form::Property;
 use statehouse::resource::key_text;
 use statehouse::{Code, House, Operation, Request, Resource};
-use statehouse_drills::specimen as sample;
+use statehouse_drills::sample_inputs as sample;
 use statehouse_store::{Tenant, Value};
 
 use crate::output::Failure;

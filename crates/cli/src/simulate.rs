@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use serde_json::{Value as Json, json};
-use statehouse_drills::simulation::{self, Run, Size, Tally};
+use statehouse_drills::simulation::{self, HistorySize, SimulationRun, SimulationTally};
 use statehouse_store::clock::Stopwatch;
 
 use crate::arguments::Simulate;
@@ -15,15 +15,15 @@ use crate::stop::told_to_stop;
 
 /// What came of all seeds.
 #[derive(Default)]
-struct Sum {
+struct SimulationSummary {
     histories: u64,
-    tally: Tally,
+    tally: SimulationTally,
     elapsed: Duration,
-    violated: Vec<Run>,
+    violated: Vec<SimulationRun>,
     /// Whether it was asked to end before all seeds were run.
     is_stopped: bool,
     /// The last one, for a single seed.
-    last: Option<Run>,
+    last: Option<SimulationRun>,
 }
 
 pub(crate) async fn run(simulate: &Simulate, output: &Output) -> Result<(), Failure> {
@@ -48,9 +48,15 @@ pub(crate) async fn run(simulate: &Simulate, output: &Output) -> Result<(), Fail
     if sum.violated.is_empty() { Ok(()) } else { Err(Failure::Shown) }
 }
 
-fn all(first: u64, seeds: u64, history: bool, limit: Duration, stopped: &AtomicBool) -> anyhow::Result<Sum> {
+fn all(
+    first: u64,
+    seeds: u64,
+    history: bool,
+    limit: Duration,
+    stopped: &AtomicBool,
+) -> anyhow::Result<SimulationSummary> {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let (next, sum, failed) = (AtomicU64::new(0), Mutex::new(Sum::default()), Mutex::new(None));
+    let (next, sum, failed) = (AtomicU64::new(0), Mutex::new(SimulationSummary::default()), Mutex::new(None));
     let watch = Stopwatch::start();
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -60,7 +66,7 @@ fn all(first: u64, seeds: u64, history: bool, limit: Duration, stopped: &AtomicB
                     if number >= seeds {
                         break;
                     }
-                    let size = Size { tells: history, ..Size::default() };
+                    let size = HistorySize { tells: history, ..HistorySize::default() };
                     match simulation::run(first.wrapping_add(number), size) {
                         Ok(run) => {
                             let mut sum = sum.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -81,7 +87,7 @@ fn all(first: u64, seeds: u64, history: bool, limit: Duration, stopped: &AtomicB
     }
 }
 
-fn add(sum: &mut Sum, run: Run) {
+fn add(sum: &mut SimulationSummary, run: SimulationRun) {
     sum.histories += 1;
     sum.tally = sum.tally.plus(run.tally);
     sum.elapsed += run.elapsed;
@@ -91,7 +97,7 @@ fn add(sum: &mut Sum, run: Run) {
     sum.last = Some(run);
 }
 
-fn to_json(sum: &Sum, took: Duration) -> Json {
+fn to_json(sum: &SimulationSummary, took: Duration) -> Json {
     let faults = sum.tally.faults().map(|(name, count)| (name.to_owned(), json!(count)));
     let violated = sum.violated.iter().map(|run| {
         json!({
@@ -107,7 +113,7 @@ fn to_json(sum: &Sum, took: Duration) -> Json {
     })
 }
 
-fn describe(sum: &Sum, simulate: &Simulate, took: Duration) -> String {
+fn describe(sum: &SimulationSummary, simulate: &Simulate, took: Duration) -> String {
     let mut lines = Vec::new();
     if let (true, 1, Some(run)) = (simulate.history, sum.histories, &sum.last) {
         lines.extend(run.told.iter().cloned());

@@ -20,7 +20,7 @@
 //! at once. Cases are code in a library and not tests, so that a test harness and a command can both run them; they
 //! return an error that says what was expected, and never panic.
 //!
-//! All of this is behind the feature `proof`, except for [`systems`] and [`specimen`], which the command always has.
+//! All of this is behind the feature `proof`, except for [`systems`] and [`sample_inputs`], which the command always has.
 
 #![cfg_attr(
     feature = "proof",
@@ -41,8 +41,9 @@ pub mod proof;
 
 #[cfg(feature = "proof")]
 pub use harness::{
-    chosen, coverage, drill, engines, faults, linearize, mutation, outside, scenario, simulation, witness,
+    coverage, drill, engines, fake_targets, faults, linearize, mutation, recorder, scenario, selection,
+    simulation,
 };
-pub use harness::{specimen, systems};
+pub use harness::{sample_inputs, systems};
 #[cfg(feature = "proof")]
 pub use proof::projection::endurance;

@@ -3,8 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
 use statehouse::Blueprint;
-use statehouse_drills::drill::{Drill, Plot, Report};
-use statehouse_drills::engines::{Engine, Model, Sqlite};
+use statehouse_drills::drill::{Drill, DrillReport, Target};
+use statehouse_drills::engines::{Model, Sqlite, TestEngine};
 use statehouse_drills::proof::DRILLS;
 
 fn drills_of(archetype: &str) -> Vec<&'static Drill> {
@@ -13,14 +13,14 @@ fn drills_of(archetype: &str) -> Vec<&'static Drill> {
 }
 
 /// Runs the drills of an archetype on a blueprint's first resource of it, on the model and on SQLite.
-async fn reports(blueprint: &str, archetype: &str) -> Vec<Report> {
+async fn reports(blueprint: &str, archetype: &str) -> Vec<DrillReport> {
     let blueprint = Blueprint::read("statehouse.toml", blueprint).unwrap();
-    let plots = Plot::all_of(&blueprint).unwrap();
-    let (_, plot) = plots.iter().find(|(keyword, _)| *keyword == archetype).unwrap();
+    let targets = Target::all_of(&blueprint).unwrap();
+    let (_, target) = targets.iter().find(|(keyword, _)| *keyword == archetype).unwrap();
     let mut reports = Vec::new();
-    for engine in [&Model as &dyn Engine, &Sqlite] {
+    for engine in [&Model as &dyn TestEngine, &Sqlite] {
         for drill in drills_of(archetype) {
-            reports.push(drill.report(engine, Some(plot), 1).await);
+            reports.push(drill.report(engine, Some(target), 1).await);
         }
     }
     reports
@@ -30,7 +30,7 @@ async fn are_green(blueprint: &str, archetype: &str) {
     let reports = reports(blueprint, archetype).await;
     assert!(!reports.is_empty());
     for report in reports {
-        assert!(report.red.is_none(), "{}\n{}", report.drill.name(), report.red.unwrap());
+        assert!(report.failed.is_none(), "{}\n{}", report.drill.name(), report.failed.unwrap());
     }
 }
 
@@ -80,7 +80,7 @@ async fn an_entity_without_fields_is_skipped_with_the_reason() {
     let hot = "[entity.mark]\nkey = { name = \"text\" }\nfields = { views = { type = \"int\", default = 0 } }\nhot = [\"views\"]\n";
     for blueprint in [bare, hot] {
         for report in reports(blueprint, "entity").await {
-            assert!(report.red.is_none(), "{}\n{}", report.drill.name(), report.red.unwrap());
+            assert!(report.failed.is_none(), "{}\n{}", report.drill.name(), report.failed.unwrap());
             let reason = report.skipped.unwrap();
             assert!(reason.contains("mark has no field"), "{reason}");
         }

@@ -3,8 +3,8 @@
 //!
 //! An engine that cannot be reached fails each of its trials. The last lines say how many cases each engine passed,
 //! so that a run which tested less than one thinks does not go unnoticed. For a longer run, set
-//! `STATEHOUSE_DRILL_SEEDS` to the number of differential and fault courses each engine is to go through. For a shorter
-//! one, [`statehouse_drills::chosen`] has variables for engines and areas.
+//! `STATEHOUSE_DRILL_SEEDS` to the number of differential and fault workloads each engine is to go through. For a shorter
+//! one, [`statehouse_drills::selection`] has variables for engines and areas.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "this is the main function of a test harness")]
 
@@ -20,24 +20,24 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use libtest_mimic::{Arguments, Failed, Trial};
-use statehouse_drills::chosen::{self, Chosen, STORE, area};
 use statehouse_drills::conformance::{self, Case};
 use statehouse_drills::drill::Drill;
-use statehouse_drills::engines::{self, Engine, Lab};
-use statehouse_drills::faults::World;
+use statehouse_drills::engines::{self, TestEngine, TestNamespace};
+use statehouse_drills::faults::FaultLevel;
 use statehouse_drills::proof;
-use statehouse_drills::simulation::{self, Course};
+use statehouse_drills::selection::{self, STORE, Selection, area};
+use statehouse_drills::simulation::{self, Workload};
 use statehouse_store::{Clock, SystemClock};
 
 /// Longer than any trial takes, on any engine. A store that hangs fails its trial instead of the whole run.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// How many courses of the differential and fault runs each engine goes through, if the environment does not say.
+/// How many workloads of the differential and fault runs each engine goes through, if the environment does not say.
 /// Seeds count from 1, so that a longer run repeats the shorter one first.
 const SEEDS: u64 = 4;
 const SEEDS_VARIABLE: &str = "STATEHOUSE_DRILL_SEEDS";
 
-/// Random plans of one course of the differential test.
+/// Random plans of one workload of the differential test.
 const PLANS: usize = 400;
 
 /// Trials at a time, if the command line does not say: more than there are cores, because many wait for servers.
@@ -55,7 +55,7 @@ const DRILL_SEED: u64 = 1;
 /// One engine's trials of one suite that were made, and that passed.
 struct Score {
     suite: &'static str,
-    engine: Arc<dyn Engine>,
+    engine: Arc<dyn TestEngine>,
     cases: AtomicUsize,
     /// Because their plans are too large for the server.
     left_out: usize,
@@ -73,22 +73,22 @@ struct Suite {
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(THREADS);
-    let (chosen, seeds) = match (Chosen::from_environment(), chosen::number(SEEDS_VARIABLE, SEEDS)) {
-        (Ok(chosen), Ok(seeds)) => (chosen, seeds),
+    let (selection, seeds) = match (Selection::from_environment(), selection::number(SEEDS_VARIABLE, SEEDS)) {
+        (Ok(selection), Ok(seeds)) => (selection, seeds),
         (Err(error), _) | (_, Err(error)) => {
             eprintln!("{error}");
             return ExitCode::FAILURE;
         }
     };
     let mut suite = Suite::default();
-    for engine in engines::all().into_iter().filter(|engine| chosen.has_engine(engine.name())) {
-        suite.store_cases(&engine, &chosen);
+    for engine in engines::all().into_iter().filter(|engine| selection.has_engine(engine.name())) {
+        suite.store_cases(&engine, &selection);
         if engine.carries_archetypes() {
-            suite.archetype_cases(&engine, &chosen);
-            suite.drills(&engine, &chosen);
+            suite.archetype_cases(&engine, &selection);
+            suite.drills(&engine, &selection);
         }
-        if !chosen.is_reduced(engine.name()) {
-            suite.random_runs(&engine, &chosen, seeds);
+        if !selection.is_reduced(engine.name()) {
+            suite.random_runs(&engine, &selection, seeds);
         }
     }
     let conclusion = libtest_mimic::run(&arguments, in_turns(suite.trials));
@@ -103,23 +103,23 @@ fn main() -> ExitCode {
 
 impl Suite {
     /// What the store has to do.
-    fn store_cases(&mut self, engine: &Arc<dyn Engine>, chosen: &Chosen) {
-        if chosen.has_area(STORE) {
+    fn store_cases(&mut self, engine: &Arc<dyn TestEngine>, selection: &Selection) {
+        if selection.has_area(STORE) {
             self.cases(CONFORMANCE, engine, conformance::CASES.iter(), false);
         }
     }
 
     /// What stands on the store.
-    fn archetype_cases(&mut self, engine: &Arc<dyn Engine>, chosen: &Chosen) {
+    fn archetype_cases(&mut self, engine: &Arc<dyn TestEngine>, selection: &Selection) {
         let all = proof::CASES.iter().copied().flatten();
-        let cases = all.filter(|case| chosen.has_area(area(case.name)));
-        self.cases(ARCHETYPES, engine, cases, chosen.is_reduced(engine.name()));
+        let cases = all.filter(|case| selection.has_area(area(case.name)));
+        self.cases(ARCHETYPES, engine, cases, selection.is_reduced(engine.name()));
     }
 
     fn cases(
         &mut self,
         suite: &'static str,
-        engine: &Arc<dyn Engine>,
+        engine: &Arc<dyn TestEngine>,
         cases: impl Iterator<Item = &'static Case>,
         is_reduced: bool,
     ) {
@@ -131,7 +131,7 @@ impl Suite {
             let (name, engine, score) =
                 (format!("{}::{}", engine.name(), case.name), engine.clone(), score.clone());
             self.trials.push(timed::trial(name.clone(), move || {
-                judge(engine.as_ref(), &name, async |lab| case.run(lab).await)?;
+                judge(engine.as_ref(), &name, async |namespace| case.run(namespace).await)?;
                 score.cases.fetch_add(1, Ordering::Relaxed);
                 Ok(())
             }));
@@ -140,11 +140,11 @@ impl Suite {
 
     /// Every drill that takes any resource, on the blueprint that it brings along. The others are cases of the archetypes
     /// and have their trials there, unless the run is reduced: then every drill has its trial here.
-    fn drills(&mut self, engine: &Arc<dyn Engine>, chosen: &Chosen) {
-        let is_reduced = chosen.is_reduced(engine.name());
+    fn drills(&mut self, engine: &Arc<dyn TestEngine>, selection: &Selection) {
+        let is_reduced = selection.is_reduced(engine.name());
         let all = proof::DRILLS.iter().copied().flatten();
         let (drills, left_out): (Vec<&Drill>, Vec<&Drill>) = all
-            .filter(|drill| chosen.has_area(drill.archetype))
+            .filter(|drill| selection.has_area(drill.archetype))
             .filter(|drill| is_reduced || drill.takes_any_resource())
             .partition(|drill| drill.largest_plan <= engine.largest_plan());
         let score = self.score(DRILLS, engine, left_out.len(), 0);
@@ -155,7 +155,7 @@ impl Suite {
                 let runtime =
                     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
                 let report = runtime.block_on(drill.report(engine.as_ref(), None, DRILL_SEED));
-                match (report.red, report.skipped) {
+                match (report.failed, report.skipped) {
                     (None, None) => score.cases.fetch_add(1, Ordering::Relaxed),
                     (Some(red), _) => return Err(Failed::from(red.to_string())),
                     (None, Some(reason)) => return Err(Failed::from(format!("skipped: {reason}"))),
@@ -166,24 +166,25 @@ impl Suite {
     }
 
     /// Random plans, clients in a bad world, and plans of the archetypes' histories.
-    fn random_runs(&mut self, engine: &Arc<dyn Engine>, chosen: &Chosen, seeds: u64) {
-        if chosen.has_area(STORE) {
+    fn random_runs(&mut self, engine: &Arc<dyn TestEngine>, selection: &Selection, seeds: u64) {
+        if selection.has_area(STORE) {
             for seed in 1..=seeds {
                 self.trials.push(differential(engine, seed));
-                self.trials.push(faults(engine, seed, World::Rough));
-                self.trials.push(faults(engine, seed, World::Deadly));
+                self.trials.push(faults(engine, seed, FaultLevel::Rough));
+                self.trials.push(faults(engine, seed, FaultLevel::Deadly));
             }
         }
         for seed in 1..=seeds.div_ceil(SEEDS) {
-            let courses = simulation::COURSES.iter().filter(|course| chosen.has_area(course.archetype));
-            self.trials.extend(courses.map(|course| differential_of(engine, course, seed)));
+            let workloads =
+                simulation::WORKLOADS.iter().filter(|workload| selection.has_area(workload.archetype));
+            self.trials.extend(workloads.map(|workload| differential_of(engine, workload, seed)));
         }
     }
 
     fn score(
         &mut self,
         suite: &'static str,
-        engine: &Arc<dyn Engine>,
+        engine: &Arc<dyn TestEngine>,
         left_out: usize,
         reduced: usize,
     ) -> Arc<Score> {
@@ -227,13 +228,14 @@ impl std::fmt::Display for Score {
     }
 }
 
-/// Random plans on the model and on this engine. What a course did is part of what it has shown, so it is printed.
-fn differential(engine: &Arc<dyn Engine>, seed: u64) -> Trial {
+/// Random plans on the model and on this engine. What a workload did is part of what it has shown, so it is printed.
+fn differential(engine: &Arc<dyn TestEngine>, seed: u64) -> Trial {
     let (name, engine) = (format!("{}::differential::seed_{seed}", engine.name()), engine.clone());
     timed::trial(name.clone(), move || {
-        judge(engine.as_ref(), &name, async |lab| {
+        judge(engine.as_ref(), &name, async |namespace| {
             let tally =
-                statehouse_drills::differential::run(lab, seed, PLANS, engine.largest_plan().min(12)).await?;
+                statehouse_drills::differential::run(namespace, seed, PLANS, engine.largest_plan().min(12))
+                    .await?;
             println!("{name}: {tally}");
             Ok(())
         })
@@ -241,15 +243,15 @@ fn differential(engine: &Arc<dyn Engine>, seed: u64) -> Trial {
 }
 
 /// Plans of an archetype's history on the model and on this engine.
-fn differential_of(engine: &Arc<dyn Engine>, course: &'static Course, seed: u64) -> Trial {
-    let name = format!("{}::differential::{}_{seed}", engine.name(), course.archetype);
+fn differential_of(engine: &Arc<dyn TestEngine>, workload: &'static Workload, seed: u64) -> Trial {
+    let name = format!("{}::differential::{}_{seed}", engine.name(), workload.archetype);
     let engine = engine.clone();
     timed::trial(name.clone(), move || {
-        judge(engine.as_ref(), &name, async |lab| {
+        judge(engine.as_ref(), &name, async |namespace| {
             let plan = engine.largest_plan();
             println!(
                 "{name}: {}",
-                statehouse_drills::differential::archetypes::run(lab, course, seed, plan).await?
+                statehouse_drills::differential::archetypes::run(namespace, workload, seed, plan).await?
             );
             Ok(())
         })
@@ -257,27 +259,27 @@ fn differential_of(engine: &Arc<dyn Engine>, course: &'static Course, seed: u64)
 }
 
 /// Clients in a bad world around this engine. The faults that were achieved are printed for the same reason.
-fn faults(engine: &Arc<dyn Engine>, seed: u64, world: World) -> Trial {
-    let world_name = format!("{world:?}").to_lowercase();
+fn faults(engine: &Arc<dyn TestEngine>, seed: u64, level: FaultLevel) -> Trial {
+    let world_name = format!("{level:?}").to_lowercase();
     let (name, engine) = (format!("{}::faults::{world_name}_{seed}", engine.name()), engine.clone());
     timed::trial(name.clone(), move || {
-        judge(engine.as_ref(), &name, async |lab| {
-            println!("{name}: {}", statehouse_drills::faults::run(lab, seed, world).await?);
+        judge(engine.as_ref(), &name, async |namespace| {
+            println!("{name}: {}", statehouse_drills::faults::run(namespace, seed, level).await?);
             Ok(())
         })
     })
 }
 
-/// Runs one trial in a lab and a runtime of its own. Two threads, so that what races does so for real.
+/// Runs one trial in a namespace and a runtime of its own. Two threads, so that what races does so for real.
 fn judge(
-    engine: &dyn Engine,
+    engine: &dyn TestEngine,
     name: &str,
-    trial: impl AsyncFnOnce(&dyn Lab) -> Result<()>,
+    trial: impl AsyncFnOnce(&dyn TestNamespace) -> Result<()>,
 ) -> Result<(), Failed> {
     let verdict = || -> Result<()> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        let lab = engine.lab(name).with_context(|| format!("{} gave no lab", engine.name()))?;
-        runtime.block_on(bounded(trial(lab.as_ref())))
+        let namespace = engine.namespace(name).with_context(|| format!("{} gave no lab", engine.name()))?;
+        runtime.block_on(bounded(trial(namespace.as_ref())))
     };
     verdict().map_err(|error| Failed::from(format!("{error:#}")))
 }

@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use statehouse_drills::chosen;
-use statehouse_drills::engines::{Engine, Model, Sqlite};
-use statehouse_drills::proof::generated::{Generated, pair_of, pairs};
+use statehouse_drills::engines::{Model, Sqlite, TestEngine};
+use statehouse_drills::proof::generated::{GeneratedBlueprint, pair_of, pairs};
+use statehouse_drills::selection;
 
 const COUNT_VARIABLE: &str = "STATEHOUSE_DRILL_BLUEPRINTS";
 /// Of the blueprints of the gate, every so many is drilled on SQLite too.
@@ -26,7 +26,7 @@ const THREADS: usize = 4;
 
 /// What was drilled on one engine.
 #[derive(Default)]
-struct Tally {
+struct DrillTotals {
     blueprints: AtomicU64,
     drills: AtomicU64,
     skipped: AtomicU64,
@@ -35,7 +35,7 @@ struct Tally {
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(THREADS);
-    let count = match chosen::number(COUNT_VARIABLE, 0) {
+    let count = match selection::number(COUNT_VARIABLE, 0) {
         Ok(count) => count,
         Err(error) => {
             eprintln!("{error}");
@@ -43,15 +43,15 @@ fn main() -> ExitCode {
         }
     };
     let (count, sqlite_every) = if count == 0 { (pairs().len() as u64, SQLITE_EVERY) } else { (count, 1) };
-    let engines: [(Arc<dyn Engine>, usize); 2] = [(Arc::new(Model), 1), (Arc::new(Sqlite), sqlite_every)];
-    let tallies: Vec<Arc<Tally>> = engines.iter().map(|_| Arc::default()).collect();
+    let engines: [(Arc<dyn TestEngine>, usize); 2] = [(Arc::new(Model), 1), (Arc::new(Sqlite), sqlite_every)];
+    let tallies: Vec<Arc<DrillTotals>> = engines.iter().map(|_| Arc::default()).collect();
     let mut trials = Vec::new();
     for ((engine, every), tally) in engines.iter().zip(&tallies) {
         trials.extend((0..count).step_by(*every).map(|number| trial(engine, number, tally)));
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
     if !arguments.list {
-        let line = |((engine, _), tally): (&(Arc<dyn Engine>, usize), &Arc<Tally>)| {
+        let line = |((engine, _), tally): (&(Arc<dyn TestEngine>, usize), &Arc<DrillTotals>)| {
             let count = |number: &AtomicU64| number.load(Ordering::Relaxed);
             format!(
                 "{} {} blueprints with {} drills ({} skipped)",
@@ -66,7 +66,7 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-fn trial(engine: &Arc<dyn Engine>, number: u64, tally: &Arc<Tally>) -> Trial {
+fn trial(engine: &Arc<dyn TestEngine>, number: u64, tally: &Arc<DrillTotals>) -> Trial {
     let (one, other) = pair_of(number);
     let name = format!("{}::generated::{number}_{one}_{other}", engine.name());
     let (engine, tally) = (engine.clone(), tally.clone());
@@ -74,15 +74,16 @@ fn trial(engine: &Arc<dyn Engine>, number: u64, tally: &Arc<Tally>) -> Trial {
 }
 
 /// Drills one blueprint. On one thread, so that its number gives the same history on the model again.
-fn drill(engine: &dyn Engine, number: u64, tally: &Tally) -> Result<(), Failed> {
-    let blueprint = Generated::of_number(number).map_err(|error| Failed::from(format!("{error:#}")))?;
+fn drill(engine: &dyn TestEngine, number: u64, tally: &DrillTotals) -> Result<(), Failed> {
+    let blueprint =
+        GeneratedBlueprint::of_number(number).map_err(|error| Failed::from(format!("{error:#}")))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let reports = runtime.block_on(blueprint.drill(engine, number));
     if reports.is_empty() {
         return Err(Failed::from(format!("nothing is drilled:\n{}", blueprint.text)));
     }
     for report in reports {
-        if let Some(red) = report.red {
+        if let Some(red) = report.failed {
             return Err(Failed::from(format!("{}\n{}: {red}", blueprint.text, report.drill.name())));
         }
         tally.drills.fetch_add(1, Ordering::Relaxed);

@@ -10,8 +10,8 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use statehouse_drills::chosen::Chosen;
-use statehouse_drills::mutation::{self, Report};
+use statehouse_drills::mutation::{self, MutationReport};
+use statehouse_drills::selection::Selection;
 
 /// Archetypes at a time, and mutants of each: more than there are cores, because most of a trial's time is waiting.
 const ARCHETYPES: usize = 2;
@@ -20,15 +20,15 @@ const THREADS: usize = 4;
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(ARCHETYPES);
-    let chosen = match Chosen::from_environment() {
-        Ok(chosen) => chosen,
+    let selection = match Selection::from_environment() {
+        Ok(selection) => selection,
         Err(error) => {
             eprintln!("{error}");
             return ExitCode::FAILURE;
         }
     };
     let summary: Arc<Mutex<Vec<String>>> = Arc::default();
-    let archetypes = mutation::archetypes_with_drills().into_iter().filter(|name| chosen.has_area(name));
+    let archetypes = mutation::archetypes_with_drills().into_iter().filter(|name| selection.has_area(name));
     let trials: Vec<Trial> = archetypes
         .map(|archetype| {
             let summary = summary.clone();
@@ -52,8 +52,8 @@ fn main() -> ExitCode {
 }
 
 /// Prints what became of each mutant; what is wrong is the error.
-fn judge(report: &Report) -> Result<(), Failed> {
-    let red = report.red_before.iter().map(|(name, why)| format!("{name} is red as it is: {why}"));
+fn judge(report: &MutationReport) -> Result<(), Failed> {
+    let red = report.failing_before.iter().map(|(name, why)| format!("{name} is red as it is: {why}"));
     let mut wrong: Vec<String> = red.collect();
     let mut lines = String::new();
     for mutant in &report.mutants {

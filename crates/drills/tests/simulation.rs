@@ -13,8 +13,8 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use statehouse_drills::chosen::{self, Chosen};
-use statehouse_drills::simulation::{self, COURSES, OPERATIONS, Size, Tally};
+use statehouse_drills::selection::{self, Selection};
+use statehouse_drills::simulation::{self, HistorySize, OPERATIONS, SimulationTally, WORKLOADS};
 
 /// Workloads at a time: this is bound by the processor.
 const THREADS: usize = 2;
@@ -27,31 +27,32 @@ const TWICE_OPERATIONS: u64 = 12;
 
 /// What came of all workloads.
 #[derive(Default)]
-struct Sum {
+struct SimulationTotals {
     workloads: u64,
     histories: u64,
     twice: u64,
     violations: u64,
-    tally: Tally,
+    tally: SimulationTally,
 }
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(THREADS);
-    let (chosen, operations) =
-        match (Chosen::from_environment(), chosen::number(SIMULATED_VARIABLE, SIMULATED)) {
-            (Ok(chosen), Ok(operations)) => (chosen, operations),
+    let (selection, operations) =
+        match (Selection::from_environment(), selection::number(SIMULATED_VARIABLE, SIMULATED)) {
+            (Ok(selection), Ok(operations)) => (selection, operations),
             (Err(error), _) | (_, Err(error)) => {
                 eprintln!("{error}");
                 return ExitCode::FAILURE;
             }
         };
-    let sum = Arc::new(Mutex::new(Sum::default()));
-    let workloads = COURSES.iter().enumerate().filter(|(_, course)| chosen.has_area(course.archetype));
+    let sum = Arc::new(Mutex::new(SimulationTotals::default()));
+    let workloads =
+        WORKLOADS.iter().enumerate().filter(|(_, workload)| selection.has_area(workload.archetype));
     let trials: Vec<Trial> = workloads
-        .map(|(place, course)| {
+        .map(|(place, workload)| {
             let sum = sum.clone();
-            timed::trial(format!("simulation::{}", course.archetype), move || {
+            timed::trial(format!("simulation::{}", workload.archetype), move || {
                 simulate(place, operations, &sum)
             })
         })
@@ -68,7 +69,7 @@ fn main() -> ExitCode {
     // A world in which something never went wrong has shown nothing about it.
     let faults = sum.tally.faults();
     let missing: Vec<&str> = faults.iter().filter(|(_, count)| *count == 0).map(|(name, _)| *name).collect();
-    if sum.workloads == COURSES.len() as u64 && !missing.is_empty() {
+    if sum.workloads == WORKLOADS.len() as u64 && !missing.is_empty() {
         println!("simulation: not achieved: {}", missing.join(", "));
         return ExitCode::FAILURE;
     }
@@ -77,15 +78,15 @@ fn main() -> ExitCode {
 
 /// The seeds of the workload at this place of the list, from the smallest.
 fn seeds(place: usize) -> impl Iterator<Item = u64> {
-    let (place, count) = (place as u64, COURSES.len() as u64);
+    let (place, count) = (place as u64, WORKLOADS.len() as u64);
     (0..).map(move |turn| place + turn * count).filter(|seed| *seed > 0)
 }
 
-fn simulate(place: usize, operations: u64, sum: &Mutex<Sum>) -> Result<(), Failed> {
-    let run = |seed: u64, size: Size| {
+fn simulate(place: usize, operations: u64, sum: &Mutex<SimulationTotals>) -> Result<(), Failed> {
+    let run = |seed: u64, size: HistorySize| {
         simulation::run(seed, size).map_err(|error| Failed::from(format!("seed {seed}: {error:#}")))
     };
-    let short = Size { operations: TWICE_OPERATIONS, tells: false };
+    let short = HistorySize { operations: TWICE_OPERATIONS, tells: false };
     let twice = operations.div_ceil(BUDGET_OF_TWICE);
     for seed in seeds(place).take(usize::try_from(twice)?) {
         let [one, other] = [run(seed, short)?, run(seed, short)?];
@@ -94,9 +95,9 @@ fn simulate(place: usize, operations: u64, sum: &Mutex<Sum>) -> Result<(), Faile
         }
     }
     let histories = operations.div_ceil(OPERATIONS);
-    let (mut tally, mut violated) = (Tally::default(), Vec::new());
+    let (mut tally, mut violated) = (SimulationTally::default(), Vec::new());
     for seed in seeds(place).take(usize::try_from(histories)?) {
-        let run = run(seed, Size::default())?;
+        let run = run(seed, HistorySize::default())?;
         tally = tally.plus(run.tally);
         violated.extend(run.violation.map(|violation| format!("seed {seed}: {violation}")));
     }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use statehouse_store::{PlanError, Query, Row, Step, Table, Tenant, Type, Value};
 
-use crate::harness::client::{Client, same};
-use crate::harness::engines::Lab;
-use crate::harness::samples::{ladder, of_every_type, ordered_types};
+use crate::harness::engines::TestNamespace;
+use crate::harness::sample_inputs::values::{ladder, of_every_type, ordered_types};
+use crate::harness::store_client::{StoreClient, same};
 
 /// Jobs by owner's queue and number, found by shard and due time whatever the tenant.
 fn jobs() -> Result<Arc<Table>> {
@@ -22,9 +22,9 @@ fn jobs() -> Result<Arc<Table>> {
 }
 
 /// Whose job, its key, its shard and due time. In the order in which shard 1 has those that stand in it.
-type Job = (&'static str, &'static str, i64, Option<i64>, Option<i64>);
+type JobRow = (&'static str, &'static str, i64, Option<i64>, Option<i64>);
 
-const JOBS: [Job; 11] = [
+const JOBS: [JobRow; 11] = [
     ("b", "q", 1, Some(1), Some(-7)),
     // Of one due time: by tenant, bytewise, then by key. A tenant's name does not run into the key.
     ("A", "z", 9, Some(1), Some(5)),
@@ -50,7 +50,7 @@ fn names(rows: &[Row]) -> Vec<String> {
     rows.iter().filter_map(name).collect()
 }
 
-async fn insert_jobs(client: &Client, table: &Arc<Table>) -> Result<()> {
+async fn insert_jobs(client: &StoreClient, table: &Arc<Table>) -> Result<()> {
     for (tenant, queue, number, shard, due) in JOBS.iter().rev() {
         let owner = client.for_tenant(tenant)?;
         let step = Step::insert(table, [(*queue).into(), (*number).into()]);
@@ -59,15 +59,15 @@ async fn insert_jobs(client: &Client, table: &Arc<Table>) -> Result<()> {
     Ok(())
 }
 
-async fn expect(client: &Client, query: &Query, expected: &[&str]) -> Result<()> {
+async fn expect(client: &StoreClient, query: &Query, expected: &[&str]) -> Result<()> {
     let about = format!("{query:?}");
     let expected: Vec<String> = expected.iter().map(|&name| name.to_owned()).collect();
     client.eventually(query, |rows| same(&about, &names(rows), &expected)).await
 }
 
-pub(super) async fn rows_of_all_tenants_stand_in_one_order(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn rows_of_all_tenants_stand_in_one_order(namespace: &dyn TestNamespace) -> Result<()> {
     let table = jobs()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     insert_jobs(&client, &table).await?;
     let shard = |shard: i64| Query::all_tenants(&table, "due", [shard.into()]);
     let mut all = ["b/q1", "A/z9", "a/q2", "a/q10", "a-1/1", "a./q1", "b/a1", "a/a1"];
@@ -104,9 +104,9 @@ pub(super) async fn rows_of_all_tenants_stand_in_one_order(lab: &dyn Lab) -> Res
     expect(&client, &Query::index(&table, "by_due", &owner, [1.into()])?, &["b/q1", "b/a1"]).await
 }
 
-pub(super) async fn the_index_follows_the_rows(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn the_index_follows_the_rows(namespace: &dyn TestNamespace) -> Result<()> {
     let table = jobs()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     insert_jobs(&client, &table).await?;
     let of = |tenant: &str| client.for_tenant(tenant);
     let update = |queue: &str, number: i64| Step::update(&table, [queue.into(), number.into()]);
@@ -131,7 +131,7 @@ pub(super) async fn the_index_follows_the_rows(lab: &dyn Lab) -> Result<()> {
     expect(&client, &shard(1)?, &["b/q5", "a-1/1", "b/q1"]).await
 }
 
-pub(super) async fn every_ordered_type_can_stand_in_it(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn every_ordered_type_can_stand_in_it(namespace: &dyn TestNamespace) -> Result<()> {
     let mut builder = of_every_type("spread");
     let kinds = || ordered_types().filter(|kind| *kind != Type::Bool);
     for kind in kinds() {
@@ -140,7 +140,7 @@ pub(super) async fn every_ordered_type_can_stand_in_it(lab: &dyn Lab) -> Result<
     }
     // A column that the row's key has too is not a second one.
     let table = builder.global_index("by_id", &["id"], &[]).build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let tenants = ["y", "x"];
     for kind in kinds() {
         let ladder = ladder(kind);
@@ -154,7 +154,7 @@ pub(super) async fn every_ordered_type_can_stand_in_it(lab: &dyn Lab) -> Result<
         let query = Query::all_tenants(&table, &format!("by_{kind}"), [true.into()])?.limit(5)?;
         client
             .eventually(&query, |rows| {
-                same(&query.source(), &crate::harness::client::column_of(rows, kind.name()), &both)?;
+                same(&query.source(), &crate::harness::store_client::column_of(rows, kind.name()), &both)?;
                 let owners: Vec<&str> = rows.iter().map(|row| row.tenant().as_str()).collect();
                 same(&query.source(), &owners, &["x", "y"].repeat(ladder.len()))
             })
@@ -172,7 +172,7 @@ pub(super) async fn every_ordered_type_can_stand_in_it(lab: &dyn Lab) -> Result<
     client.eventually(&query, |rows| same("by key", &owners(rows), &vec!["y".into(), "x".into()])).await
 }
 
-pub(super) async fn pages_of_heavy_rows_go_on_where_they_ended(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn pages_of_heavy_rows_go_on_where_they_ended(namespace: &dyn TestNamespace) -> Result<()> {
     let table = Table::named("loads")
         .partition("id", Type::Int)
         .required("shard", Type::Int)
@@ -181,7 +181,7 @@ pub(super) async fn pages_of_heavy_rows_go_on_where_they_ended(lab: &dyn Lab) ->
         .index("by_due", &["shard"], &["due"])
         .global_index("due", &["shard"], &["due"])
         .build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let owners = [client.clone(), client.for_tenant("other")?];
     let count = 24_i64;
     for id in 0..count {
@@ -200,7 +200,7 @@ pub(super) async fn pages_of_heavy_rows_go_on_where_they_ended(lab: &dyn Lab) ->
     client.eventually(&query, |rows| same("of one tenant", &due(rows), &expected)).await
 }
 
-pub(super) async fn it_can_be_added_to_rows_and_taken_away(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn it_can_be_added_to_rows_and_taken_away(namespace: &dyn TestNamespace) -> Result<()> {
     let base = || {
         Table::named("jobs")
             .partition("queue", Type::Text)
@@ -209,7 +209,7 @@ pub(super) async fn it_can_be_added_to_rows_and_taken_away(lab: &dyn Lab) -> Res
             .optional("due", Type::Int)
     };
     let (old, new) = (base().build()?, base().global_index("due", &["shard"], &["due"]).build()?);
-    let client = Client::open(lab, &[&old]).await?;
+    let client = StoreClient::open(namespace, &[&old]).await?;
     insert_jobs(&client, &old).await?;
     let migrate = async |table: &Arc<Table>, how| -> Result<Vec<String>> {
         let schema = statehouse_store::Schema::new([table.clone()])?;

@@ -10,14 +10,16 @@ use statehouse_store::guard::{Comparison, column, is_in, is_null, is_set, now, n
 use statehouse_store::limits::GUARD_LEAVES_MAX;
 use statehouse_store::{Clock, Guard, ManualClock, Operand, Reason, Step, Table, Time, Type, Value};
 
-use crate::harness::client::{Client, same};
-use crate::harness::engines::Lab;
-use crate::harness::samples::{ladder, longest_ladder, of_every_type, ordered_types, other, sample};
+use crate::harness::engines::TestNamespace;
+use crate::harness::sample_inputs::values::{
+    ladder, longest_ladder, of_every_type, ordered_types, other, sample,
+};
+use crate::harness::store_client::{StoreClient, same};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
 /// Requires that a guard holds, or does not, for the row of a key.
-async fn check(client: &Client, table: &Arc<Table>, key: i64, guard: Guard, holds: bool) -> Result<()> {
+async fn check(client: &StoreClient, table: &Arc<Table>, key: i64, guard: Guard, holds: bool) -> Result<()> {
     for step in [Step::assert(table, [key.into()]), Step::update(table, [key.into()])] {
         let plan = client.one(step.guard(guard.clone()));
         if holds {
@@ -36,7 +38,7 @@ async fn check(client: &Client, table: &Arc<Table>, key: i64, guard: Guard, hold
 
 /// Requires that all of the first guards hold, and none of the second, in as few plans as the limits allow.
 async fn check_many(
-    client: &Client,
+    client: &StoreClient,
     table: &Arc<Table>,
     key: i64,
     hold: &[Guard],
@@ -66,16 +68,16 @@ fn sorted_comparisons(
 }
 
 /// Inserts row 1 of a table of all types, with these columns.
-async fn insert(client: &Client, table: &Arc<Table>, columns: &[(&str, Value)]) -> Result<()> {
+async fn insert(client: &StoreClient, table: &Arc<Table>, columns: &[(&str, Value)]) -> Result<()> {
     let step = Step::insert(table, [1.into()]);
     let step = columns.iter().fold(step, |step, (name, value)| step.set(name, value.clone()));
     client.apply(client.one(step)).await?;
     Ok(())
 }
 
-pub(super) async fn comparisons_with_constants_of_every_type(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn comparisons_with_constants_of_every_type(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("ladders").build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     for place in 0..longest_ladder() {
         let mut step = Step::insert(&table, [(place as i64).into()]);
         for kind in ordered_types() {
@@ -97,9 +99,9 @@ pub(super) async fn comparisons_with_constants_of_every_type(lab: &dyn Lab) -> R
     Ok(())
 }
 
-pub(super) async fn constants_may_stand_on_the_left(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn constants_may_stand_on_the_left(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("numbers").build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     insert(&client, &table, &[("int", 5.into())]).await?;
     let (mut hold, mut fail) = (Vec::new(), Vec::new());
     for constant in [4, 5, 6] {
@@ -108,9 +110,9 @@ pub(super) async fn constants_may_stand_on_the_left(lab: &dyn Lab) -> Result<()>
     check_many(&client, &table, 1, &hold, &fail).await
 }
 
-pub(super) async fn comparisons_of_two_columns_of_every_type(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn comparisons_of_two_columns_of_every_type(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("pairs").build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let orders = [(0, 1), (1, 0), (1, 1)];
     for (key, (left, right)) in orders.into_iter().enumerate() {
         let mut step = Step::insert(&table, [(key as i64).into()]);
@@ -132,9 +134,9 @@ pub(super) async fn comparisons_of_two_columns_of_every_type(lab: &dyn Lab) -> R
     Ok(())
 }
 
-pub(super) async fn a_comparison_with_null_never_holds(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_comparison_with_null_never_holds(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("gaps").build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let mut set: Vec<(String, Value)> = Vec::new();
     for kind in ordered_types() {
         set.push((other(kind), sample(kind, 1)));
@@ -167,9 +169,9 @@ pub(super) async fn a_comparison_with_null_never_holds(lab: &dyn Lab) -> Result<
     Ok(())
 }
 
-pub(super) async fn null_can_be_asked_of_every_type(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn null_can_be_asked_of_every_type(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("presence").build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     client.apply(client.one(Step::insert(&table, [1.into()]))).await?;
     for kind in Type::ALL {
         check_many(&client, &table, 1, &[is_null(kind.name())], &[is_set(kind.name())]).await?;
@@ -186,9 +188,9 @@ pub(super) async fn null_can_be_asked_of_every_type(lab: &dyn Lab) -> Result<()>
     Ok(())
 }
 
-pub(super) async fn lists_of_every_type(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn lists_of_every_type(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("lists").build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     for kind in ordered_types() {
         let (first, last) = (sample(kind, 0), sample(kind, ladder(kind).len() - 1));
         let step = Step::upsert(&table, [1.into()]).set(kind.name(), last.clone());
@@ -209,20 +211,20 @@ pub(super) async fn lists_of_every_type(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn all_any_and_negation_follow_kleene(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn all_any_and_negation_follow_kleene(namespace: &dyn TestNamespace) -> Result<()> {
     #[derive(Clone, Copy, PartialEq, Eq)]
-    enum Truth {
+    enum ExpectedTruth {
         True,
         False,
         Unknown,
     }
     let table = of_every_type("truths").build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     insert(&client, &table, &[("int", 1.into())]).await?;
     let leaves = [
-        (column("int").eq(1), Truth::True),
-        (column("int").eq(2), Truth::False),
-        (column("other_int").eq(1), Truth::Unknown),
+        (column("int").eq(1), ExpectedTruth::True),
+        (column("int").eq(2), ExpectedTruth::False),
+        (column("other_int").eq(1), ExpectedTruth::Unknown),
     ];
     let (mut hold, mut fail) = (Vec::new(), Vec::new());
     for (a, a_truth) in &leaves {
@@ -233,11 +235,11 @@ pub(super) async fn all_any_and_negation_follow_kleene(lab: &dyn Lab) -> Result<
             let mut sort = |guard: Guard, holds: bool| {
                 if holds { hold.push(guard) } else { fail.push(guard) }
             };
-            sort(any.clone(), truths.contains(&Truth::True));
-            sort(all.clone(), truths == [Truth::True; 2]);
-            sort(all.negated(), truths.contains(&Truth::False));
-            sort(any.clone().negated(), truths == [Truth::False; 2]);
-            sort(any.negated().negated(), truths.contains(&Truth::True));
+            sort(any.clone(), truths.contains(&ExpectedTruth::True));
+            sort(all.clone(), truths == [ExpectedTruth::True; 2]);
+            sort(all.negated(), truths.contains(&ExpectedTruth::False));
+            sort(any.clone().negated(), truths == [ExpectedTruth::False; 2]);
+            sort(any.negated().negated(), truths.contains(&ExpectedTruth::True));
         }
     }
     // One at a time: inside a larger `All` or `Any` an engine that drops brackets could still answer rightly.
@@ -259,9 +261,9 @@ pub(super) async fn all_any_and_negation_follow_kleene(lab: &dyn Lab) -> Result<
     check(&client, &table, 1, Guard::Any(vec![Guard::never(), column("int").eq(2)]), false).await
 }
 
-pub(super) async fn a_constant_stands_in_for_null(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_constant_stands_in_for_null(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("stand_ins").build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     client.apply(client.one(Step::insert(&table, [1.into()]))).await?;
     for kind in ordered_types() {
         let ladder = ladder(kind);
@@ -281,9 +283,9 @@ pub(super) async fn a_constant_stands_in_for_null(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn guards_see_the_key_and_the_version(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn guards_see_the_key_and_the_version(namespace: &dyn TestNamespace) -> Result<()> {
     let table = Table::named("versions").partition("id", Type::Int).optional("n", Type::Int).build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     client.apply(client.one(Step::insert(&table, [7.into()]).set("n", 2))).await?;
     client.apply(client.one(Step::update(&table, [7.into()]).guard(Guard::version(1)))).await?;
     let update = |guard: Guard| client.one(Step::update(&table, [7.into()]).guard(guard));
@@ -300,9 +302,9 @@ pub(super) async fn guards_see_the_key_and_the_version(lab: &dyn Lab) -> Result<
     same("the version after three writes", &client.row(&table, [7.into()]).await?.version(), &3)
 }
 
-pub(super) async fn the_failed_conjunct_is_named(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn the_failed_conjunct_is_named(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("conjuncts").build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     insert(&client, &table, &[("int", 5.into()), ("text", "x".into())]).await?;
     let good = [
         column("int").eq(5),
@@ -335,9 +337,9 @@ pub(super) async fn the_failed_conjunct_is_named(lab: &dyn Lab) -> Result<()> {
     same("the version of a row that no plan changed", &client.row(&table, [1.into()]).await?.version(), &1)
 }
 
-pub(super) async fn the_engines_clock_in_guards(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn the_engines_clock_in_guards(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("clocks").build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let insert = Step::insert(&table, [1.into()]).set("time", now()).set("other_time", now_plus(HOUR));
     client.apply(client.one(insert)).await?;
     let hold = [
@@ -359,11 +361,11 @@ pub(super) async fn the_engines_clock_in_guards(lab: &dyn Lab) -> Result<()> {
     check_many(&client, &table, 1, &hold, &fail).await
 }
 
-pub(super) async fn expiry_is_exact_at_the_boundary(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn expiry_is_exact_at_the_boundary(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("holds").build()?;
     let start = Time::from_micros(1_700_000_000_000_001);
     let clock = ManualClock::at(start);
-    let client = Client::open_at(lab, Arc::new(clock.clone()), &[&table]).await?;
+    let client = StoreClient::open_at(namespace, Arc::new(clock.clone()), &[&table]).await?;
     let minute = Duration::from_secs(60);
     client.apply(client.one(Step::insert(&table, [1.into()]).set("time", now_plus(minute)))).await?;
     let expires = start.plus(minute);
@@ -389,9 +391,9 @@ pub(super) async fn expiry_is_exact_at_the_boundary(lab: &dyn Lab) -> Result<()>
     Ok(())
 }
 
-pub(super) async fn one_reading_of_the_clock_serves_the_plan(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn one_reading_of_the_clock_serves_the_plan(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("moments").build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     for round in 0..20 {
         let (a, b): (i64, i64) = (round * 2, round * 2 + 1);
         let plan = client.noted("moment", &round.to_string(), "moment.noted").steps([
@@ -413,10 +415,10 @@ pub(super) async fn one_reading_of_the_clock_serves_the_plan(lab: &dyn Lab) -> R
     Ok(())
 }
 
-pub(super) async fn the_clock_may_be_set_back(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn the_clock_may_be_set_back(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("relapses").build()?;
     let clock = ManualClock::at(Time::from_millis(1_700_000_000_000));
-    let client = Client::open_at(lab, Arc::new(clock.clone()), &[&table]).await?;
+    let client = StoreClient::open_at(namespace, Arc::new(clock.clone()), &[&table]).await?;
     let touch = || client.one(Step::upsert(&table, [1.into()]).set("time", now()));
     client.apply(touch()).await?;
     clock.set(Time::from_millis(1_600_000_000_000));

@@ -11,13 +11,15 @@ use statehouse_store::{
 };
 use tokio::task::JoinSet;
 
-use crate::harness::client::{Client, fails, pause, same, scan};
-use crate::harness::engines::Lab;
-use crate::harness::samples::{counters, longest_ladder, of_every_type, sample};
+use crate::harness::engines::TestNamespace;
+use crate::harness::sample_inputs::values::{counters, longest_ladder, of_every_type, sample};
+use crate::harness::store_client::{StoreClient, fails, pause, same, scan};
 
-pub(super) async fn a_restart_keeps_rows_log_operations_and_schema(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_restart_keeps_rows_log_operations_and_schema(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let table = of_every_type("durable").index("by_int", &[], &["int"]).build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let mut plans = Vec::new();
     for place in 0..longest_ladder() {
         let mut step = Step::insert(&table, [(place as i64).into()]);
@@ -39,7 +41,7 @@ pub(super) async fn a_restart_keeps_rows_log_operations_and_schema(lab: &dyn Lab
     client.store.close().await;
     drop(client);
 
-    let client = Client::of(lab.open().await?, "acme")?;
+    let client = StoreClient::of(namespace.open().await?, "acme")?;
     client.skip_ids(1_000);
     same(
         "engine and partitions",
@@ -70,9 +72,9 @@ pub(super) async fn a_restart_keeps_rows_log_operations_and_schema(lab: &dyn Lab
     client.eventually(&query, |rows| same("the index", &rows.len(), &1)).await
 }
 
-pub(super) async fn a_closed_store_is_unavailable(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_closed_store_is_unavailable(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("shut")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     client.apply(client.one(Step::insert(&table, ["x".into()]))).await?;
     let store = client.store.clone();
     store.close().await;
@@ -91,14 +93,16 @@ pub(super) async fn a_closed_store_is_unavailable(lab: &dyn Lab) -> Result<()> {
     fails("trim_log", store.trim_log(0, 1).await, unavailable)?;
     fails("migrate", store.migrate(&Schema::new([table.clone()])?, Migrate::Apply).await, unavailable)?;
     drop(store);
-    let client = Client::of(lab.open().await?, "acme")?;
+    let client = StoreClient::of(namespace.open().await?, "acme")?;
     same("a plan that came too late", &client.find(&table, ["y".into()]).await?, &None)?;
     same("a row from before", &client.row(&table, ["x".into()]).await?.version(), &1)
 }
 
-pub(super) async fn closing_amid_commits_loses_none_that_was_acknowledged(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn closing_amid_commits_loses_none_that_was_acknowledged(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let table = counters("rushed")?;
-    let mut client = Client::open(lab, &[&table]).await?;
+    let mut client = StoreClient::open(namespace, &[&table]).await?;
     let mut acknowledged: Vec<String> = Vec::new();
     for round in 0..3_u64 {
         let mut tasks = JoinSet::new();
@@ -137,7 +141,7 @@ pub(super) async fn closing_amid_commits_loses_none_that_was_acknowledged(lab: &
         while let Some(done) = tasks.join_next().await {
             acknowledged.extend(done??);
         }
-        client = Client::of(lab.open().await?, "acme")?;
+        client = StoreClient::of(namespace.open().await?, "acme")?;
         client.skip_ids(10_000 * (round + 1));
     }
     ensure!(!acknowledged.is_empty(), "nothing was acknowledged, so nothing was shown");

@@ -17,9 +17,9 @@ use statehouse_store::{
     Type, Value,
 };
 
-use crate::harness::client::{Client, fails, keys_of, same};
-use crate::harness::engines::Lab;
-use crate::harness::samples::{counters, of_every_type};
+use crate::harness::engines::TestNamespace;
+use crate::harness::sample_inputs::values::{counters, of_every_type};
+use crate::harness::store_client::{StoreClient, fails, keys_of, same};
 
 /// Requires that a plan is refused when it is built, for its size.
 fn too_large(about: &str, plan: Builder) -> Result<()> {
@@ -31,7 +31,7 @@ fn too_large(about: &str, plan: Builder) -> Result<()> {
 }
 
 /// Requires that a plan which could be built is refused for its size when it is committed.
-async fn exceeds(client: &Client, about: &str, plan: Builder) -> Result<()> {
+async fn exceeds(client: &StoreClient, about: &str, plan: Builder) -> Result<()> {
     let limit = |error: &StoreError| matches!(error, StoreError::LimitExceeded { limit, actual, .. } if actual > limit);
     fails(about, client.store.commit(&plan.build()?).await, limit)
 }
@@ -46,7 +46,7 @@ fn texts(name: &str) -> Result<Arc<Table>> {
 }
 
 /// How long `a` may be in a row of `texts`, alone.
-fn longest_text(client: &Client, table: &Arc<Table>) -> usize {
+fn longest_text(client: &StoreClient, table: &Arc<Table>) -> usize {
     let values = vec![Value::Int(0), "".into(), Value::Null];
     ROW_BYTES_MAX - row_weight(&Row::new(table.clone(), client.tenant.clone(), values, 1))
 }
@@ -56,9 +56,9 @@ fn text_of(bytes: usize) -> String {
     (0..bytes).map(|place| char::from(b'a' + (place % 23) as u8)).collect()
 }
 
-pub(super) async fn a_hundred_operations(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_hundred_operations(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("hundreds")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let inserts = |from: usize, count: usize| {
         (from..from + count)
             .map(|n| Step::insert(&table, [n.to_string().into()]).set("n", n as i64))
@@ -87,9 +87,9 @@ pub(super) async fn a_hundred_operations(lab: &dyn Lab) -> Result<()> {
     same("a deleted row", &client.find(&table, ["0".into()]).await?, &None)
 }
 
-pub(super) async fn a_row_of_the_largest_size(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_row_of_the_largest_size(namespace: &dyn TestNamespace) -> Result<()> {
     let table = texts("bulky")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let length = longest_text(&client, &table);
     let insert = |length: usize| client.one(Step::insert(&table, [1.into()]).set("a", text_of(length)));
     too_large("a row one byte too large", insert(length + 1))?;
@@ -108,9 +108,9 @@ pub(super) async fn a_row_of_the_largest_size(lab: &dyn Lab) -> Result<()> {
     client.apply(client.one(shift)).await.context("the text moves, and the row weighs the same").map(drop)
 }
 
-pub(super) async fn a_row_must_not_grow_over_the_limit(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_row_must_not_grow_over_the_limit(namespace: &dyn TestNamespace) -> Result<()> {
     let table = texts("growing")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let insert = |key: i64| Step::insert(&table, [key.into()]).set("a", text_of(250_000));
     client.apply(client.plan().step(insert(1)).step(insert(2))).await?;
     let cases = [
@@ -130,7 +130,7 @@ pub(super) async fn a_row_must_not_grow_over_the_limit(lab: &dyn Lab) -> Result<
     same("the log", &client.exact_log(1).await?[0].events[0].name.as_str(), &"noted")
 }
 
-pub(super) async fn keys_of_the_largest_size(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn keys_of_the_largest_size(namespace: &dyn TestNamespace) -> Result<()> {
     let text = Table::named("long_text")
         .partition("part", Type::Text)
         .sort("rank", Type::Text)
@@ -138,7 +138,7 @@ pub(super) async fn keys_of_the_largest_size(lab: &dyn Lab) -> Result<()> {
         .build()?;
     let bytes =
         Table::named("long_bytes").partition("part", Type::Bytes).sort("rank", Type::Bytes).build()?;
-    let client = Client::open(lab, &[&text, &bytes]).await?;
+    let client = StoreClient::open(namespace, &[&text, &bytes]).await?;
     // Each part has a byte of its own around it, and the tenant counts as well.
     let part_max = PARTITION_KEY_BYTES_MAX - client.tenant.as_str().len() - 1;
     let sort_max = SORT_KEY_BYTES_MAX - 2;
@@ -167,7 +167,7 @@ pub(super) async fn keys_of_the_largest_size(lab: &dyn Lab) -> Result<()> {
     same("the longest octets", &keys_of(&client.rows(query).await?), &keys.to_vec())
 }
 
-pub(super) async fn index_entries_of_the_largest_size(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn index_entries_of_the_largest_size(namespace: &dyn TestNamespace) -> Result<()> {
     let table = Table::named("long_index")
         .partition("id", Type::Text)
         .optional("group", Type::Text)
@@ -177,7 +177,7 @@ pub(super) async fn index_entries_of_the_largest_size(lab: &dyn Lab) -> Result<(
         .index("by_rank", &["group"], &["rank"])
         .global_index("ranked", &["shard"], &["rank"])
         .build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     // The sort part of an entry is the column and the row's key: "id" weighs 3 with its separator, the column 1 more.
     let sort_max = SORT_KEY_BYTES_MAX - 3 - 1;
     let group_max = PARTITION_KEY_BYTES_MAX - client.tenant.as_str().len() - 1;
@@ -213,9 +213,9 @@ pub(super) async fn index_entries_of_the_largest_size(lab: &dyn Lab) -> Result<(
     exceeds(&client, "an entry that would be too large", client.one(complete)).await
 }
 
-pub(super) async fn a_plan_of_the_largest_size(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_plan_of_the_largest_size(namespace: &dyn TestNamespace) -> Result<()> {
     let table = texts("loads")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let length = longest_text(&client, &table);
     let inserts = |count: i64| {
         (0..count).map(|key| Step::insert(&table, [key.into()]).set("a", text_of(length))).collect::<Vec<_>>()
@@ -231,9 +231,9 @@ pub(super) async fn a_plan_of_the_largest_size(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn a_plan_must_not_grow_over_the_limit(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_plan_must_not_grow_over_the_limit(namespace: &dyn TestNamespace) -> Result<()> {
     let table = texts("freights")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let count = (PLAN_BYTES_MAX / ROW_BYTES_MAX) as i64 + 1;
     for key in 0..count {
         client.apply(client.one(Step::insert(&table, [key.into()]).set("a", text_of(200_000)))).await?;
@@ -247,9 +247,9 @@ pub(super) async fn a_plan_must_not_grow_over_the_limit(lab: &dyn Lab) -> Result
     Ok(())
 }
 
-pub(super) async fn a_record_of_the_largest_size(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_record_of_the_largest_size(namespace: &dyn TestNamespace) -> Result<()> {
     let table = texts("tomes")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let empty = [Event { name: "told".into(), data: json!({"text": ""}) }];
     let length = ROW_BYTES_MAX - check_record("op", &empty)?;
     let told = |length: usize| {
@@ -275,9 +275,9 @@ pub(super) async fn a_record_of_the_largest_size(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn lists_and_guards_of_the_largest_size(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn lists_and_guards_of_the_largest_size(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("longest").build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let last = IN_VALUES_MAX as i64 - 1;
     client.apply(client.one(Step::insert(&table, [1.into()]).set("int", last))).await?;
     let update = |guard: Guard| client.one(Step::update(&table, [1.into()]).guard(guard));
@@ -296,7 +296,7 @@ pub(super) async fn lists_and_guards_of_the_largest_size(lab: &dyn Lab) -> Resul
     Ok(())
 }
 
-pub(super) async fn names_of_the_largest_size(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn names_of_the_largest_size(namespace: &dyn TestNamespace) -> Result<()> {
     let name = |first: &str| format!("{first}{}", "x".repeat(NAME_MAX - first.len()));
     let table = Table::named(name("t"))
         .partition(&name("p"), Type::Text)
@@ -309,7 +309,7 @@ pub(super) async fn names_of_the_largest_size(lab: &dyn Lab) -> Result<()> {
     // Names that share all but their last letters, which an engine could cut off.
     let twin =
         Table::named(format!("{}y", &table.name()[..NAME_MAX - 1])).partition("id", Type::Int).build()?;
-    let client = Client::open(lab, &[&table, &twin]).await?;
+    let client = StoreClient::open(namespace, &[&table, &twin]).await?;
     let tenant = "T".repeat(TENANT_BYTES_MAX);
     ensure!(Tenant::new(format!("{tenant}T")).is_err(), "a tenant of 65 letters was accepted");
     let client = client.for_tenant(&tenant)?;
@@ -342,11 +342,11 @@ fn name_of(table: &Table, place: usize) -> String {
     table.columns()[place].name.clone()
 }
 
-pub(super) async fn many_columns(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn many_columns(namespace: &dyn TestNamespace) -> Result<()> {
     let names: Vec<String> = (0..120).map(|number| format!("c{number}")).collect();
     let start = Table::named("wide").partition("id", Type::Int);
     let table = names.iter().fold(start, |table, name| table.optional(name, Type::Int)).build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let set = |step: Step| names.iter().zip(0..).fold(step, |step, (name, number)| step.set(name, number));
     client.apply(client.one(set(Step::insert(&table, [1.into()])))).await?;
     let shifted = names.iter().zip(names.iter().cycle().skip(1));
@@ -359,9 +359,9 @@ pub(super) async fn many_columns(lab: &dyn Lab) -> Result<()> {
     same("120 columns, each with its neighbour's content", &numbers, &expected)
 }
 
-pub(super) async fn json_of_the_greatest_depth(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn json_of_the_greatest_depth(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("nested").build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let nested = |depth: usize| {
         (0..depth).fold(
             json!("core"),

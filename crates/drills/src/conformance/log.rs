@@ -16,15 +16,17 @@ use statehouse_store::{
 };
 use tokio::task::JoinSet;
 
-use crate::harness::client::{Client, fails, pause, same, whole_log};
-use crate::harness::engines::Lab;
-use crate::harness::samples::{counters, longest_ladder, of_every_type, sample};
+use crate::harness::engines::TestNamespace;
+use crate::harness::sample_inputs::values::{counters, longest_ladder, of_every_type, sample};
+use crate::harness::store_client::{StoreClient, fails, pause, same, whole_log};
 
 /// A bound on waiting for something that has to come. Reached only by a store that fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-pub(super) async fn offsets_count_from_one_in_the_subjects_partition(lab: &dyn Lab) -> Result<()> {
-    let client = Client::open(lab, &[]).await?;
+pub(super) async fn offsets_count_from_one_in_the_subjects_partition(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
+    let client = StoreClient::open(namespace, &[]).await?;
     let partitions = client.store.partitions();
     ensure!(partitions > 0, "the log has no partitions");
     let mut expected: BTreeMap<u32, Vec<String>> = BTreeMap::new();
@@ -57,10 +59,10 @@ pub(super) async fn offsets_count_from_one_in_the_subjects_partition(lab: &dyn L
     Ok(())
 }
 
-pub(super) async fn records_say_what_was_committed(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn records_say_what_was_committed(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("subjects")?;
     let at = Time::from_micros(1_700_000_000_000_007);
-    let client = Client::open_at(lab, Arc::new(ManualClock::at(at)), &[&table]).await?;
+    let client = StoreClient::open_at(namespace, Arc::new(ManualClock::at(at)), &[&table]).await?;
     let entry = Entry::about("subject", "s/1")
         .fingerprint("0123abcd")
         .event(EventTemplate::named("subject.made").with("by", "ann").with("parts", json!([1, {"a": null}])))
@@ -97,9 +99,9 @@ pub(super) async fn records_say_what_was_committed(lab: &dyn Lab) -> Result<()> 
     )
 }
 
-pub(super) async fn events_carry_the_rows_of_steps(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn events_carry_the_rows_of_steps(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("carried")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let setup = [Step::insert(&table, ["gone".into()]).set("n", 4), Step::insert(&table, ["kept".into()])];
     client.apply(client.plan().steps(setup)).await?;
     let entry = Entry::about("carrier", "x")
@@ -131,9 +133,9 @@ pub(super) async fn events_carry_the_rows_of_steps(lab: &dyn Lab) -> Result<()> 
     same("the data of the events", &data, &expected)
 }
 
-pub(super) async fn rows_in_events_have_every_type(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn rows_in_events_have_every_type(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("shown").build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let spelled = Step::insert(&table, [(-1).into()])
         .set("text", "ü'\u{1d11e}")
         .set("int", i64::MIN)
@@ -177,7 +179,7 @@ pub(super) async fn rows_in_events_have_every_type(lab: &dyn Lab) -> Result<()> 
 
 /// Commits increments of shared rows from several tasks. Each plan's subject is its first row, and its events carry
 /// both rows.
-async fn write_concurrently(client: &Client, table: &Arc<Table>, tasks: i64, each: i64) -> Result<()> {
+async fn write_concurrently(client: &StoreClient, table: &Arc<Table>, tasks: i64, each: i64) -> Result<()> {
     let mut running: JoinSet<Result<()>> = JoinSet::new();
     for task in 0..tasks {
         let (client, table) = (client.clone(), table.clone());
@@ -218,9 +220,11 @@ fn versions_by_row(records: &[Record]) -> Result<BTreeMap<(u32, String), Vec<i64
     Ok(versions)
 }
 
-pub(super) async fn versions_of_a_row_stand_in_order_and_none_is_missing(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn versions_of_a_row_stand_in_order_and_none_is_missing(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let table = counters("contended")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     write_concurrently(&client, &table, 6, 20).await?;
     let records = client.exact_log(120).await?;
     let by_row = versions_by_row(&records)?;
@@ -243,9 +247,9 @@ pub(super) async fn versions_of_a_row_stand_in_order_and_none_is_missing(lab: &d
     Ok(())
 }
 
-pub(super) async fn a_reader_by_offset_misses_nothing(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_reader_by_offset_misses_nothing(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("tailed")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let done = Arc::new(AtomicBool::new(false));
     let (store, flag) = (client.store.clone(), done.clone());
     let tail = tokio::spawn(async move {
@@ -294,9 +298,9 @@ pub(super) async fn a_reader_by_offset_misses_nothing(lab: &dyn Lab) -> Result<(
     Ok(())
 }
 
-pub(super) async fn a_subjects_last_record_matches_its_row(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_subjects_last_record_matches_its_row(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("mirrored")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let mut tasks: JoinSet<Result<()>> = JoinSet::new();
     for task in 0..5_i64 {
         let (client, table) = (client.clone(), table.clone());
@@ -326,8 +330,8 @@ pub(super) async fn a_subjects_last_record_matches_its_row(lab: &dyn Lab) -> Res
     Ok(())
 }
 
-pub(super) async fn pages_of_the_log_are_bounded(lab: &dyn Lab) -> Result<()> {
-    let client = Client::open(lab, &[]).await?;
+pub(super) async fn pages_of_the_log_are_bounded(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = StoreClient::open(namespace, &[]).await?;
     for _ in 0..5 {
         client.apply(client.noted("page", "one subject", "noted")).await?;
     }
@@ -353,9 +357,11 @@ pub(super) async fn pages_of_the_log_are_bounded(lab: &dyn Lab) -> Result<()> {
     fails("trimming a partition too far", client.store.trim_log(unknown, 1).await, schema)
 }
 
-pub(super) async fn a_page_of_the_log_has_at_most_a_thousand_records(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_page_of_the_log_has_at_most_a_thousand_records(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     const COUNT: usize = PAGE_MAX + 1;
-    let client = Client::open(lab, &[]).await?;
+    let client = StoreClient::open(namespace, &[]).await?;
     let mut tasks: JoinSet<Result<()>> = JoinSet::new();
     for task in 0..7 {
         let client = client.clone();
@@ -388,8 +394,8 @@ async fn waited(store: &dyn Store, seen: &[u64], at_most: Duration) -> Result<Ve
     }
 }
 
-pub(super) async fn waiting_ends_with_a_commit(lab: &dyn Lab) -> Result<()> {
-    let client = Client::open(lab, &[]).await?;
+pub(super) async fn waiting_ends_with_a_commit(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = StoreClient::open(namespace, &[]).await?;
     // An hour is far beyond our patience: only the commit can end the wait.
     let hour = Duration::from_secs(3_600);
     let mut seen = vec![0; client.store.partitions() as usize];
@@ -415,8 +421,8 @@ pub(super) async fn waiting_ends_with_a_commit(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn waiting_does_not_wait_for_what_is_there(lab: &dyn Lab) -> Result<()> {
-    let client = Client::open(lab, &[]).await?;
+pub(super) async fn waiting_does_not_wait_for_what_is_there(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = StoreClient::open(namespace, &[]).await?;
     client.apply(client.noted("wake", "x", "noted")).await?;
     let partitions = client.store.partitions() as usize;
     let hour = Duration::from_secs(3_600);
@@ -429,9 +435,9 @@ pub(super) async fn waiting_does_not_wait_for_what_is_there(lab: &dyn Lab) -> Re
     Ok(())
 }
 
-pub(super) async fn waiting_ends_when_its_time_is_up(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn waiting_ends_when_its_time_is_up(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = ManualClock::at(Time::from_millis(1_700_000_000_000));
-    let client = Client::open_at(lab, Arc::new(clock.clone()), &[]).await?;
+    let client = StoreClient::open_at(namespace, Arc::new(clock.clone()), &[]).await?;
     client.apply(client.noted("wake", "x", "noted")).await?;
     client.log(1).await?;
     let seen = waited(client.store.as_ref(), &[], Duration::from_secs(10)).await?;
@@ -447,8 +453,8 @@ pub(super) async fn waiting_ends_when_its_time_is_up(lab: &dyn Lab) -> Result<()
     same("the heads without waiting", &heads, &seen)
 }
 
-pub(super) async fn trimming_forgets_records_and_their_ids(lab: &dyn Lab) -> Result<()> {
-    let client = Client::open(lab, &[]).await?;
+pub(super) async fn trimming_forgets_records_and_their_ids(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = StoreClient::open(namespace, &[]).await?;
     let noted = |id: &str| {
         Plan::of(&client.tenant, id)
             .log(Entry::about("trim", "one subject").event(EventTemplate::named("noted")))
@@ -479,8 +485,8 @@ pub(super) async fn trimming_forgets_records_and_their_ids(lab: &dyn Lab) -> Res
     same("the log after a forgotten id came again", &ids, &vec!["c".to_owned(), "d".into(), "a".into()])
 }
 
-pub(super) async fn trimming_keeps_the_newest_record(lab: &dyn Lab) -> Result<()> {
-    let client = Client::open(lab, &[]).await?;
+pub(super) async fn trimming_keeps_the_newest_record(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = StoreClient::open(namespace, &[]).await?;
     let noted = |id: &str| Plan::of(&client.tenant, id).log(Entry::about("trim", "one subject"));
     for id in ["a", "b", "c"] {
         client.apply(noted(id)).await?;
@@ -503,8 +509,8 @@ pub(super) async fn trimming_keeps_the_newest_record(lab: &dyn Lab) -> Result<()
     Ok(())
 }
 
-pub(super) async fn a_fence_can_be_forgotten(lab: &dyn Lab) -> Result<()> {
-    let client = Client::open(lab, &[]).await?;
+pub(super) async fn a_fence_can_be_forgotten(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = StoreClient::open(namespace, &[]).await?;
     client.store.resolve(&client.tenant, "fenced").await?;
     let partitions = client.store.partitions();
     let home = partition_of(&client.tenant, "", "fenced", partitions);
@@ -527,9 +533,9 @@ fn subject_in(tenant: &Tenant, partition: u32, partitions: u32) -> Result<String
     found.with_context(|| format!("no key hashes to partition {partition} of {partitions}"))
 }
 
-pub(super) async fn unicode_everywhere(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn unicode_everywhere(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("polyglot")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let texts = [
         "Zoë",
         "日本語",

@@ -9,9 +9,9 @@ use statehouse_store::{
 };
 use tokio::task::JoinSet;
 
-use crate::harness::client::{Client, fails, pause, same};
-use crate::harness::engines::Lab;
-use crate::harness::samples::{counters, ladder, of_every_type};
+use crate::harness::engines::TestNamespace;
+use crate::harness::sample_inputs::values::{counters, ladder, of_every_type};
+use crate::harness::store_client::{StoreClient, fails, pause, same};
 
 /// Entries of lists, also by their mark.
 fn entries(name: &str) -> Result<Arc<Table>> {
@@ -25,7 +25,7 @@ fn entries(name: &str) -> Result<Arc<Table>> {
 }
 
 /// Fills lists `l0`, `l1`, …: the first has no entries, the next 7, then 14, …
-async fn fill(client: &Client, table: &Arc<Table>, lists: i64) -> Result<()> {
+async fn fill(client: &StoreClient, table: &Arc<Table>, lists: i64) -> Result<()> {
     for list in 0..lists {
         let steps: Vec<Step> = (0..list * 7)
             .map(|number| {
@@ -62,7 +62,7 @@ async fn one_by_one(store: &dyn Store, asks: &[ReadRequest<'_>]) -> Result<Vec<R
 }
 
 /// Demands that these are answered in one go as they are one by one, and that something is seen.
-async fn expect_same(client: &Client, about: &str, asks: &[ReadRequest<'_>]) -> Result<Vec<ReadResult>> {
+async fn expect_same(client: &StoreClient, about: &str, asks: &[ReadRequest<'_>]) -> Result<Vec<ReadResult>> {
     let store = client.store.as_ref();
     let (together, apart) = (store.read_many(asks).await?, one_by_one(store, asks).await?);
     same(&format!("answers to {about}"), &together.len(), &asks.len())?;
@@ -80,10 +80,10 @@ fn has_rows(seen: &ReadResult) -> bool {
     }
 }
 
-pub(super) async fn answers_stand_in_the_order_of_their_asks(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn answers_stand_in_the_order_of_their_asks(namespace: &dyn TestNamespace) -> Result<()> {
     let (left, right, lists) =
         (counters("looked_left")?, counters("looked_right")?, entries("looked_lists")?);
-    let client = Client::open(lab, &[&left, &right, &lists]).await?;
+    let client = StoreClient::open(namespace, &[&left, &right, &lists]).await?;
     client.apply(client.one(Step::insert(&left, ["a".into()]).set("n", 1))).await?;
     client.apply(client.one(Step::insert(&right, ["a".into()]).set("n", 2))).await?;
     fill(&client, &lists, 3).await?;
@@ -118,9 +118,9 @@ pub(super) async fn answers_stand_in_the_order_of_their_asks(lab: &dyn Lab) -> R
     )
 }
 
-pub(super) async fn ranges_keep_their_bounds_order_and_pages(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn ranges_keep_their_bounds_order_and_pages(namespace: &dyn TestNamespace) -> Result<()> {
     let lists = entries("looked_ranges")?;
-    let client = Client::open(lab, &[&lists]).await?;
+    let client = StoreClient::open(namespace, &[&lists]).await?;
     fill(&client, &lists, 5).await?;
     let mut queries = Vec::new();
     for (number, list) in ["l4", "l0", "l3", "l2", "l4", "l1"].into_iter().enumerate() {
@@ -146,7 +146,7 @@ pub(super) async fn ranges_keep_their_bounds_order_and_pages(lab: &dyn Lab) -> R
     ensure!(found > 30, "only {found} of {} ranges have rows", queries.len());
     // A range that begins behind the end of a list without an order of its own holds nothing.
     let single = counters("looked_single")?;
-    let client = Client::open(lab, &[&lists, &single]).await?;
+    let client = StoreClient::open(namespace, &[&lists, &single]).await?;
     client.apply(client.one(Step::insert(&single, ["a".into()]))).await?;
     let whole = Query::table(&single, &client.tenant, ["a".into()])?;
     let row = client.row(&single, ["a".into()]).await?;
@@ -160,10 +160,12 @@ pub(super) async fn ranges_keep_their_bounds_order_and_pages(lab: &dyn Lab) -> R
     same("which have rows", &seen.iter().map(has_rows).collect::<Vec<_>>(), &vec![false, true])
 }
 
-pub(super) async fn rows_of_every_type_can_be_looked_at_together(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn rows_of_every_type_can_be_looked_at_together(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let (wide, narrow, lists) =
         (of_every_type("looked_wide").build()?, counters("looked_narrow")?, entries("looked_beside")?);
-    let client = Client::open(lab, &[&wide, &narrow, &lists]).await?;
+    let client = StoreClient::open(namespace, &[&wide, &narrow, &lists]).await?;
     for place in 0..4_usize {
         let mut step = Step::insert(&wide, [(place as i64).into()]);
         for kind in Type::ALL {
@@ -199,10 +201,10 @@ pub(super) async fn rows_of_every_type_can_be_looked_at_together(lab: &dyn Lab) 
     Ok(())
 }
 
-pub(super) async fn a_value_can_be_looked_at_without_its_row(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_value_can_be_looked_at_without_its_row(namespace: &dyn TestNamespace) -> Result<()> {
     let (wide, narrow, lists) =
         (of_every_type("valued_wide").build()?, counters("valued_narrow")?, entries("valued_beside")?);
-    let client = Client::open(lab, &[&wide, &narrow, &lists]).await?;
+    let client = StoreClient::open(namespace, &[&wide, &narrow, &lists]).await?;
     let other = client.for_tenant("other")?;
     // The first row has nothing but its key, and the last is not there.
     for id in 0..3_usize {
@@ -216,7 +218,7 @@ pub(super) async fn a_value_can_be_looked_at_without_its_row(lab: &dyn Lab) -> R
     client.apply(client.one(Step::insert(&narrow, ["a".into()]).set("n", 7))).await?;
     other.apply(other.one(Step::insert(&narrow, ["a".into()]).set("n", 8))).await?;
     fill(&client, &lists, 3).await?;
-    let cell = |client: &Client, table: &Arc<Table>, key: Value, column: &str| -> Result<Cell> {
+    let cell = |client: &StoreClient, table: &Arc<Table>, key: Value, column: &str| -> Result<Cell> {
         Ok(Cell::new(client.address(table, [key])?, column)?)
     };
     let list = |name: &str| Query::table(&lists, &client.tenant, [name.into()]);
@@ -258,7 +260,7 @@ pub(super) async fn a_value_can_be_looked_at_without_its_row(lab: &dyn Lab) -> R
     Ok(())
 }
 
-pub(super) async fn indexes_can_be_looked_at_with_tables(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn indexes_can_be_looked_at_with_tables(namespace: &dyn TestNamespace) -> Result<()> {
     let (lists, jobs) = (
         entries("looked_marks")?,
         Table::named("looked_jobs")
@@ -268,7 +270,7 @@ pub(super) async fn indexes_can_be_looked_at_with_tables(lab: &dyn Lab) -> Resul
             .global_index("due", &["shard"], &["due"])
             .build()?,
     );
-    let client = Client::open(lab, &[&lists, &jobs]).await?;
+    let client = StoreClient::open(namespace, &[&lists, &jobs]).await?;
     let other = client.for_tenant("other")?;
     fill(&client, &lists, 3).await?;
     for (number, client) in [&client, &other, &client].into_iter().enumerate() {
@@ -276,7 +278,7 @@ pub(super) async fn indexes_can_be_looked_at_with_tables(lab: &dyn Lab) -> Resul
             Step::insert(&jobs, [(number as i64).into()]).set("shard", 1).set("due", 9 - number as i64);
         client.apply(client.one(step)).await?;
     }
-    let marked = |tenant: &Client| Query::index(&lists, "by_mark", &tenant.tenant, ["m".into()]);
+    let marked = |tenant: &StoreClient| Query::index(&lists, "by_mark", &tenant.tenant, ["m".into()]);
     let (marks, last) = (marked(&client)?.limit(4)?, marked(&client)?.backward().limit(2)?);
     let (foreign, due) = (marked(&other)?, Query::all_tenants(&jobs, "due", [1.into()])?);
     let list = Query::table(&lists, &client.tenant, ["l2".into()])?.limit(1)?;
@@ -303,16 +305,16 @@ pub(super) async fn indexes_can_be_looked_at_with_tables(lab: &dyn Lab) -> Resul
     same("whose jobs are due", &owners, &vec!["acme", "other", "acme"])
 }
 
-pub(super) async fn each_tenant_is_shown_its_own_rows(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn each_tenant_is_shown_its_own_rows(namespace: &dyn TestNamespace) -> Result<()> {
     let (rows, lists) = (counters("looked_own")?, entries("looked_own_lists")?);
-    let client = Client::open(lab, &[&rows, &lists]).await?;
+    let client = StoreClient::open(namespace, &[&rows, &lists]).await?;
     let other = client.for_tenant("other")?;
     for (n, client) in [(1, &client), (2, &other)] {
         client.apply(client.one(Step::insert(&rows, ["a".into()]).set("n", n))).await?;
         fill(client, &lists, n + 1).await?;
     }
     let addresses = [client.address(&rows, ["a".into()])?, other.address(&rows, ["a".into()])?];
-    let list = |client: &Client| Query::table(&lists, &client.tenant, ["l2".into()]);
+    let list = |client: &StoreClient| Query::table(&lists, &client.tenant, ["l2".into()]);
     let (own, foreign) = (list(&client)?, list(&other)?);
     let asks = [ReadRequest::Query(&foreign), ReadRequest::Get(&addresses), ReadRequest::Query(&own)];
     let seen = expect_same(&client, "rows of two tenants", &asks).await?;
@@ -325,9 +327,9 @@ pub(super) async fn each_tenant_is_shown_its_own_rows(lab: &dyn Lab) -> Result<(
     Ok(())
 }
 
-pub(super) async fn a_look_sees_what_was_acknowledged(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_look_sees_what_was_acknowledged(namespace: &dyn TestNamespace) -> Result<()> {
     let (rows, lists) = (counters("looked_fresh")?, entries("looked_fresh_lists")?);
-    let client = Client::open(lab, &[&rows, &lists]).await?;
+    let client = StoreClient::open(namespace, &[&rows, &lists]).await?;
     let mut tasks: JoinSet<Result<()>> = JoinSet::new();
     for task in 0..6_i64 {
         let (client, rows, lists) = (client.clone(), rows.clone(), lists.clone());
@@ -368,9 +370,9 @@ pub(super) async fn a_look_sees_what_was_acknowledged(lab: &dyn Lab) -> Result<(
     Ok(())
 }
 
-pub(super) async fn tables_that_are_not_there_are_told(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn tables_that_are_not_there_are_told(namespace: &dyn TestNamespace) -> Result<()> {
     let (known, unknown) = (counters("looked_known")?, counters("looked_unknown")?);
-    let client = Client::open(lab, &[&known]).await?;
+    let client = StoreClient::open(namespace, &[&known]).await?;
     client.apply(client.one(Step::insert(&known, ["a".into()]))).await?;
     let addresses = [client.address(&known, ["a".into()])?];
     let query = Query::table(&unknown, &client.tenant, ["a".into()])?;

@@ -13,9 +13,9 @@ use statehouse_store::{
 };
 use tokio::task::JoinSet;
 
-use crate::harness::client::{Client, column_of, fails, same, scan};
-use crate::harness::engines::Lab;
-use crate::harness::samples::{ladder, sample};
+use crate::harness::engines::TestNamespace;
+use crate::harness::sample_inputs::values::{ladder, sample};
+use crate::harness::store_client::{StoreClient, column_of, fails, same, scan};
 
 /// The table that the cases change.
 fn base() -> Builder {
@@ -31,13 +31,13 @@ fn printed(changes: &[Change]) -> Vec<String> {
     changes.iter().map(Change::to_string).collect()
 }
 
-async fn migrate(client: &Client, tables: &[&Arc<Table>], how: Migrate) -> Result<Vec<String>> {
+async fn migrate(client: &StoreClient, tables: &[&Arc<Table>], how: Migrate) -> Result<Vec<String>> {
     Ok(printed(&client.store.migrate(&schema(tables)?, how).await?))
 }
 
-/// Opens a lab with the base table and two people in it.
-async fn with_people(lab: &dyn Lab, table: &Arc<Table>) -> Result<Client> {
-    let client = Client::open(lab, &[table]).await?;
+/// Opens a namespace with the base table and two people in it.
+async fn with_people(namespace: &dyn TestNamespace, table: &Arc<Table>) -> Result<StoreClient> {
+    let client = StoreClient::open(namespace, &[table]).await?;
     client.apply(client.one(Step::insert(table, [1.into()]).set("name", "ann").set("age", 30))).await?;
     client.apply(client.one(Step::insert(table, [2.into()]).set("name", "bob"))).await?;
     Ok(client)
@@ -47,9 +47,9 @@ fn none() -> Vec<String> {
     Vec::new()
 }
 
-pub(super) async fn migrating_again_changes_nothing(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn migrating_again_changes_nothing(namespace: &dyn TestNamespace) -> Result<()> {
     let table = base().index("by_name", &["name"], &[]).build()?;
-    let client = Client::open(lab, &[]).await?;
+    let client = StoreClient::open(namespace, &[]).await?;
     let created = vec!["create table people".to_owned()];
     same("the first migration", &migrate(&client, &[&table], Migrate::Apply).await?, &created)?;
     for how in [Migrate::Show, Migrate::Apply, Migrate::ApplyWithLoss] {
@@ -58,10 +58,10 @@ pub(super) async fn migrating_again_changes_nothing(lab: &dyn Lab) -> Result<()>
     Ok(())
 }
 
-pub(super) async fn showing_changes_nothing(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn showing_changes_nothing(namespace: &dyn TestNamespace) -> Result<()> {
     let (old, new) =
         (base().build()?, base().optional("email", Type::Text).index("by_age", &[], &["age"]).build()?);
-    let client = Client::open(lab, &[]).await?;
+    let client = StoreClient::open(namespace, &[]).await?;
     same(
         "what is shown",
         &migrate(&client, &[&old], Migrate::Show).await?,
@@ -84,9 +84,9 @@ pub(super) async fn showing_changes_nothing(lab: &dyn Lab) -> Result<()> {
     same("removals", &migrate(&client, &[&old], Migrate::Show).await?, &removals)
 }
 
-pub(super) async fn a_new_column_has_its_default_in_old_rows(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_new_column_has_its_default_in_old_rows(namespace: &dyn TestNamespace) -> Result<()> {
     let old = base().build()?;
-    let client = with_people(lab, &old).await?;
+    let client = with_people(namespace, &old).await?;
     let new = base()
         .defaulted("status", Type::Text, "ACTIVE")
         .optional("email", Type::Text)
@@ -126,9 +126,9 @@ pub(super) async fn a_new_column_has_its_default_in_old_rows(lab: &dyn Lab) -> R
     same("a new row", &(row.text("status"), row.int("visits")), &(Some("ACTIVE"), Some(0)))
 }
 
-pub(super) async fn new_columns_of_every_type(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn new_columns_of_every_type(namespace: &dyn TestNamespace) -> Result<()> {
     let old = base().build()?;
-    let client = with_people(lab, &old).await?;
+    let client = with_people(namespace, &old).await?;
     for (place, kind) in Type::ALL.into_iter().enumerate() {
         // Each type once with its least value and once with its greatest for a default, one type at a time.
         let last = ladder(kind).len() - 1;
@@ -151,9 +151,9 @@ pub(super) async fn new_columns_of_every_type(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn a_new_index_finds_old_rows(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_new_index_finds_old_rows(namespace: &dyn TestNamespace) -> Result<()> {
     let old = base().build()?;
-    let client = with_people(lab, &old).await?;
+    let client = with_people(namespace, &old).await?;
     let new = base()
         .index("by_age", &[], &["age"])
         .index("by_name", &["name"], &["id"])
@@ -176,9 +176,9 @@ pub(super) async fn a_new_index_finds_old_rows(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn an_older_writer_keeps_what_it_does_not_know(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn an_older_writer_keeps_what_it_does_not_know(namespace: &dyn TestNamespace) -> Result<()> {
     let old = base().build()?;
-    let client = with_people(lab, &old).await?;
+    let client = with_people(namespace, &old).await?;
     let new = base()
         .defaulted("status", Type::Text, "ACTIVE")
         .optional("email", Type::Text)
@@ -216,10 +216,10 @@ pub(super) async fn an_older_writer_keeps_what_it_does_not_know(lab: &dyn Lab) -
     same("the newer program finds its schema", &migrate(&client, &[&new], Migrate::Apply).await?, &none())
 }
 
-pub(super) async fn removals_take_their_data_along(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn removals_take_their_data_along(namespace: &dyn TestNamespace) -> Result<()> {
     let full = base().optional("email", Type::Text).index("by_email", &["email"], &[]).build()?;
     let beside = Table::named("beside").partition("id", Type::Int).build()?;
-    let client = Client::open(lab, &[&full, &beside]).await?;
+    let client = StoreClient::open(namespace, &[&full, &beside]).await?;
     let insert = Step::insert(&full, [1.into()]).set("name", "ann").set("age", 30).set("email", "ann@x");
     client.apply(client.one(insert).step(Step::insert(&beside, [1.into()]))).await?;
     let lean = base().build()?;
@@ -244,9 +244,11 @@ pub(super) async fn removals_take_their_data_along(lab: &dyn Lab) -> Result<()> 
     client.eventually(&query, |rows| same("the index", &rows.len(), &1)).await
 }
 
-pub(super) async fn a_column_can_be_relaxed_and_its_default_changed(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_column_can_be_relaxed_and_its_default_changed(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let old = base().defaulted("status", Type::Text, "OLD").build()?;
-    let client = with_people(lab, &old).await?;
+    let client = with_people(namespace, &old).await?;
     let new = Table::named("people")
         .partition("id", Type::Int)
         .optional("name", Type::Text)
@@ -263,9 +265,9 @@ pub(super) async fn a_column_can_be_relaxed_and_its_default_changed(lab: &dyn La
     same("a new row", &(fresh.text("name"), fresh.text("status")), &(None, Some("NEW")))
 }
 
-pub(super) async fn what_cannot_change_in_place_is_refused(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn what_cannot_change_in_place_is_refused(namespace: &dyn TestNamespace) -> Result<()> {
     let old = base().required("email", Type::Text).index("by_age", &[], &["age"]).build()?;
-    let client = Client::open(lab, &[&old]).await?;
+    let client = StoreClient::open(namespace, &[&old]).await?;
     let insert = Step::insert(&old, [1.into()]).set("name", "ann").set("age", 3).set("email", "ann@x");
     client.apply(client.one(insert)).await?;
     let plain = || Table::named("people").partition("id", Type::Int);
@@ -312,9 +314,9 @@ pub(super) async fn what_cannot_change_in_place_is_refused(lab: &dyn Lab) -> Res
     Ok(())
 }
 
-pub(super) async fn layout_numbers_never_shrink(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn layout_numbers_never_shrink(namespace: &dyn TestNamespace) -> Result<()> {
     let plain = base().build()?;
-    let client = with_people(lab, &plain).await?;
+    let client = with_people(namespace, &plain).await?;
     // A table of an older program has no number yet: whatever comes first is recorded.
     let numbered = |buckets: i64, bits: i64| base().growing("buckets", buckets).fixed("bits", bits).build();
     let expected = vec!["record `buckets` of people as 4".to_owned(), "record `bits` of people as 10".into()];
@@ -334,7 +336,7 @@ pub(super) async fn layout_numbers_never_shrink(lab: &dyn Lab) -> Result<()> {
     let grown = vec!["record `buckets` of people as 8".to_owned()];
     same("more", &migrate(&client, &[&numbered(8, 10)?], Migrate::Apply).await?, &grown)?;
     client.store.close().await;
-    let again = Client::of(lab.open().await?, client.tenant.as_str())?;
+    let again = StoreClient::of(namespace.open().await?, client.tenant.as_str())?;
     fails("fewer", again.store.migrate(&schema(&[&numbered(4, 10)?])?, Migrate::Apply).await, schema_error)?;
     same("the row", &again.row(&plain, [1.into()]).await?.text("name"), &Some("ann"))?;
     // They go with their table.
@@ -343,9 +345,9 @@ pub(super) async fn layout_numbers_never_shrink(lab: &dyn Lab) -> Result<()> {
     same("a new table", &migrate(&again, &[&extra, &numbered(2, 5)?], Migrate::Apply).await?, &created)
 }
 
-pub(super) async fn a_table_is_added_beside_others(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_table_is_added_beside_others(namespace: &dyn TestNamespace) -> Result<()> {
     let old = base().build()?;
-    let client = with_people(lab, &old).await?;
+    let client = with_people(namespace, &old).await?;
     let beside = Table::named("beside").partition("id", Type::Int).build()?;
     let changes = client.store.migrate(&schema(&[&old, &beside])?, Migrate::Apply).await?;
     ensure!(
@@ -360,9 +362,9 @@ pub(super) async fn a_table_is_added_beside_others(lab: &dyn Lab) -> Result<()> 
     same("the old table's row", &client.row(&old, [1.into()]).await?.version(), &2)
 }
 
-pub(super) async fn migrations_may_run_at_once(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn migrations_may_run_at_once(namespace: &dyn TestNamespace) -> Result<()> {
     let old = base().build()?;
-    let client = with_people(lab, &old).await?;
+    let client = with_people(namespace, &old).await?;
     let beside = Table::named("beside").partition("id", Type::Int).build()?;
     let wanted = [
         vec![base().defaulted("a", Type::Int, 1).index("by_a", &[], &["a"]).build()?],

@@ -1,6 +1,6 @@
 //! What the contract of a store means, one small case at a time.
 //!
-//! A case is a plain function that gets an empty [`Lab`] and returns an error that says what it expected. All are
+//! A case is a plain function that gets an empty [`TestNamespace`] and returns an error that says what it expected. All are
 //! listed once, in [`CASES`], and there is no other way in: a function that is not listed is never used, and the
 //! compiler says so. No case knows the name of an engine. Where engines may differ (how soon an index or the log
 //! shows a commit, whether a commit's answer has the record's position), the contract says so and the case
@@ -14,7 +14,7 @@ use std::pin::Pin;
 
 use anyhow::Result;
 
-use crate::harness::engines::Lab;
+use crate::harness::engines::TestNamespace;
 
 mod across;
 mod guards;
@@ -32,7 +32,7 @@ mod takes;
 mod tenants;
 
 /// What a case finds.
-pub type Verdict<'a> = Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
+pub type CaseFuture<'a> = Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
 
 /// One thing that every store must do.
 #[derive(Clone, Copy)]
@@ -41,13 +41,13 @@ pub struct Case {
     pub name: &'static str,
     /// Operations in the largest plan that it sends, the log entry included.
     pub largest_plan: usize,
-    pub(crate) run: for<'a> fn(&'a dyn Lab) -> Verdict<'a>,
+    pub(crate) run: for<'a> fn(&'a dyn TestNamespace) -> CaseFuture<'a>,
 }
 
 impl Case {
-    /// Runs the case in an empty lab.
-    pub fn run<'a>(&self, lab: &'a dyn Lab) -> Verdict<'a> {
-        (self.run)(lab)
+    /// Runs the case in an empty namespace.
+    pub fn run<'a>(&self, namespace: &'a dyn TestNamespace) -> CaseFuture<'a> {
+        (self.run)(namespace)
     }
 }
 
@@ -57,7 +57,7 @@ macro_rules! cases {
         &[$($(Case {
             name: concat!(stringify!($theme), "::", stringify!($name)),
             largest_plan: $largest_plan,
-            run: |lab| Box::pin($theme::$name(lab)),
+            run: |namespace| Box::pin($theme::$name(namespace)),
         },)*)*]
     };
 }

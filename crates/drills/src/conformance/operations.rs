@@ -10,9 +10,9 @@ use statehouse_store::{
 };
 use tokio::task::JoinSet;
 
-use crate::harness::client::{Client, pause, same, shown};
-use crate::harness::engines::Lab;
-use crate::harness::samples::counters;
+use crate::harness::engines::TestNamespace;
+use crate::harness::sample_inputs::values::counters;
+use crate::harness::store_client::{StoreClient, pause, same, shown};
 
 /// A record apart from its position, which an engine may learn only after the commit.
 fn placeless(record: &Record) -> Record {
@@ -30,9 +30,9 @@ async fn repeat(store: &dyn Store, plan: &Plan) -> Result<Record> {
     }
 }
 
-pub(super) async fn a_repetition_learns_the_first_outcome(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_repetition_learns_the_first_outcome(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("orders")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     client.apply(client.one(Step::insert(&table, ["x".into()]))).await?;
     let entry = Entry::about("order", "x")
         .fingerprint("digest")
@@ -54,9 +54,9 @@ pub(super) async fn a_repetition_learns_the_first_outcome(lab: &dyn Lab) -> Resu
     same("the record in the log", &placeless(&log[0]), &placeless(&first))
 }
 
-pub(super) async fn a_look_up_tells_and_claims_nothing(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_look_up_tells_and_claims_nothing(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("sought")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let (store, tenant) = (client.store.as_ref(), &client.tenant);
     same("an operation that nobody committed", &store.find_operation(tenant, "op").await?, &None)?;
     // Looking it up has not claimed it: it can still be applied.
@@ -73,9 +73,11 @@ pub(super) async fn a_look_up_tells_and_claims_nothing(lab: &dyn Lab) -> Result<
     same("the fate of a fenced id", &fenced.status, &OperationStatus::Aborted)
 }
 
-pub(super) async fn another_plan_under_the_same_id_is_not_applied(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn another_plan_under_the_same_id_is_not_applied(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let table = counters("intents")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let plan = |key: &str, event: &str| {
         let entry = Entry::about("intent", key).fingerprint(event).event(EventTemplate::named(event));
         Plan::of(&client.tenant, "same").step(Step::insert(&table, [key.into()])).log(entry)
@@ -88,9 +90,9 @@ pub(super) async fn another_plan_under_the_same_id_is_not_applied(lab: &dyn Lab)
     Ok(())
 }
 
-pub(super) async fn a_refusal_is_not_remembered(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_refusal_is_not_remembered(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("attempts")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let plan = || {
         let entry = Entry::about("attempt", "x").event(EventTemplate::named("attempted"));
         Plan::of(&client.tenant, "try").step(Step::update(&table, ["x".into()]).set("n", 1)).log(entry)
@@ -104,11 +106,11 @@ pub(super) async fn a_refusal_is_not_remembered(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn tenants_have_operation_ids_of_their_own(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn tenants_have_operation_ids_of_their_own(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("owned")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let others = [client.for_tenant("other")?, client.for_tenant("Acme")?, client.for_tenant("acme-2")?];
-    let plan = |client: &Client| {
+    let plan = |client: &StoreClient| {
         let entry = Entry::about("thing", "x").event(EventTemplate::named("made"));
         Plan::of(&client.tenant, "op").step(Step::insert(&table, ["x".into()])).log(entry)
     };
@@ -125,8 +127,8 @@ pub(super) async fn tenants_have_operation_ids_of_their_own(lab: &dyn Lab) -> Re
     Ok(())
 }
 
-pub(super) async fn ids_are_told_apart_to_the_last_byte(lab: &dyn Lab) -> Result<()> {
-    let client = Client::open(lab, &[]).await?;
+pub(super) async fn ids_are_told_apart_to_the_last_byte(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = StoreClient::open(namespace, &[]).await?;
     let long = "i".repeat(NAME_BYTES_MAX);
     let nearly = format!("{}j", "i".repeat(NAME_BYTES_MAX - 1));
     let ids = [
@@ -160,9 +162,9 @@ pub(super) async fn ids_are_told_apart_to_the_last_byte(lab: &dyn Lab) -> Result
     Ok(())
 }
 
-pub(super) async fn resolving_before_the_commit_fences_it(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn resolving_before_the_commit_fences_it(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("fences")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let entry = Entry::about("thing", "x").event(EventTemplate::named("made"));
     let plan =
         Plan::of(&client.tenant, "lost").step(Step::insert(&table, ["x".into()])).log(entry).build()?;
@@ -188,9 +190,9 @@ pub(super) async fn resolving_before_the_commit_fences_it(lab: &dyn Lab) -> Resu
     same("the partition of the fence", &record.position.map(|position| position.partition), &Some(partition))
 }
 
-pub(super) async fn resolving_after_the_commit_learns_of_it(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn resolving_after_the_commit_learns_of_it(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("settled")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let plan = client.noted("thing", "x", "made").step(Step::insert(&table, ["x".into()]));
     let operation = plan.operation.clone();
     let first = client.apply(plan.clone()).await?.record.context("the outcome has no record")?;
@@ -207,9 +209,9 @@ pub(super) async fn resolving_after_the_commit_learns_of_it(lab: &dyn Lab) -> Re
     Ok(())
 }
 
-pub(super) async fn a_refused_operation_can_be_fenced(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_refused_operation_can_be_fenced(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("late_fences")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let plan = client.noted("thing", "x", "made").step(Step::update(&table, ["x".into()]));
     client.refuse_as(plan.clone(), 0, &Reason::Absent).await?;
     let resolution = client.store.resolve(&client.tenant, &plan.operation).await?;
@@ -219,9 +221,9 @@ pub(super) async fn a_refused_operation_can_be_fenced(lab: &dyn Lab) -> Result<(
     same("the row", &client.row(&table, ["x".into()]).await?.version(), &1)
 }
 
-pub(super) async fn a_plan_without_an_entry_leaves_no_record(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_plan_without_an_entry_leaves_no_record(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("unlogged")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let count = Plan::of(&client.tenant, "again")
         .step(Step::upsert(&table, ["x".into()]).set("n", Operand::Coalesce("n".into(), 0.into()).add(1)));
     // Not remembered, so applied as often as it is sent; and another plan under the id is applied as well.
@@ -236,8 +238,8 @@ pub(super) async fn a_plan_without_an_entry_leaves_no_record(lab: &dyn Lab) -> R
     same("what resolve finds of it", &resolution, &Resolution::Aborted)
 }
 
-pub(super) async fn an_entry_alone_is_a_plan(lab: &dyn Lab) -> Result<()> {
-    let client = Client::open(lab, &[]).await?;
+pub(super) async fn an_entry_alone_is_a_plan(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = StoreClient::open(namespace, &[]).await?;
     let plan = client.plan().log(Entry::about("request", "42"));
     let applied = client.apply(plan.clone()).await?;
     ensure!(applied.rows.is_empty(), "a plan without steps has no rows, and shows {:?}", applied.rows);
@@ -247,9 +249,9 @@ pub(super) async fn an_entry_alone_is_a_plan(lab: &dyn Lab) -> Result<()> {
     same("the record of the repetition", &placeless(&again), &placeless(&first))
 }
 
-pub(super) async fn one_of_many_equal_commits_is_applied(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn one_of_many_equal_commits_is_applied(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("stampedes")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     client.apply(client.one(Step::insert(&table, ["x".into()]))).await?;
     for round in 1..=15_i64 {
         let step = Step::update(&table, ["x".into()]).set("n", column("n").add(1));
@@ -273,10 +275,10 @@ pub(super) async fn one_of_many_equal_commits_is_applied(lab: &dyn Lab) -> Resul
     Ok(())
 }
 
-pub(super) async fn one_of_many_plans_under_one_id_is_applied(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn one_of_many_plans_under_one_id_is_applied(namespace: &dyn TestNamespace) -> Result<()> {
     // The plans name different rows, so nothing but the operation id keeps them apart.
     let table = counters("impostors")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     for round in 0..15 {
         let mut tasks = JoinSet::new();
         for contender in 0..4 {
@@ -313,9 +315,9 @@ pub(super) async fn one_of_many_plans_under_one_id_is_applied(lab: &dyn Lab) -> 
     Ok(())
 }
 
-pub(super) async fn commit_and_resolve_race_and_all_agree(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn commit_and_resolve_race_and_all_agree(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("duels")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     for round in 0..40 {
         let key = round.to_string();
         let plan =

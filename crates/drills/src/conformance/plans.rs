@@ -10,10 +10,10 @@ use statehouse_store::{
 };
 use tokio::task::JoinSet;
 
-use crate::harness::client::{Client, same, shown};
-use crate::harness::engines::Lab;
-use crate::harness::linearize::{Action, Call, Written, check};
-use crate::harness::samples::counters;
+use crate::harness::engines::TestNamespace;
+use crate::harness::linearize::{RegisterAction, RegisterCall, Written, check};
+use crate::harness::sample_inputs::values::counters;
+use crate::harness::store_client::{StoreClient, same, shown};
 
 /// Waits for all tasks; the first error, or panic, is the case's.
 async fn finished<T: 'static>(mut tasks: JoinSet<Result<T>>) -> Result<Vec<T>> {
@@ -24,9 +24,11 @@ async fn finished<T: 'static>(mut tasks: JoinSet<Result<T>>) -> Result<Vec<T>> {
     Ok(results)
 }
 
-pub(super) async fn a_refused_step_leaves_no_trace_of_the_others(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_refused_step_leaves_no_trace_of_the_others(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let (left, right) = (counters("left_side")?, counters("right_side")?);
-    let client = Client::open(lab, &[&left, &right]).await?;
+    let client = StoreClient::open(namespace, &[&left, &right]).await?;
     for table in [&left, &right] {
         client.apply(client.one(Step::insert(table, ["old".into()]).set("n", 1))).await?;
     }
@@ -72,9 +74,11 @@ pub(super) async fn a_refused_step_leaves_no_trace_of_the_others(lab: &dyn Lab) 
     same("the deleted row", &client.find(&right, ["old".into()]).await?, &None)
 }
 
-pub(super) async fn the_first_refused_step_in_plan_order_is_named(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn the_first_refused_step_in_plan_order_is_named(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let (first, second) = (counters("aa_table")?, counters("zz_table")?);
-    let client = Client::open(lab, &[&first, &second]).await?;
+    let client = StoreClient::open(namespace, &[&first, &second]).await?;
     client.apply(client.one(Step::insert(&second, ["m".into()]).set("n", 5))).await?;
     let full = Reason::Guard { conjunct: 0, guard: Box::new(column("n").lt(5)) };
     let failing: [(Step, Reason); 3] = [
@@ -92,9 +96,9 @@ pub(super) async fn the_first_refused_step_in_plan_order_is_named(lab: &dyn Lab)
     same("a step that held", &client.find(&first, ["fine".into()]).await?, &None)
 }
 
-pub(super) async fn plans_span_tables_and_answer_step_by_step(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn plans_span_tables_and_answer_step_by_step(namespace: &dyn TestNamespace) -> Result<()> {
     let (left, right) = (counters("near")?, counters("far")?);
-    let client = Client::open(lab, &[&left, &right]).await?;
+    let client = StoreClient::open(namespace, &[&left, &right]).await?;
     let setup = [
         Step::insert(&right, ["kept".into()]).set("n", 1),
         Step::insert(&left, ["gone".into()]).set("n", 2),
@@ -122,9 +126,9 @@ pub(super) async fn plans_span_tables_and_answer_step_by_step(lab: &dyn Lab) -> 
     same("the record of a plan without an entry", &applied.record, &None)
 }
 
-pub(super) async fn rows_can_be_done_without(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn rows_can_be_done_without(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("silent")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let step = || Step::upsert(&table, ["x".into()]).set("n", column("n").add(1));
     let first = client.noted("thing", "x", "thing.counted").step(Step::insert(&table, ["x".into()]));
     let applied = client.apply(first.without_rows()).await?;
@@ -138,9 +142,9 @@ pub(super) async fn rows_can_be_done_without(lab: &dyn Lab) -> Result<()> {
     same("the count", &client.row(&table, ["x".into()]).await?.int("n"), &Some(1))
 }
 
-pub(super) async fn plans_of_asserts_alone(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn plans_of_asserts_alone(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("witnesses")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     client.apply(client.one(Step::insert(&table, ["a".into()]).set("n", 1))).await?;
     let asserts = || {
         client.plan().steps([
@@ -163,9 +167,9 @@ pub(super) async fn plans_of_asserts_alone(lab: &dyn Lab) -> Result<()> {
     same("the version of a row that was looked at", &client.row(&table, ["a".into()]).await?.version(), &1)
 }
 
-pub(super) async fn one_insert_of_a_key_wins(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn one_insert_of_a_key_wins(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("seats")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     for round in 0..10 {
         let mut tasks = JoinSet::new();
         for contender in 0..6_i64 {
@@ -192,9 +196,9 @@ pub(super) async fn one_insert_of_a_key_wins(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn one_transition_out_of_a_state_wins(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn one_transition_out_of_a_state_wins(namespace: &dyn TestNamespace) -> Result<()> {
     let table = Table::named("bookings").partition("id", Type::Int).required("state", Type::Text).build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     for round in 0..20 {
         let key = [Value::from(round)];
         client.apply(client.one(Step::insert(&table, key.clone()).set("state", "HELD"))).await?;
@@ -223,11 +227,11 @@ pub(super) async fn one_transition_out_of_a_state_wins(lab: &dyn Lab) -> Result<
     Ok(())
 }
 
-pub(super) async fn blind_increments_are_never_lost(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn blind_increments_are_never_lost(namespace: &dyn TestNamespace) -> Result<()> {
     const TASKS: i64 = 8;
     const EACH: i64 = 15;
     let table = counters("tills")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {
         let (client, table) = (client.clone(), table.clone());
@@ -252,11 +256,11 @@ pub(super) async fn blind_increments_are_never_lost(lab: &dyn Lab) -> Result<()>
     same("the versions that the plans left", &versions, &(1..=TASKS * EACH).collect())
 }
 
-pub(super) async fn guarded_increments_take_turns(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn guarded_increments_take_turns(namespace: &dyn TestNamespace) -> Result<()> {
     const TASKS: i64 = 6;
     const EACH: i64 = 10;
     let table = counters("ledgers")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     client.apply(client.one(Step::insert(&table, ["x".into()]))).await?;
     let mut tasks = JoinSet::new();
     for _ in 0..TASKS {
@@ -295,11 +299,13 @@ pub(super) async fn guarded_increments_take_turns(lab: &dyn Lab) -> Result<()> {
     same("count and version", &(row.int("n"), row.version()), &(Some(TASKS * EACH), TASKS * EACH + 1))
 }
 
-pub(super) async fn plans_in_opposite_orders_do_not_block_each_other(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn plans_in_opposite_orders_do_not_block_each_other(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     const TASKS: i64 = 6;
     const EACH: i64 = 10;
     let table = counters("crossings")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let keys = ["a", "b", "c", "d"];
     client.apply(client.plan().steps(keys.map(|key| Step::insert(&table, [key.into()])))).await?;
     let mut tasks = JoinSet::new();
@@ -325,9 +331,9 @@ pub(super) async fn plans_in_opposite_orders_do_not_block_each_other(lab: &dyn L
     Ok(())
 }
 
-pub(super) async fn nobody_sees_half_of_a_plan(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn nobody_sees_half_of_a_plan(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("twins")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let keys = ["left", "right"];
     client.apply(client.plan().steps(keys.map(|key| Step::insert(&table, [key.into()])))).await?;
     let writing = Arc::new(AtomicBool::new(true));
@@ -375,10 +381,12 @@ pub(super) async fn nobody_sees_half_of_a_plan(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn an_asserted_row_stays_as_it_is_until_the_plan_is_done(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn an_asserted_row_stays_as_it_is_until_the_plan_is_done(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     // Write skew: two plans that each read what the other writes. Either may go first, but not both "first".
     let table = counters("doctors")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     for round in 0..25 {
         let keys = [format!("a{round}"), format!("b{round}")];
         let insert = |key: &String| Step::insert(&table, [key.as_str().into()]).set("n", 1);
@@ -399,10 +407,10 @@ pub(super) async fn an_asserted_row_stays_as_it_is_until_the_plan_is_done(lab: &
     Ok(())
 }
 
-pub(super) async fn an_absence_that_was_asserted_is_kept(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn an_absence_that_was_asserted_is_kept(namespace: &dyn TestNamespace) -> Result<()> {
     // The same with rows that are not there: each plan inserts what the other asserts to be absent.
     let table = counters("vacancies")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     for round in 0..25 {
         let keys = [format!("a{round}"), format!("b{round}")];
         let mut tasks = JoinSet::new();
@@ -421,10 +429,12 @@ pub(super) async fn an_absence_that_was_asserted_is_kept(lab: &dyn Lab) -> Resul
     Ok(())
 }
 
-pub(super) async fn what_clients_saw_can_have_happened_in_one_order(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn what_clients_saw_can_have_happened_in_one_order(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     const KEYS: [&str; 3] = ["a", "b", "c"];
     let table = counters("registers")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let moments = Arc::new(AtomicU64::new(0));
     let mut tasks = JoinSet::new();
     for task in 0..6_u64 {
@@ -441,7 +451,7 @@ pub(super) async fn what_clients_saw_can_have_happened_in_one_order(lab: &dyn La
                     let row = client.find(&table, [key.into()]).await?;
                     let observed = row.as_ref().and_then(observed);
                     known[place] = observed.map(|(version, _)| version);
-                    Action::Read { observed }
+                    RegisterAction::Read { observed }
                 } else {
                     let value = (task * 1_000 + turn) as i64;
                     let step = match known[place] {
@@ -461,17 +471,18 @@ pub(super) async fn what_clients_saw_can_have_happened_in_one_order(lab: &dyn La
                         }
                         Commit::Fenced => bail!("nobody resolved {}", shown(&plan)),
                     };
-                    Action::Write { expected, value, written }
+                    RegisterAction::Write { expected, value, written }
                 };
                 let returned = Some(moments.fetch_add(1, Ordering::SeqCst));
-                calls.push(Call { key: key.to_owned(), invoked, returned, action });
+                calls.push(RegisterCall { key: key.to_owned(), invoked, returned, action });
             }
             Ok(calls)
         });
     }
-    let history: Vec<Call> = finished(tasks).await?.into_iter().flatten().collect();
-    let applied =
-        history.iter().filter(|call| matches!(call.action, Action::Write { written: Written::Applied, .. }));
+    let history: Vec<RegisterCall> = finished(tasks).await?.into_iter().flatten().collect();
+    let applied = history
+        .iter()
+        .filter(|call| matches!(call.action, RegisterAction::Write { written: Written::Applied, .. }));
     ensure!(applied.count() >= KEYS.len(), "too few writes were applied to show anything");
     check(&history)?;
     Ok(())
@@ -481,9 +492,9 @@ fn observed(row: &Row) -> Option<(i64, i64)> {
     Some((row.version(), row.int("n")?))
 }
 
-pub(super) async fn explanations_name_the_tables(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn explanations_name_the_tables(namespace: &dyn TestNamespace) -> Result<()> {
     let (left, right) = (counters("explained")?, counters("justified")?);
-    let client = Client::open(lab, &[&left, &right]).await?;
+    let client = StoreClient::open(namespace, &[&left, &right]).await?;
     let plans = [
         client.one(Step::insert(&left, ["x".into()])),
         client.one(Step::update(&left, ["x".into()]).guard(column("n").lt(5)).set("n", column("n").add(1))),

@@ -11,15 +11,15 @@ use statehouse_store::{
 };
 use tokio::task::JoinSet;
 
-use crate::harness::client::{Client, column_of, fails, keys_of, pause, same, scan};
-use crate::harness::engines::Lab;
-use crate::harness::samples::{counters, ladder, of_every_type, ordered_types};
+use crate::harness::engines::TestNamespace;
+use crate::harness::sample_inputs::values::{counters, ladder, of_every_type, ordered_types};
+use crate::harness::store_client::{StoreClient, column_of, fails, keys_of, pause, same, scan};
 
 /// How many inserts go into one plan where a case needs many rows.
 const INSERTS: usize = 9;
 
 /// Inserts rows with these keys, in an order that has nothing to do with theirs.
-async fn insert_shuffled(client: &Client, table: &Arc<Table>, keys: &[Vec<Value>]) -> Result<()> {
+async fn insert_shuffled(client: &StoreClient, table: &Arc<Table>, keys: &[Vec<Value>]) -> Result<()> {
     let mut keys = keys.to_vec();
     let mut random = Random::seeded(keys.len() as u64);
     for place in (1..keys.len()).rev() {
@@ -41,10 +41,10 @@ fn sorted_by(name: &str, kind: Type) -> Result<Arc<Table>> {
         .build()?)
 }
 
-pub(super) async fn keys_are_in_the_order_of_their_type(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn keys_are_in_the_order_of_their_type(namespace: &dyn TestNamespace) -> Result<()> {
     for kind in ordered_types() {
         let table = sorted_by(&format!("ordered_{kind}"), kind)?;
-        let client = Client::open(lab, &[&table]).await?;
+        let client = StoreClient::open(namespace, &[&table]).await?;
         let ladder = ladder(kind);
         let keys: Vec<Vec<Value>> = ladder.iter().map(|rank| vec!["p".into(), rank.clone()]).collect();
         insert_shuffled(&client, &table, &keys).await?;
@@ -66,10 +66,10 @@ pub(super) async fn keys_are_in_the_order_of_their_type(lab: &dyn Lab) -> Result
     Ok(())
 }
 
-pub(super) async fn ranges_have_the_bounds_that_were_asked_for(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn ranges_have_the_bounds_that_were_asked_for(namespace: &dyn TestNamespace) -> Result<()> {
     for kind in ordered_types() {
         let table = sorted_by(&format!("ranged_{kind}"), kind)?;
-        let client = Client::open(lab, &[&table]).await?;
+        let client = StoreClient::open(namespace, &[&table]).await?;
         let ladder = ladder(kind);
         let keys: Vec<Vec<Value>> = ladder.iter().map(|rank| vec!["p".into(), rank.clone()]).collect();
         insert_shuffled(&client, &table, &keys).await?;
@@ -144,9 +144,11 @@ fn deep() -> Result<(Arc<Table>, Vec<Vec<Value>>)> {
     Ok((table, keys))
 }
 
-pub(super) async fn keys_of_several_columns_do_not_run_into_each_other(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn keys_of_several_columns_do_not_run_into_each_other(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let (table, keys) = deep()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     insert_shuffled(&client, &table, &keys).await?;
     // The keys were listed partition by partition, in the order of their columns.
     for chunk in keys.chunks(8 * 3 * 3) {
@@ -161,9 +163,9 @@ pub(super) async fn keys_of_several_columns_do_not_run_into_each_other(lab: &dyn
     Ok(())
 }
 
-pub(super) async fn prefixes_fix_the_leading_columns(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn prefixes_fix_the_leading_columns(namespace: &dyn TestNamespace) -> Result<()> {
     let (table, keys) = deep()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let own: Vec<Vec<Value>> =
         keys.into_iter().filter(|key| key[0] == "x".into() && key[1] == "yz".into()).collect();
     insert_shuffled(&client, &table, &own).await?;
@@ -220,9 +222,9 @@ pub(super) async fn prefixes_fix_the_leading_columns(lab: &dyn Lab) -> Result<()
     Ok(())
 }
 
-pub(super) async fn limits_and_cursors_of_pages(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn limits_and_cursors_of_pages(namespace: &dyn TestNamespace) -> Result<()> {
     let table = sorted_by("paged", Type::Int)?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let keys: Vec<Vec<Value>> = (0..10).map(|rank| vec!["p".into(), rank.into()]).collect();
     insert_shuffled(&client, &table, &keys).await?;
     let query = Query::table(&table, &client.tenant, ["p".into()])?;
@@ -246,9 +248,9 @@ pub(super) async fn limits_and_cursors_of_pages(lab: &dyn Lab) -> Result<()> {
     same("the rows before a deleted row", &rows, &keys[2..4].to_vec())
 }
 
-pub(super) async fn a_full_page_is_a_thousand_rows(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_full_page_is_a_thousand_rows(namespace: &dyn TestNamespace) -> Result<()> {
     let table = sorted_by("crowded", Type::Int)?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let ranks: Vec<i64> = (0..=PAGE_MAX as i64).collect();
     for chunk in ranks.chunks(100) {
         let steps = chunk.iter().map(|rank| Step::insert(&table, ["p".into(), (*rank).into()]));
@@ -263,9 +265,9 @@ pub(super) async fn a_full_page_is_a_thousand_rows(lab: &dyn Lab) -> Result<()> 
     same("all pages of a scan", &scanned.len(), &ranks.len())
 }
 
-pub(super) async fn pages_of_heavy_rows_are_complete(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn pages_of_heavy_rows_are_complete(namespace: &dyn TestNamespace) -> Result<()> {
     let table = sorted_by("heavy", Type::Int)?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let keys: Vec<Vec<Value>> = (0..8).map(|rank| vec!["p".into(), rank.into()]).collect();
     for key in &keys {
         let step = Step::insert(&table, key.clone()).set("note", "x".repeat(300_000));
@@ -283,9 +285,11 @@ pub(super) async fn pages_of_heavy_rows_are_complete(lab: &dyn Lab) -> Result<()
     same("a get", &lengths, &vec![Some(300_000); keys.len()])
 }
 
-pub(super) async fn rows_that_stay_are_read_once_while_others_come_and_go(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn rows_that_stay_are_read_once_while_others_come_and_go(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let table = sorted_by("lively", Type::Int)?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let stable: Vec<i64> = (0..30).map(|rank| rank * 10).collect();
     let keys: Vec<Vec<Value>> = stable.iter().map(|rank| vec!["p".into(), (*rank).into()]).collect();
     insert_shuffled(&client, &table, &keys).await?;
@@ -325,9 +329,9 @@ pub(super) async fn rows_that_stay_are_read_once_while_others_come_and_go(lab: &
     churn.await?
 }
 
-pub(super) async fn gets_answer_in_the_order_of_their_addresses(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn gets_answer_in_the_order_of_their_addresses(namespace: &dyn TestNamespace) -> Result<()> {
     let (left, right) = (counters("got_left")?, counters("got_right")?);
-    let client = Client::open(lab, &[&left, &right]).await?;
+    let client = StoreClient::open(namespace, &[&left, &right]).await?;
     let other = client.for_tenant("other")?;
     client.apply(client.one(Step::insert(&left, ["a".into()]).set("n", 1))).await?;
     client.apply(client.one(Step::insert(&right, ["a".into()]).set("n", 2))).await?;
@@ -358,9 +362,9 @@ pub(super) async fn gets_answer_in_the_order_of_their_addresses(lab: &dyn Lab) -
     same("a get of nothing", &client.store.get(&[], Consistency::Strong).await?, &Vec::new())
 }
 
-pub(super) async fn many_rows_can_be_got_at_once(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn many_rows_can_be_got_at_once(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("got_many")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let present: Vec<i64> = (0..230).filter(|number| number % 3 != 0).collect();
     for chunk in present.chunks(INSERTS) {
         let steps = chunk.iter().map(|n| Step::insert(&table, [n.to_string().into()]).set("n", *n));
@@ -375,9 +379,9 @@ pub(super) async fn many_rows_can_be_got_at_once(lab: &dyn Lab) -> Result<()> {
     same("the numbers", &numbers, &expected)
 }
 
-pub(super) async fn strong_reads_see_what_was_acknowledged(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn strong_reads_see_what_was_acknowledged(namespace: &dyn TestNamespace) -> Result<()> {
     let table = sorted_by("fresh", Type::Int)?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let mut tasks: JoinSet<Result<()>> = JoinSet::new();
     for task in 0..4 {
         let (client, table) = (client.clone(), table.clone());
@@ -405,9 +409,9 @@ pub(super) async fn strong_reads_see_what_was_acknowledged(lab: &dyn Lab) -> Res
     Ok(())
 }
 
-pub(super) async fn eventual_queries_catch_up(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn eventual_queries_catch_up(namespace: &dyn TestNamespace) -> Result<()> {
     let table = sorted_by("lagging", Type::Int)?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let keys: Vec<Vec<Value>> = (0..7).map(|rank| vec!["p".into(), rank.into()]).collect();
     insert_shuffled(&client, &table, &keys).await?;
     let query = Query::table(&table, &client.tenant, ["p".into()])?.eventual().limit(2)?;
@@ -427,9 +431,9 @@ fn posts() -> Result<Arc<Table>> {
 }
 
 /// A post's key, topic and score.
-type Post = (&'static str, i64, Option<&'static str>, Option<i64>);
+type PostRow = (&'static str, i64, Option<&'static str>, Option<i64>);
 
-const POSTS: [Post; 9] = [
+const POSTS: [PostRow; 9] = [
     ("ann", 1, Some("rust"), Some(5)),
     ("ann", 2, Some("rust"), Some(-3)),
     ("ann", 10, Some("rust"), Some(5)),
@@ -441,7 +445,7 @@ const POSTS: [Post; 9] = [
     ("Zed", 1, Some("rust"), Some(7)),
 ];
 
-async fn insert_posts(client: &Client, table: &Arc<Table>) -> Result<()> {
+async fn insert_posts(client: &StoreClient, table: &Arc<Table>) -> Result<()> {
     for (author, number, topic, score) in POSTS.iter().rev() {
         let step = Step::insert(table, [(*author).into(), (*number).into()]);
         client.apply(client.one(step.set("topic", *topic).set("score", *score))).await?;
@@ -455,15 +459,15 @@ fn names(rows: &[Row]) -> Vec<String> {
     rows.iter().filter_map(name).collect()
 }
 
-async fn expect_posts(client: &Client, query: &Query, expected: &[&str]) -> Result<()> {
+async fn expect_posts(client: &StoreClient, query: &Query, expected: &[&str]) -> Result<()> {
     let about = format!("{query:?}");
     let expected: Vec<String> = expected.iter().map(|&name| name.to_owned()).collect();
     client.eventually(query, |rows| same(&about, &names(rows), &expected)).await
 }
 
-pub(super) async fn indexes_hold_the_rows_whose_columns_are_set(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn indexes_hold_the_rows_whose_columns_are_set(namespace: &dyn TestNamespace) -> Result<()> {
     let table = posts()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     insert_posts(&client, &table).await?;
     let topic = |topic: &str| Query::index(&table, "by_topic", &client.tenant, [topic.into()]);
     let score = || Query::index(&table, "by_score", &client.tenant, []);
@@ -493,9 +497,9 @@ pub(super) async fn indexes_hold_the_rows_whose_columns_are_set(lab: &dyn Lab) -
     client.eventually(&query, |rows| same("the row of an index", &rows.to_vec(), &vec![stored.clone()])).await
 }
 
-pub(super) async fn indexes_follow_the_rows(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn indexes_follow_the_rows(namespace: &dyn TestNamespace) -> Result<()> {
     let table = posts()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     insert_posts(&client, &table).await?;
     let topic = |topic: &str| Query::index(&table, "by_topic", &client.tenant, [topic.into()]);
     let update = |author: &str, number: i64| Step::update(&table, [author.into(), number.into()]);
@@ -519,14 +523,14 @@ pub(super) async fn indexes_follow_the_rows(lab: &dyn Lab) -> Result<()> {
         .await
 }
 
-pub(super) async fn indexes_order_every_type(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn indexes_order_every_type(namespace: &dyn TestNamespace) -> Result<()> {
     let mut table = of_every_type("indexed");
     for kind in ordered_types() {
         table = table.index(&format!("by_{kind}"), &[], &[kind.name()]);
         table = table.index(&format!("at_{kind}"), &[kind.name()], &["id"]);
     }
     let table = table.build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let longest = ordered_types().map(|kind| ladder(kind).len()).max().unwrap_or(0);
     for place in (0..longest).rev() {
         let mut step = Step::insert(&table, [(place as i64).into()]);
@@ -555,9 +559,9 @@ pub(super) async fn indexes_order_every_type(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn partitions_that_are_empty_give_nothing(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn partitions_that_are_empty_give_nothing(namespace: &dyn TestNamespace) -> Result<()> {
     let table = posts()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let queries = [
         Query::table(&table, &client.tenant, ["nobody".into()])?,
         Query::table(&table, &client.tenant, ["nobody".into()])?.backward().from(1)?.to(5)?,
@@ -570,10 +574,10 @@ pub(super) async fn partitions_that_are_empty_give_nothing(lab: &dyn Lab) -> Res
     same("an empty table", &scan(client.store.as_ref(), Scan::all(&table)).await?, &Vec::new())
 }
 
-pub(super) async fn scans_return_every_row_once(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn scans_return_every_row_once(namespace: &dyn TestNamespace) -> Result<()> {
     let table = sorted_by("scanned", Type::Int)?;
     let beside = sorted_by("scanned_too", Type::Int)?;
-    let client = Client::open(lab, &[&table, &beside]).await?;
+    let client = StoreClient::open(namespace, &[&table, &beside]).await?;
     let tenants = ["acme", "acme-2", "Acme", "b"];
     let mut expected: BTreeMap<String, usize> = BTreeMap::new();
     for (place, tenant) in tenants.iter().enumerate() {
@@ -611,9 +615,9 @@ pub(super) async fn scans_return_every_row_once(lab: &dyn Lab) -> Result<()> {
     same("a scanned row", &Some(row.clone()), &client.get(&row.address()).await?)
 }
 
-pub(super) async fn tables_must_have_been_migrated_to(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn tables_must_have_been_migrated_to(namespace: &dyn TestNamespace) -> Result<()> {
     let (known, unknown) = (posts()?, counters("unheard_of")?);
-    let client = Client::open(lab, &[&known]).await?;
+    let client = StoreClient::open(namespace, &[&known]).await?;
     let schema = |error: &StoreError| matches!(error, StoreError::Schema { .. });
     let plan = client.one(Step::insert(&unknown, ["x".into()])).build()?;
     fails("a commit", client.store.commit(&plan).await, schema)?;

@@ -9,9 +9,9 @@ use statehouse_store::guard::{column, now, now_minus, now_plus};
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{Column, Expr, Guard, ManualClock, Operand, Reason, Step, Table, Time, Type, Value};
 
-use crate::harness::client::{Client, same};
-use crate::harness::engines::Lab;
-use crate::harness::samples::{counters, ladder, longest_ladder, of_every_type, other, sample};
+use crate::harness::engines::TestNamespace;
+use crate::harness::sample_inputs::values::{counters, ladder, longest_ladder, of_every_type, other, sample};
+use crate::harness::store_client::{StoreClient, same};
 
 /// What is there when a step comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,9 +32,11 @@ fn expected_refusal(expect: Expect, situation: Situation, guard: &Guard) -> Opti
     }
 }
 
-pub(super) async fn every_verb_and_expectation_on_present_and_absent_rows(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn every_verb_and_expectation_on_present_and_absent_rows(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let table = counters("verbs")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     for verb in [Verb::Put, Verb::Delete, Verb::Assert] {
         for expect in [Expect::Absent, Expect::Present, Expect::Either] {
             for situation in [Situation::Absent, Situation::GuardHolds, Situation::GuardFails] {
@@ -48,7 +50,7 @@ pub(super) async fn every_verb_and_expectation_on_present_and_absent_rows(lab: &
 }
 
 async fn verb_case(
-    client: &Client,
+    client: &StoreClient,
     table: &Arc<Table>,
     verb: Verb,
     expect: Expect,
@@ -87,9 +89,9 @@ async fn verb_case(
     }
 }
 
-pub(super) async fn every_value_of_every_type_reads_back(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn every_value_of_every_type_reads_back(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("values").build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     for place in 0..longest_ladder() {
         let key = [Value::from(place as i64)];
         let mut step = Step::insert(&table, key.clone());
@@ -107,14 +109,14 @@ pub(super) async fn every_value_of_every_type_reads_back(lab: &dyn Lab) -> Resul
     Ok(())
 }
 
-pub(super) async fn every_value_can_stand_in_a_key(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn every_value_can_stand_in_a_key(namespace: &dyn TestNamespace) -> Result<()> {
     for kind in Type::ALL.into_iter().filter(|kind| kind.is_ordered()) {
         let table = Table::named(format!("keyed_by_{kind}"))
             .partition("part", kind)
             .sort("rank", kind)
             .required("place", Type::Int)
             .build()?;
-        let client = Client::open(lab, &[&table]).await?;
+        let client = StoreClient::open(namespace, &[&table]).await?;
         let ladder = ladder(kind);
         for (place, value) in ladder.iter().enumerate() {
             let step = Step::insert(&table, [value.clone(), value.clone()]).set("place", place as i64);
@@ -129,13 +131,13 @@ pub(super) async fn every_value_can_stand_in_a_key(lab: &dyn Lab) -> Result<()> 
     Ok(())
 }
 
-pub(super) async fn values_are_stored_in_one_form(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn values_are_stored_in_one_form(namespace: &dyn TestNamespace) -> Result<()> {
     let table = Table::named("forms")
         .partition("id", Type::Float)
         .optional("float", Type::Float)
         .optional("json", Type::Json)
         .build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     // An int widens to a float, negative zero is zero, JSON's whole floats are integers, and its null is null.
     let step =
         Step::insert(&table, [Value::Float(-0.0)]).set("float", 3).set("json", json!({"a": 1.0, "b": -0.0}));
@@ -151,9 +153,9 @@ pub(super) async fn values_are_stored_in_one_form(lab: &dyn Lab) -> Result<()> {
     same("negative zero", &bits, &Some(0.0_f64.to_bits()))
 }
 
-pub(super) async fn columns_can_be_copied(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn columns_can_be_copied(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("copies").optional("seen", Type::Int).optional("own_id", Type::Int).build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let mut insert = Step::insert(&table, [5.into()]);
     let mut copy =
         Step::update(&table, [5.into()]).set("seen", column("version")).set("own_id", column("id"));
@@ -171,9 +173,9 @@ pub(super) async fn columns_can_be_copied(lab: &dyn Lab) -> Result<()> {
     same("the key", &row.int("own_id"), &Some(5))
 }
 
-pub(super) async fn assignments_read_the_row_as_it_was(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn assignments_read_the_row_as_it_was(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("swaps").optional("sum", Type::Int).build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let insert = Step::insert(&table, [1.into()]).set("int", 3).set("other_int", 40);
     client.apply(client.one(insert)).await?;
     let swap = Step::update(&table, [1.into()])
@@ -191,7 +193,7 @@ pub(super) async fn assignments_read_the_row_as_it_was(lab: &dyn Lab) -> Result<
 
 /// Commits one assignment to a row that was prepared with others, and returns the row.
 async fn computed(
-    client: &Client,
+    client: &StoreClient,
     table: &Arc<Table>,
     before: &[(&str, Value)],
     set: (&str, Expr),
@@ -208,9 +210,9 @@ async fn computed(
     Ok(row.get(target).cloned().unwrap_or(Value::Null))
 }
 
-pub(super) async fn sums_and_differences(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn sums_and_differences(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("sums").build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let before: [(&str, Value); 5] = [
         ("int", 5.into()),
         ("other_int", (-7).into()),
@@ -246,9 +248,9 @@ pub(super) async fn sums_and_differences(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn null_makes_a_sum_null(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn null_makes_a_sum_null(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("voids").build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let before: [(&str, Value); 3] =
         [("int", 5.into()), ("float", 0.5.into()), ("time", Time::from_micros(9).into())];
     let cases = [
@@ -271,9 +273,9 @@ pub(super) async fn null_makes_a_sum_null(lab: &dyn Lab) -> Result<()> {
     same("a sum with a stand-in for null", &got, &5.into())
 }
 
-pub(super) async fn results_out_of_range_are_refused(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn results_out_of_range_are_refused(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("overflows").build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let insert = Step::insert(&table, [1.into()])
         .set("int", i64::MAX)
         .set("other_int", i64::MIN)
@@ -305,13 +307,13 @@ pub(super) async fn results_out_of_range_are_refused(lab: &dyn Lab) -> Result<()
     same("a row that was only refused", &client.row(&table, [1.into()]).await?, &before)
 }
 
-pub(super) async fn required_columns_refuse_null_at_commit(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn required_columns_refuse_null_at_commit(namespace: &dyn TestNamespace) -> Result<()> {
     let table = Table::named("demands")
         .partition("id", Type::Int)
         .required("must", Type::Int)
         .optional("may", Type::Int)
         .build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let null = Reason::Null { column: "must".into() };
     // In a new row all columns are null before the step.
     let absent = || Step::upsert(&table, [1.into()]);
@@ -326,14 +328,14 @@ pub(super) async fn required_columns_refuse_null_at_commit(lab: &dyn Lab) -> Res
     same("the copied value", &client.row(&table, [1.into()]).await?.int("must"), &Some(4))
 }
 
-pub(super) async fn the_first_impossible_assignment_is_named(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn the_first_impossible_assignment_is_named(namespace: &dyn TestNamespace) -> Result<()> {
     let table = Table::named("mistakes")
         .partition("id", Type::Int)
         .defaulted("a", Type::Int, i64::MAX)
         .defaulted("b", Type::Int, i64::MAX)
         .optional("c", Type::Int)
         .build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     client.apply(client.one(Step::insert(&table, [1.into()]))).await?;
     let update = || Step::update(&table, [1.into()]);
     let plan = client.one(update().set("b", column("b").add(1)).set("a", column("c")));
@@ -346,9 +348,9 @@ pub(super) async fn the_first_impossible_assignment_is_named(lab: &dyn Lab) -> R
     client.refuse_as(plan, 0, &Reason::Guard { conjunct: 0, guard: Box::new(guard) }).await
 }
 
-pub(super) async fn an_upsert_counts_from_nothing(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn an_upsert_counts_from_nothing(namespace: &dyn TestNamespace) -> Result<()> {
     let table = Table::named("tallies").partition("id", Type::Int).optional("n", Type::Int).build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let count = || {
         let n = Operand::Coalesce("n".into(), 0.into());
         client.one(Step::upsert(&table, [1.into()]).set("n", n.add(1)))
@@ -361,16 +363,18 @@ pub(super) async fn an_upsert_counts_from_nothing(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn an_upsert_ignores_its_guard_when_nothing_is_there(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn an_upsert_ignores_its_guard_when_nothing_is_there(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let table = counters("arrivals")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let upsert = || client.one(Step::upsert(&table, ["x".into()]).guard(Guard::never()).set("n", 1));
     client.apply(upsert()).await?;
     let never = Reason::Guard { conjunct: 0, guard: Box::new(Guard::never()) };
     client.refuse_as(upsert(), 0, &never).await
 }
 
-pub(super) async fn defaults_fill_what_an_insert_leaves_out(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn defaults_fill_what_an_insert_leaves_out(namespace: &dyn TestNamespace) -> Result<()> {
     let mut table = Table::named("defaults").partition("id", Type::Int).optional("none", Type::Int);
     for kind in Type::ALL {
         table = table.defaulted(kind.name(), kind, sample(kind, 1));
@@ -378,7 +382,7 @@ pub(super) async fn defaults_fill_what_an_insert_leaves_out(lab: &dyn Lab) -> Re
         table = table.declared(column);
     }
     let table = table.build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     client.apply(client.one(Step::insert(&table, [1.into()]))).await?;
     client.apply(client.one(Step::upsert(&table, [2.into()]))).await?;
     for key in [1, 2] {
@@ -405,7 +409,7 @@ pub(super) async fn defaults_fill_what_an_insert_leaves_out(lab: &dyn Lab) -> Re
     Ok(())
 }
 
-pub(super) async fn a_default_is_not_what_an_insert_reads(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_default_is_not_what_an_insert_reads(namespace: &dyn TestNamespace) -> Result<()> {
     // Of a row that was absent all columns are null, those with a default too.
     let table = Table::named("echoes")
         .partition("id", Type::Int)
@@ -414,7 +418,7 @@ pub(super) async fn a_default_is_not_what_an_insert_reads(lab: &dyn Lab) -> Resu
         .optional("or_nine", Type::Int)
         .optional("life", Type::Int)
         .build()?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let insert = Step::insert(&table, [1.into()])
         .set("seen", column("n"))
         .set("or_nine", Operand::Coalesce("n".into(), 9.into()))
@@ -427,9 +431,9 @@ pub(super) async fn a_default_is_not_what_an_insert_reads(lab: &dyn Lab) -> Resu
     same("the version before there was a row", &row.int("life"), &None)
 }
 
-pub(super) async fn versions_count_the_writes_of_one_life(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn versions_count_the_writes_of_one_life(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("lives")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     for life in 0..2 {
         client.apply(client.one(Step::insert(&table, ["x".into()]))).await?;
         for version in 1..=3 {
@@ -448,11 +452,11 @@ pub(super) async fn versions_count_the_writes_of_one_life(lab: &dyn Lab) -> Resu
     Ok(())
 }
 
-pub(super) async fn the_engines_clock_in_assignments(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn the_engines_clock_in_assignments(namespace: &dyn TestNamespace) -> Result<()> {
     let table = of_every_type("stamps").build()?;
     let start = Time::from_micros(1_700_000_000_654_321);
     let clock = ManualClock::at(start);
-    let client = Client::open_at(lab, Arc::new(clock.clone()), &[&table]).await?;
+    let client = StoreClient::open_at(namespace, Arc::new(clock.clone()), &[&table]).await?;
     let day = Duration::from_secs(86_400);
     let cases = [
         (Expr::from(now()), start),

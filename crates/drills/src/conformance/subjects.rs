@@ -16,9 +16,9 @@ use statehouse_store::{
 };
 use tokio::task::JoinSet;
 
-use crate::harness::client::{Client, pause, same, whole_log};
-use crate::harness::engines::Lab;
-use crate::harness::samples::counters;
+use crate::harness::engines::TestNamespace;
+use crate::harness::sample_inputs::values::counters;
+use crate::harness::store_client::{StoreClient, pause, same, whole_log};
 
 /// A step that counts a row up, from nothing.
 fn count(table: &Arc<Table>, key: &str) -> Step {
@@ -48,7 +48,7 @@ fn told(record: &Record) -> Result<Vec<(String, i64)>> {
 
 /// The versions of each row in the order of a reader that goes through one partition after the other. Requires that all
 /// events of a row stand in the partition of the row's subject.
-fn versions(client: &Client, records: &[Record]) -> Result<BTreeMap<String, Vec<i64>>> {
+fn versions(client: &StoreClient, records: &[Record]) -> Result<BTreeMap<String, Vec<i64>>> {
     let mut versions: BTreeMap<String, Vec<i64>> = BTreeMap::new();
     for record in records {
         let partition = record.position.context("a record in the log has no position")?.partition;
@@ -62,7 +62,7 @@ fn versions(client: &Client, records: &[Record]) -> Result<BTreeMap<String, Vec<
 }
 
 /// Requires the log to have each version of these rows once, in order.
-async fn is_complete(client: &Client, table: &Arc<Table>, keys: &[&str]) -> Result<()> {
+async fn is_complete(client: &StoreClient, table: &Arc<Table>, keys: &[&str]) -> Result<()> {
     let found = versions(client, &whole_log(client.store.as_ref()).await?)?;
     for key in keys {
         let row = client.row(table, [(*key).into()]).await?;
@@ -72,9 +72,11 @@ async fn is_complete(client: &Client, table: &Arc<Table>, keys: &[&str]) -> Resu
     same("the rows in the log", &found.len(), &keys.len())
 }
 
-pub(super) async fn a_rows_events_are_read_in_the_order_of_its_versions(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_rows_events_are_read_in_the_order_of_its_versions(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let table = counters("batched")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     for turn in 0..20 {
         client.apply(batch(client.plan(), &table, &["a", "b"])).await?;
         client.apply(batch(client.plan(), &table, &["b"])).await?;
@@ -85,9 +87,11 @@ pub(super) async fn a_rows_events_are_read_in_the_order_of_its_versions(lab: &dy
     is_complete(&client, &table, &["a", "b"]).await
 }
 
-pub(super) async fn each_event_is_read_once_from_its_own_partition(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn each_event_is_read_once_from_its_own_partition(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let table = counters("spread")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let rows: Vec<String> = (0..24).map(|row| format!("row {row}")).collect();
     let keys: Vec<&str> = rows.iter().map(String::as_str).collect();
     let mut operations: BTreeMap<&str, String> = BTreeMap::new();
@@ -109,8 +113,10 @@ pub(super) async fn each_event_is_read_once_from_its_own_partition(lab: &dyn Lab
     Ok(())
 }
 
-pub(super) async fn an_event_about_the_entrys_subject_stays_with_it(lab: &dyn Lab) -> Result<()> {
-    let client = Client::open(lab, &[]).await?;
+pub(super) async fn an_event_about_the_entrys_subject_stays_with_it(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
+    let client = StoreClient::open(namespace, &[]).await?;
     let draft = |name: &str| EventTemplate::named(name).with("key", "x");
     let entry = Entry::about("row", "x").event(draft("first")).event(draft("second").about("row", "x"));
     let plan = client.plan().log(entry.event(draft("third").about("other", "x"))).build()?;
@@ -141,9 +147,9 @@ fn unplaced(record: &Record) -> Record {
     Record { position: None, also_at: Vec::new(), ..record.clone() }
 }
 
-pub(super) async fn a_repetition_gets_all_events_of_the_first(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_repetition_gets_all_events_of_the_first(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("repeated")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let keys = ["a", "b", "c", "d"];
     let plan = batch(client.plan(), &table, &keys).build()?;
     let Commit::Applied(Applied { record: Some(first), repeated: false, .. }) =
@@ -174,9 +180,11 @@ pub(super) async fn a_repetition_gets_all_events_of_the_first(lab: &dyn Lab) -> 
     Ok(())
 }
 
-pub(super) async fn the_answer_to_a_commit_says_every_place_or_none(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn the_answer_to_a_commit_says_every_place_or_none(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let table = counters("placed")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     for turn in 0..10 {
         let keys = [format!("a{turn}"), format!("b{turn}"), format!("c{turn}")];
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -197,9 +205,11 @@ pub(super) async fn the_answer_to_a_commit_says_every_place_or_none(lab: &dyn La
     Ok(())
 }
 
-pub(super) async fn what_is_not_applied_leaves_nothing_in_any_partition(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn what_is_not_applied_leaves_nothing_in_any_partition(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let table = counters("fenced")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let keys = ["a", "b", "c"];
     let fenced = batch(client.plan(), &table, &keys).build()?;
     same("a fence", &client.store.resolve(&client.tenant, fenced.operation()).await?, &Resolution::Aborted)?;
@@ -214,9 +224,9 @@ pub(super) async fn what_is_not_applied_leaves_nothing_in_any_partition(lab: &dy
     same("events", &events(whole_log(client.store.as_ref()).await?), &3)
 }
 
-pub(super) async fn a_batch_whose_answer_was_lost_is_found(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_batch_whose_answer_was_lost_is_found(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("lost")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let odds = Odds { unknown_before: 0.4, unknown_after: 0.4, ..Odds::default() };
     let faulty = FaultyStore::over(client.store.clone(), Arc::new(SystemClock), odds, 7);
     let keys = ["a", "b", "c"];
@@ -239,7 +249,12 @@ pub(super) async fn a_batch_whose_answer_was_lost_is_found(lab: &dyn Lab) -> Res
 const SHARED: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 
 /// Commits batches of two to four of the shared rows, and single ones, from several tasks.
-async fn write_concurrently(client: &Client, table: &Arc<Table>, tasks: usize, each: usize) -> Result<()> {
+async fn write_concurrently(
+    client: &StoreClient,
+    table: &Arc<Table>,
+    tasks: usize,
+    each: usize,
+) -> Result<()> {
     let mut running: JoinSet<Result<()>> = JoinSet::new();
     for task in 0..tasks {
         let (client, table) = (client.clone(), table.clone());
@@ -259,9 +274,11 @@ async fn write_concurrently(client: &Client, table: &Arc<Table>, tasks: usize, e
     Ok(())
 }
 
-pub(super) async fn concurrent_batches_are_read_in_the_order_of_versions(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn concurrent_batches_are_read_in_the_order_of_versions(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let table = counters("raced")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let done = Arc::new(AtomicBool::new(false));
     let (store, flag) = (client.store.clone(), done.clone());
     // A reader beside the writers, which meets records while others of the same plan are not there yet.
@@ -295,9 +312,11 @@ pub(super) async fn concurrent_batches_are_read_in_the_order_of_versions(lab: &d
     is_complete(&client, &table, &SHARED).await
 }
 
-pub(super) async fn trimming_a_further_record_forgets_no_operation(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn trimming_a_further_record_forgets_no_operation(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let table = counters("trimmed")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let partitions = client.store.partitions();
     let partition = |key: &str| partition_of(&client.tenant, "row", key, partitions);
     let other = (0..)
@@ -333,15 +352,15 @@ pub(super) async fn trimming_a_further_record_forgets_no_operation(lab: &dyn Lab
 }
 
 /// The versions of the only row that a partition tells of.
-async fn read(client: &Client, partition: u32) -> Result<Vec<i64>> {
+async fn read(client: &StoreClient, partition: u32) -> Result<Vec<i64>> {
     let page = client.store.read_log(partition, 0, PAGE_MAX).await?;
     let told = page.records.iter().map(told).collect::<Result<Vec<_>>>()?;
     Ok(told.into_iter().flatten().map(|(_, version)| version).collect())
 }
 
-pub(super) async fn the_largest_batch(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn the_largest_batch(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("largest")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     // 83 steps, 2 for the log entry, 15 for the other partitions.
     let rows: Vec<String> = (0..84).map(|row| format!("row {row}")).collect();
     let keys: Vec<&str> = rows.iter().map(String::as_str).collect();
@@ -365,9 +384,9 @@ fn alike(plan: Builder, keys: &[&str], step: impl Fn(&str) -> Step, turn: i64) -
 }
 
 /// Engines may have a way of their own for plans of many steps of one shape.
-pub(super) async fn steps_of_one_shape_are_told_row_by_row(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn steps_of_one_shape_are_told_row_by_row(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("alike")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let keys = ["a", "b", "c", "d"];
     client.apply(client.plan().steps(keys.map(|key| Step::insert(&table, [key.into()]).set("n", 0)))).await?;
     let set = |from: i64| {

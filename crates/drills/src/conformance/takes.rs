@@ -9,9 +9,9 @@ use statehouse_store::guard::{column, is_in, now, now_plus};
 use statehouse_store::{ClaimRange, Query, Row, Step, Store, StoreError, Table, Type, Value};
 use tokio::task::JoinSet;
 
-use crate::harness::around::{Around, LostThenUnavailable};
-use crate::harness::client::{Client, same};
-use crate::harness::engines::Lab;
+use crate::harness::engines::TestNamespace;
+use crate::harness::proxy::{LostThenUnavailable, StoreProxy};
+use crate::harness::store_client::{StoreClient, same};
 
 /// Tickets of a counter, in the order of their numbers; and those that wait, whatever the tenant.
 fn tickets(name: &str) -> Result<Arc<Table>> {
@@ -29,7 +29,7 @@ fn tickets(name: &str) -> Result<Arc<Table>> {
         .build()?)
 }
 
-async fn fill(client: &Client, table: &Arc<Table>, numbers: std::ops::Range<i64>) -> Result<()> {
+async fn fill(client: &StoreClient, table: &Arc<Table>, numbers: std::ops::Range<i64>) -> Result<()> {
     let steps: Vec<Step> = numbers
         .map(|number| {
             Step::insert(table, ["a".into(), number.into()])
@@ -53,11 +53,11 @@ fn change(table: &Arc<Table>) -> Step {
         .set("taken_at", now())
 }
 
-fn all(client: &Client, table: &Arc<Table>) -> Result<Query> {
+fn all(client: &StoreClient, table: &Arc<Table>) -> Result<Query> {
     Ok(Query::table(table, &client.tenant, ["a".into()])?)
 }
 
-fn taking(client: &Client, table: &Arc<Table>, operation: &str, rows: usize) -> Result<ClaimRange> {
+fn taking(client: &StoreClient, table: &Arc<Table>, operation: &str, rows: usize) -> Result<ClaimRange> {
     Ok(ClaimRange::of(
         &client.tenant,
         operation,
@@ -71,9 +71,9 @@ fn numbers(rows: &[Row]) -> Vec<i64> {
     rows.iter().filter_map(|row| row.int("number")).collect()
 }
 
-pub(super) async fn the_first_rows_are_taken_in_order(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn the_first_rows_are_taken_in_order(namespace: &dyn TestNamespace) -> Result<()> {
     let table = tickets("taken_in_order")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     fill(&client, &table, 0..12).await?;
     let taken = client.store.claim_range(&taking(&client, &table, "first", 5)?).await?;
     same("those taken first", &numbers(&taken), &vec![0, 1, 2, 3, 4])?;
@@ -93,9 +93,9 @@ pub(super) async fn the_first_rows_are_taken_in_order(lab: &dyn Lab) -> Result<(
     same("one beyond them", &untouched.text("taken_by"), &None)
 }
 
-pub(super) async fn what_the_guard_refuses_is_left_as_it_is(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn what_the_guard_refuses_is_left_as_it_is(namespace: &dyn TestNamespace) -> Result<()> {
     let table = tickets("taken_if")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     fill(&client, &table, 0..6).await?;
     for number in [0, 3] {
         let gone = Step::update(&table, ["a".into(), number.into()]).set("state", "gone");
@@ -112,9 +112,9 @@ pub(super) async fn what_the_guard_refuses_is_left_as_it_is(lab: &dyn Lab) -> Re
     same("of an empty range", &client.store.claim_range(&take).await?, &Vec::new())
 }
 
-pub(super) async fn guards_may_look_at_lists_and_the_clock(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn guards_may_look_at_lists_and_the_clock(namespace: &dyn TestNamespace) -> Result<()> {
     let table = tickets("taken_in_time")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     fill(&client, &table, 0..4).await?;
     let hour = std::time::Duration::from_secs(3_600);
     for (number, at) in [(0, now()), (1, now_plus(hour))] {
@@ -134,9 +134,9 @@ pub(super) async fn guards_may_look_at_lists_and_the_clock(lab: &dyn Lab) -> Res
     same("those that are due then", &numbers(&client.store.claim_range(&take("two")?).await?), &Vec::new())
 }
 
-pub(super) async fn no_more_are_taken_than_may_weigh(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn no_more_are_taken_than_may_weigh(namespace: &dyn TestNamespace) -> Result<()> {
     let table = tickets("taken_by_weight")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let large = |bytes: usize| Value::Json(json!("x".repeat(bytes)));
     for number in 0..5_i64 {
         let step = Step::insert(&table, ["a".into(), number.into()]).set("state", "waits");
@@ -162,9 +162,9 @@ pub(super) async fn no_more_are_taken_than_may_weigh(lab: &dyn Lab) -> Result<()
     same("a large one", &Some(&last), &rest.last())
 }
 
-pub(super) async fn nobody_takes_what_belongs_to_another_tenant(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn nobody_takes_what_belongs_to_another_tenant(namespace: &dyn TestNamespace) -> Result<()> {
     let table = tickets("taken_across")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let other = client.for_tenant("other")?;
     fill(&client, &table, 0..3).await?;
     fill(&other, &table, 0..3).await?;
@@ -181,11 +181,11 @@ pub(super) async fn nobody_takes_what_belongs_to_another_tenant(lab: &dyn Lab) -
     Ok(())
 }
 
-pub(super) async fn each_row_has_one_taker(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn each_row_has_one_taker(namespace: &dyn TestNamespace) -> Result<()> {
     const ROWS: i64 = 60;
     const TAKERS: usize = 6;
     let table = tickets("taken_once")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     fill(&client, &table, 0..ROWS).await?;
     let mut takers: JoinSet<Result<Vec<(String, Row)>>> = JoinSet::new();
     for taker in 0..TAKERS {
@@ -219,9 +219,9 @@ pub(super) async fn each_row_has_one_taker(lab: &dyn Lab) -> Result<()> {
     same("how many were taken", &met.len(), &(ROWS as usize))
 }
 
-pub(super) async fn what_is_no_take_is_refused(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn what_is_no_take_is_refused(namespace: &dyn TestNamespace) -> Result<()> {
     let (table, other) = (tickets("taken_or_not")?, tickets("taken_elsewhere")?);
-    let client = Client::open(lab, &[&table, &other]).await?;
+    let client = StoreClient::open(namespace, &[&table, &other]).await?;
     let query = all(&client, &table)?;
     let key: [Value; 2] = ["a".into(), 1.into()];
     let unfit = [
@@ -250,13 +250,15 @@ pub(super) async fn what_is_no_take_is_refused(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn a_lost_answer_stays_unknown_if_the_retry_is_unavailable(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_lost_answer_stays_unknown_if_the_retry_is_unavailable(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let table = tickets("taken_in_an_outage")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     fill(&client, &table, 0..1).await?;
     // This store takes row by row, so that every engine commits a plan.
     let faults = Arc::new(LostThenUnavailable::default());
-    let store = Around::new(client.store.clone(), faults.clone());
+    let store = StoreProxy::new(client.store.clone(), faults.clone());
     faults.start();
     let taken = store.claim_range(&taking(&client, &table, "first", 1)?).await;
     ensure!(matches!(taken, Err(StoreError::OutcomeUnknown { .. })), "reported as {taken:?}");

@@ -4,16 +4,16 @@ use anyhow::{Context, Result};
 use statehouse_store::guard::column;
 use statehouse_store::{Consistency, Guard, Query, Reason, Scan, Step, Table, Type, Value};
 
-use crate::harness::client::{Client, column_of, same, scan};
-use crate::harness::engines::Lab;
-use crate::harness::samples::counters;
+use crate::harness::engines::TestNamespace;
+use crate::harness::sample_inputs::values::counters;
+use crate::harness::store_client::{StoreClient, column_of, same, scan};
 
 /// Names that an engine could confuse by folding case, by prefix, or by joining them with a key.
 const NAMES: [&str; 6] = ["acme", "ACME", "acme.", "acme-x", "acm", "_"];
 
-pub(super) async fn verbs_touch_the_own_tenants_rows_only(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn verbs_touch_the_own_tenants_rows_only(namespace: &dyn TestNamespace) -> Result<()> {
     let table = counters("walled")?;
-    let first = Client::open(lab, &[&table]).await?;
+    let first = StoreClient::open(namespace, &[&table]).await?;
     let mut clients = Vec::new();
     for name in NAMES {
         clients.push(first.for_tenant(name)?);
@@ -41,7 +41,7 @@ pub(super) async fn verbs_touch_the_own_tenants_rows_only(lab: &dyn Lab) -> Resu
     Ok(())
 }
 
-pub(super) async fn reads_return_the_own_tenants_rows_only(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn reads_return_the_own_tenants_rows_only(namespace: &dyn TestNamespace) -> Result<()> {
     let table = Table::named("veiled")
         .partition("part", Type::Text)
         .sort("rank", Type::Int)
@@ -49,7 +49,7 @@ pub(super) async fn reads_return_the_own_tenants_rows_only(lab: &dyn Lab) -> Res
         .index("by_owner_rank", &[], &["rank"])
         .index("by_part", &["part"], &["rank"])
         .build()?;
-    let first = Client::open(lab, &[&table]).await?;
+    let first = StoreClient::open(namespace, &[&table]).await?;
     let mut clients = Vec::new();
     for name in NAMES {
         let client = first.for_tenant(name)?;
@@ -82,8 +82,8 @@ pub(super) async fn reads_return_the_own_tenants_rows_only(lab: &dyn Lab) -> Res
     Ok(())
 }
 
-pub(super) async fn subjects_of_tenants_are_apart_in_the_log(lab: &dyn Lab) -> Result<()> {
-    let first = Client::open(lab, &[]).await?;
+pub(super) async fn subjects_of_tenants_are_apart_in_the_log(namespace: &dyn TestNamespace) -> Result<()> {
+    let first = StoreClient::open(namespace, &[]).await?;
     for name in NAMES {
         let client = first.for_tenant(name)?;
         client.apply(client.noted("thing", "x", "noted")).await?;

@@ -11,9 +11,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use statehouse_store::{Guard, ManualClock, Plan, Query, Random, Row, Schema, Table, Time};
 
-use super::{Pair, START, Tally, all_rows, compare_rows};
-use crate::harness::engines::Lab;
-use crate::harness::simulation::{Course, Recorded};
+use super::{DifferentialTally, START, StorePair, all_rows, compare_rows};
+use crate::harness::engines::TestNamespace;
+use crate::harness::simulation::{RecordedPlans, Workload};
 
 /// Operations of the history whose plans are sent.
 const OPERATIONS: u64 = 60;
@@ -24,10 +24,15 @@ const WINDOW: u64 = 6;
 /// How far the clock is off at most when a plan comes.
 const OFF_MICROS: u64 = 3_000_000;
 
-/// Sends the plans of a history of an archetype, of at most `largest_plan` operations each, to the model and to a lab's
+/// Sends the plans of a history of an archetype, of at most `largest_plan` operations each, to the model and to a namespace's
 /// store.
-pub async fn run(lab: &dyn Lab, course: &'static Course, seed: u64, largest_plan: usize) -> Result<Tally> {
-    let Recorded { schema, plans } = course.recorded(seed, OPERATIONS)?;
+pub async fn run(
+    namespace: &dyn TestNamespace,
+    workload: &'static Workload,
+    seed: u64,
+    largest_plan: usize,
+) -> Result<DifferentialTally> {
+    let RecordedPlans { schema, plans } = workload.recorded(seed, OPERATIONS)?;
     let mut random = Random::seeded(seed ^ 0xd1ff);
     let fits = |plan: &Plan| plan.steps().len() + usize::from(plan.entry().is_some()) <= largest_plan;
     let mut plans: Vec<(Time, Plan)> =
@@ -42,15 +47,15 @@ pub async fn run(lab: &dyn Lab, course: &'static Course, seed: u64, largest_plan
         }
     }
     let clock = ManualClock::at(first);
-    let mut pair = Pair::open(lab, &clock, &schema).await?;
-    let mut tally = Tally::default();
+    let mut pair = StorePair::open(namespace, &clock, &schema).await?;
+    let mut tally = DifferentialTally::default();
     for (number, (at, plan)) in plans.iter().enumerate() {
         if number == plans.len() / 2 {
-            pair.restart(lab, &clock).await?;
+            pair.restart(namespace, &clock).await?;
         }
         let off = if random.chance(0.2) { random.below(OFF_MICROS) } else { 0 };
         clock.set((*at).max(first).plus(Duration::from_micros(off)));
-        let about = || format!("seed {seed} of {}, plan {number}", course.archetype);
+        let about = || format!("seed {seed} of {}, plan {number}", workload.archetype);
         if random.chance(0.04) {
             pair.resolve(plan.tenant(), plan.operation(), &mut tally).await.with_context(about)?;
         }
@@ -64,7 +69,7 @@ pub async fn run(lab: &dyn Lab, course: &'static Course, seed: u64, largest_plan
     }
     compare(&pair, &schema, &mut tally)
         .await
-        .with_context(|| format!("seed {seed} of {}", course.archetype))?;
+        .with_context(|| format!("seed {seed} of {}", workload.archetype))?;
     let decided = tally.applied + tally.refused;
     ensure!(tally.applied * 4 >= decided && tally.refused > 0, "seed {seed} shows too little: {tally}");
     Ok(tally)
@@ -85,7 +90,7 @@ fn without_a_condition(plan: &Plan, random: &mut Random) -> Option<Plan> {
 }
 
 /// Compares everything that is stored: rows, ranges of tables and of indexes, and the log.
-async fn compare(pair: &Pair, schema: &Schema, tally: &mut Tally) -> Result<()> {
+async fn compare(pair: &StorePair, schema: &Schema, tally: &mut DifferentialTally) -> Result<()> {
     for table in schema.tables() {
         let (model, other) =
             (all_rows(&pair.model, table).await?, all_rows(pair.other.as_ref(), table).await?);

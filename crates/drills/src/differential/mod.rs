@@ -26,15 +26,15 @@ use statehouse_store::{
     StoreError, Table, Tenant, Time, Type, Value, eval,
 };
 
-use crate::harness::client::{Client, rows, scan, shown, whole_log};
-use crate::harness::engines::Lab;
-use crate::harness::samples::{ladder, ordered_types};
+use crate::harness::engines::TestNamespace;
+use crate::harness::sample_inputs::values::{ladder, ordered_types};
+use crate::harness::store_client::{StoreClient, rows, scan, shown, whole_log};
 
 pub mod archetypes;
 
 /// What a run did, and so what it has shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct DifferentialTally {
     /// Commits that were applied, by their first attempt.
     pub applied: usize,
     /// Commits that were refused.
@@ -53,9 +53,9 @@ pub struct Tally {
     pub records: usize,
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for DifferentialTally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tally { applied, refused, repeated, fenced, resolved, rows, ranges, records } = self;
+        let DifferentialTally { applied, refused, repeated, fenced, resolved, rows, ranges, records } = self;
         write!(
             f,
             "{applied} applied, {refused} refused, {repeated} repeated, {fenced} fenced, {resolved} resolved; \
@@ -64,34 +64,41 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Runs so many random plans, of at most `largest_plan` operations each, on the model and on a lab's store.
-pub async fn run(lab: &dyn Lab, seed: u64, plans: usize, largest_plan: usize) -> Result<Tally> {
-    let mut world = World::new(seed, largest_plan)?;
-    let mut pair = Pair::open(lab, &world.clock, &world.schema()?).await?;
-    let mut tally = Tally::default();
+/// Runs so many random plans, of at most `largest_plan` operations each, on the model and on a namespace's store.
+pub async fn run(
+    namespace: &dyn TestNamespace,
+    seed: u64,
+    plans: usize,
+    largest_plan: usize,
+) -> Result<DifferentialTally> {
+    let mut generator = PlanGenerator::new(seed, largest_plan)?;
+    let mut pair = StorePair::open(namespace, &generator.clock, &generator.schema()?).await?;
+    let mut tally = DifferentialTally::default();
     for number in 0..plans {
         if number == plans / 3 {
-            world.grow_tables()?;
-            pair.migrate(&world.schema()?)
+            generator.grow_tables()?;
+            pair.migrate(&generator.schema()?)
                 .await
                 .with_context(|| format!("seed {seed}, migrating before plan {number}"))?;
         }
         if number == plans / 2 {
-            pair.restart(lab, &world.clock).await?;
+            pair.restart(namespace, &generator.clock).await?;
         }
-        world.clock.advance(Duration::from_micros(world.random.below(2_000_000)));
-        if world.random.chance(0.06) {
-            let (tenant, operation) = world.operation_to_resolve(number);
+        generator.clock.advance(Duration::from_micros(generator.random.below(2_000_000)));
+        if generator.random.chance(0.06) {
+            let (tenant, operation) = generator.operation_to_resolve(number);
             let resolved = pair.resolve(&tenant, &operation, &mut tally).await;
             resolved.with_context(|| format!("seed {seed}, call {number}"))?;
             continue;
         }
-        let plan = world.plan(number, &pair.model).await?;
+        let plan = generator.plan(number, &pair.model).await?;
         let committed = pair.commit(&plan, &mut tally).await;
         committed.with_context(|| format!("seed {seed}, call {number}"))?;
-        world.plans.push(plan);
+        generator.plans.push(plan);
     }
-    pair.compare_content(&mut world, &mut tally).await.with_context(|| format!("seed {seed}, at the end"))?;
+    pair.compare_content(&mut generator, &mut tally)
+        .await
+        .with_context(|| format!("seed {seed}, at the end"))?;
     let decided = tally.applied + tally.refused;
     ensure!(
         tally.applied * 4 >= decided && tally.refused * 6 >= decided,
@@ -101,17 +108,17 @@ pub async fn run(lab: &dyn Lab, seed: u64, plans: usize, largest_plan: usize) ->
 }
 
 /// The two stores.
-struct Pair {
+struct StorePair {
     model: ModelStore,
     other: Arc<dyn Store>,
 }
 
-impl Pair {
-    async fn open(lab: &dyn Lab, clock: &ManualClock, schema: &Schema) -> Result<Pair> {
-        let other = lab.open_at(Arc::new(clock.clone())).await?;
+impl StorePair {
+    async fn open(namespace: &dyn TestNamespace, clock: &ManualClock, schema: &Schema) -> Result<StorePair> {
+        let other = namespace.open_at(Arc::new(clock.clone())).await?;
         // With as many partitions as the other store has, records stand at the same positions on both.
         let model = ModelStore::with(Arc::new(clock.clone()), other.partitions());
-        let pair = Pair { model, other };
+        let pair = StorePair { model, other };
         pair.migrate(schema).await?;
         Ok(pair)
     }
@@ -125,7 +132,7 @@ impl Pair {
     }
 
     /// Commits a plan to both, which must come to the same.
-    async fn commit(&self, plan: &Plan, tally: &mut Tally) -> Result<()> {
+    async fn commit(&self, plan: &Plan, tally: &mut DifferentialTally) -> Result<()> {
         let (model, other) = (self.model.commit(plan).await, self.other.commit(plan).await);
         ensure!(
             same_outcome(&model, &other),
@@ -144,7 +151,7 @@ impl Pair {
     }
 
     /// Resolves an operation on both.
-    async fn resolve(&self, tenant: &Tenant, operation: &str, tally: &mut Tally) -> Result<()> {
+    async fn resolve(&self, tenant: &Tenant, operation: &str, tally: &mut DifferentialTally) -> Result<()> {
         let model = self.model.resolve(tenant, operation).await;
         let other = self.other.resolve(tenant, operation).await;
         tally.resolved += 1;
@@ -155,14 +162,18 @@ impl Pair {
         Ok(())
     }
 
-    async fn restart(&mut self, lab: &dyn Lab, clock: &ManualClock) -> Result<()> {
+    async fn restart(&mut self, namespace: &dyn TestNamespace, clock: &ManualClock) -> Result<()> {
         self.other.close().await;
-        self.other = lab.open_at(Arc::new(clock.clone())).await?;
+        self.other = namespace.open_at(Arc::new(clock.clone())).await?;
         Ok(())
     }
 
-    async fn compare_content(&self, world: &mut World, tally: &mut Tally) -> Result<()> {
-        for versions in world.tables.clone() {
+    async fn compare_content(
+        &self,
+        generator: &mut PlanGenerator,
+        tally: &mut DifferentialTally,
+    ) -> Result<()> {
+        for versions in generator.tables.clone() {
             for table in &versions.0 {
                 let (model, other) =
                     (all_rows(&self.model, table).await?, all_rows(self.other.as_ref(), table).await?);
@@ -170,9 +181,9 @@ impl Pair {
                 if Arc::ptr_eq(table, versions.newest()) {
                     tally.rows += model.len();
                 }
-                let mut queries = world.queries_across(table)?;
-                for tenant in world.tenants.clone() {
-                    queries.extend(world.queries(table, &tenant)?);
+                let mut queries = generator.queries_across(table)?;
+                for tenant in generator.tenants.clone() {
+                    queries.extend(generator.queries(table, &tenant)?);
                 }
                 for query in queries {
                     self.compare_range(&query).await?;
@@ -190,7 +201,7 @@ impl Pair {
         if query.consistency() == Consistency::Strong {
             return compare_rows(&about(), &model, &rows(self.other.as_ref(), query.clone()).await?);
         }
-        let client = Client::of(self.other.clone(), "any")?;
+        let client = StoreClient::of(self.other.clone(), "any")?;
         client.eventually(query, |other| compare_rows(&about(), &model, other)).await
     }
 
@@ -208,7 +219,7 @@ impl Pair {
             subjects
         };
         let model = whole_log(&self.model).await?;
-        let other = Client::of(self.other.clone(), "any")?.exact_log(model.len()).await?;
+        let other = StoreClient::of(self.other.clone(), "any")?.exact_log(model.len()).await?;
         let (model_subjects, mut other_subjects) = (by_subject(&model), by_subject(&other));
         for (subject, records) in model_subjects {
             let found = other_subjects.remove(&subject).unwrap_or_default();
@@ -305,7 +316,7 @@ impl Versions {
 const START: Time = Time::from_micros(1_700_000_000_000_000);
 
 /// Where the plans come from.
-struct World {
+struct PlanGenerator {
     random: Random,
     clock: ManualClock,
     tenants: [Tenant; 2],
@@ -319,9 +330,9 @@ struct World {
     fenced: Vec<(Tenant, String)>,
 }
 
-impl World {
-    fn new(seed: u64, largest_plan: usize) -> Result<World> {
-        let mut world = World {
+impl PlanGenerator {
+    fn new(seed: u64, largest_plan: usize) -> Result<PlanGenerator> {
+        let mut generator = PlanGenerator {
             random: Random::seeded(seed),
             clock: ManualClock::at(START),
             tenants: [Tenant::new("acme")?, Tenant::new("acme-2")?],
@@ -331,11 +342,11 @@ impl World {
             plans: Vec::new(),
             fenced: Vec::new(),
         };
-        for number in 0..2 + world.random.below(2) {
-            let table = world.table(&format!("table_{number}"))?;
-            world.tables.push(Versions(vec![table]));
+        for number in 0..2 + generator.random.below(2) {
+            let table = generator.table(&format!("table_{number}"))?;
+            generator.tables.push(Versions(vec![table]));
         }
-        Ok(world)
+        Ok(generator)
     }
 
     fn schema(&self) -> Result<Schema> {
@@ -754,14 +765,14 @@ impl World {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::engines::{Engine, Model};
+    use crate::harness::engines::{Model, TestEngine};
 
     #[tokio::test]
     async fn a_seed_determines_a_run() {
         let mut tallies = Vec::new();
         for _ in 0..2 {
-            let lab = Model.lab("seed").unwrap();
-            tallies.push(run(lab.as_ref(), 3, 150, 10).await.unwrap());
+            let namespace = Model.namespace("seed").unwrap();
+            tallies.push(run(namespace.as_ref(), 3, 150, 10).await.unwrap());
         }
         assert_eq!(tallies[0], tallies[1]);
     }

@@ -3,8 +3,8 @@
 //! A [`Drill`] belongs to an archetype and to one of its failures, in the atlas's own words. It says what it provokes, and
 //! then checks the archetype's invariants on what is stored. There are two kinds:
 //!
-//! - a drill on a [`Ground`] works with any resource of its archetype, the user's own among them: it makes keys and
-//!   inputs from the declared types ([`crate::harness::specimen`]) and learns spans of time from the rows;
+//! - a drill on a [`DrillRun`] works with any resource of its archetype, the user's own among them: it makes keys and
+//!   inputs from the declared types ([`crate::harness::sample_inputs`]) and learns spans of time from the rows;
 //! - a case of the suite, which brings its own blueprint.
 //!
 //! [`crate::proof::DRILLS`] is the one list. `statehouse drill`, the suite, the guard mutation and the atlas read it.
@@ -28,11 +28,11 @@ use statehouse_store::clock::Stopwatch;
 use statehouse_store::faulty::{Achieved, FaultyStore, Odds};
 use statehouse_store::{Clock, Ids, ManualClock, Random, Store, SystemClock, Time, Value};
 
-use crate::conformance::{Case, Verdict};
-use crate::harness::engines::{Engine, Lab};
-use crate::harness::house::Visitor;
-use crate::harness::specimen;
-use crate::harness::witness::Witness;
+use crate::conformance::{Case, CaseFuture};
+use crate::harness::engines::{TestEngine, TestNamespace};
+use crate::harness::recorder::PlanRecorder;
+use crate::harness::sample_inputs;
+use crate::harness::tenant_client::TenantClient;
 use crate::proof::Proof;
 
 /// One failure, provoked.
@@ -46,18 +46,18 @@ pub struct Drill {
     pub provokes: &'static str,
     /// Operations in the largest plan that it sends, the log entry included.
     pub largest_plan: usize,
-    pub(crate) kind: Kind,
+    pub(crate) kind: DrillKind,
 }
 
 #[derive(Clone, Copy)]
-pub(crate) enum Kind {
+pub(crate) enum DrillKind {
     /// On any resource of the archetype; the text is the blueprint and the name its resource, if there is no other.
-    Ground { blueprint: &'static str, resource: &'static str, run: OnGround },
+    AnyResource { blueprint: &'static str, resource: &'static str, run: DrillFn },
     /// A case of the suite.
-    Case(for<'a> fn(&'a dyn Lab) -> Verdict<'a>),
+    Case(for<'a> fn(&'a dyn TestNamespace) -> CaseFuture<'a>),
 }
 
-pub(crate) type OnGround = for<'a> fn(&'a Ground) -> Verdict<'a>;
+pub(crate) type DrillFn = for<'a> fn(&'a DrillRun) -> CaseFuture<'a>;
 
 impl Drill {
     /// A case of the suite that provokes a failure of its archetype, by its full name. Found when this is compiled, so a
@@ -77,7 +77,7 @@ impl Drill {
         while place < cases.len() {
             let case = cases[place];
             if same(case.name.as_bytes(), name.as_bytes()) {
-                let kind = Kind::Case(case.run);
+                let kind = DrillKind::Case(case.run);
                 let archetype = theme(case.name);
                 return Drill { archetype, failure, provokes, largest_plan: case.largest_plan, kind };
             }
@@ -94,102 +94,107 @@ impl Drill {
 
     /// Whether it works on any resource of its archetype.
     pub fn takes_any_resource(&self) -> bool {
-        matches!(self.kind, Kind::Ground { .. })
+        matches!(self.kind, DrillKind::AnyResource { .. })
     }
 
     /// What it is about if nobody says otherwise.
-    fn own_plot(&self) -> Result<Option<Plot>> {
+    fn own_target(&self) -> Result<Option<Target>> {
         match self.kind {
-            Kind::Ground { blueprint, resource, .. } => {
-                Plot::of(&Blueprint::read("drill.toml", blueprint)?, resource).map(Some)
+            DrillKind::AnyResource { blueprint, resource, .. } => {
+                Target::of(&Blueprint::read("drill.toml", blueprint)?, resource).map(Some)
             }
-            Kind::Case(_) => Ok(None),
+            DrillKind::Case(_) => Ok(None),
         }
     }
 
-    /// Runs it once, in an empty lab. A case knows no other plot than its own.
-    pub(crate) async fn run(&self, lab: Arc<dyn Lab>, course: &Course<'_>) -> Result<Achieved> {
-        let own = self.own_plot()?;
-        match (self.kind, course.plot.or(own.as_ref())) {
-            (Kind::Case(run), _) => run(&*lab).await.map(|()| Achieved::default()),
-            (Kind::Ground { run, .. }, Some(plot)) => {
-                let Course { seed, rounds, .. } = *course;
+    /// Runs it once, in an empty namespace. A case knows no other target than its own.
+    pub(crate) async fn run(
+        &self,
+        namespace: Arc<dyn TestNamespace>,
+        settings: &DrillSettings<'_>,
+    ) -> Result<Achieved> {
+        let own = self.own_target()?;
+        match (self.kind, settings.target.or(own.as_ref())) {
+            (DrillKind::Case(run), _) => run(&*namespace).await.map(|()| Achieved::default()),
+            (DrillKind::AnyResource { run: provoke, .. }, Some(target)) => {
+                let DrillSettings { seed, rounds, .. } = *settings;
                 let (faulty, houses) = Default::default();
-                let ground = Ground { lab, plot: plot.clone(), seed, rounds, faulty, houses };
-                run(&ground).await?;
-                ground.check_invariants(self.archetype).await.context("after the drill")?;
-                Ok(ground.achieved())
+                let run = DrillRun { namespace, target: target.clone(), seed, rounds, faulty, houses };
+                provoke(&run).await?;
+                run.check_invariants(self.archetype).await.context("after the drill")?;
+                Ok(run.achieved())
             }
-            (Kind::Ground { .. }, None) => bail!("{} has no ground", self.name()),
+            (DrillKind::AnyResource { .. }, None) => bail!("{} has no ground", self.name()),
         }
     }
 
     /// Runs it on an engine. If it is red, looks for the shortest history that shows it.
-    pub async fn report(&self, engine: &dyn Engine, plot: Option<&Plot>, seed: u64) -> Report {
+    pub async fn report(&self, engine: &dyn TestEngine, target: Option<&Target>, seed: u64) -> DrillReport {
         let watch = Stopwatch::start();
-        let plot = plot.filter(|_| self.takes_any_resource());
-        let course = Course { plot, seed, rounds: ROUNDS };
-        let Attempt { outcome, witness } = self.attempt(engine, &course).await;
-        let (took, plans) = (watch.elapsed(), witness.plans());
-        let (mut achieved, mut red, mut skipped) = (Achieved::default(), None, None);
+        let target = target.filter(|_| self.takes_any_resource());
+        let settings = DrillSettings { target, seed, rounds: ROUNDS };
+        let DrillAttempt { outcome, recorder } = self.attempt(engine, &settings).await;
+        let (took, plans) = (watch.elapsed(), recorder.plans());
+        let (mut achieved, mut failed, mut skipped) = (Achieved::default(), None, None);
         match outcome {
             Ok(faults) => achieved = faults,
-            Err(Ended::Skipped(reason)) => skipped = Some(reason),
-            Err(Ended::Red(first)) => {
-                let shorter = self.shortened(engine, &course).await;
-                red = shorter.into_iter().chain([first]).min_by_key(|red| red.history.len());
+            Err(DrillEnd::Skipped(reason)) => skipped = Some(reason),
+            Err(DrillEnd::Failed(first)) => {
+                let shorter = self.shortened(engine, &settings).await;
+                failed = shorter.into_iter().chain([first]).min_by_key(|failed| failed.history.len());
             }
         }
-        let on = plot.map(|plot| plot.resource.clone());
-        Report { drill: *self, seed, on, took, plans, achieved, skipped, red }
+        let on = target.map(|target| target.resource.clone());
+        DrillReport { drill: *self, seed, on, took, plans, achieved, skipped, failed }
     }
 
-    async fn attempt(&self, engine: &dyn Engine, course: &Course<'_>) -> Attempt {
-        let witness = Witness::about(self.archetype);
+    async fn attempt(&self, engine: &dyn TestEngine, settings: &DrillSettings<'_>) -> DrillAttempt {
+        let recorder = PlanRecorder::about(self.archetype);
         let run = async {
-            let lab = engine.lab(&self.name()).with_context(|| format!("{} gave no lab", engine.name()))?;
-            bounded(self.run(witness.over(lab), course), PATIENCE).await
+            let namespace =
+                engine.namespace(&self.name()).with_context(|| format!("{} gave no lab", engine.name()))?;
+            bounded(self.run(recorder.over(namespace), settings), PATIENCE).await
         };
         let outcome = run.await.map_err(|error| match error.downcast_ref::<Skipped>() {
-            Some(Skipped(reason)) => Ended::Skipped(reason.clone()),
-            None => Ended::Red(Red {
+            Some(Skipped(reason)) => DrillEnd::Skipped(reason.clone()),
+            None => DrillEnd::Failed(DrillFailure {
                 why: format!("{error:#}"),
-                seed: course.seed,
-                history: witness.history(),
-                left_out: witness.plans() - witness.history().len(),
+                seed: settings.seed,
+                history: recorder.history(),
+                left_out: recorder.plans() - recorder.history().len(),
             }),
         });
-        Attempt { outcome, witness }
+        DrillAttempt { outcome, recorder }
     }
 
     /// Reds of shorter courses.
-    async fn shortened(&self, engine: &dyn Engine, course: &Course<'_>) -> Vec<Red> {
-        let mut reds = Vec::new();
+    async fn shortened(&self, engine: &dyn TestEngine, settings: &DrillSettings<'_>) -> Vec<DrillFailure> {
+        let mut failures = Vec::new();
         for rounds in [1, 2, 4] {
-            for seed in course.seed..course.seed.saturating_add(SEEDS_TRIED) {
-                let attempt = self.attempt(engine, &Course { seed, rounds, ..*course }).await;
-                if let Err(Ended::Red(red)) = attempt.outcome {
-                    reds.push(red);
+            for seed in settings.seed..settings.seed.saturating_add(SEEDS_TRIED) {
+                let attempt = self.attempt(engine, &DrillSettings { seed, rounds, ..*settings }).await;
+                if let Err(DrillEnd::Failed(failed)) = attempt.outcome {
+                    failures.push(failed);
                 }
             }
-            if !reds.is_empty() {
+            if !failures.is_empty() {
                 break;
             }
         }
-        reds
+        failures
     }
 }
 
 /// One run of a drill.
-struct Attempt {
-    outcome: Result<Achieved, Ended>,
-    witness: Witness,
+struct DrillAttempt {
+    outcome: Result<Achieved, DrillEnd>,
+    recorder: PlanRecorder,
 }
 
 /// Why a run of a drill is not green.
-enum Ended {
+enum DrillEnd {
     Skipped(String),
-    Red(Red),
+    Failed(DrillFailure),
 }
 
 /// The error of a drill that cannot show anything on this resource, with the reason. It is neither green nor red.
@@ -247,15 +252,15 @@ pub(crate) async fn bounded<T>(trial: impl Future<Output = Result<T>>, patience:
 
 /// How a drill is run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Course<'p> {
-    pub plot: Option<&'p Plot>,
+pub(crate) struct DrillSettings<'p> {
+    pub target: Option<&'p Target>,
     pub seed: u64,
     pub rounds: u64,
 }
 
 /// What came of a drill.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct DrillReport {
     /// The drill.
     pub drill: Drill,
     /// The seed it was run with.
@@ -271,10 +276,10 @@ pub struct Report {
     /// Why it was skipped, if it was: it can show nothing on this resource.
     pub skipped: Option<String>,
     /// Why it is red, if it is.
-    pub red: Option<Red>,
+    pub failed: Option<DrillFailure>,
 }
 
-impl fmt::Display for Red {
+impl fmt::Display for DrillFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.why)?;
         writeln!(f, "the shortest history that shows it, with --seed {}:", self.seed)?;
@@ -288,7 +293,7 @@ impl fmt::Display for Red {
 
 /// A failure that happened.
 #[derive(Clone, Debug)]
-pub struct Red {
+pub struct DrillFailure {
     /// What was found.
     pub why: String,
     /// The seed that shows it.
@@ -301,44 +306,44 @@ pub struct Red {
 
 /// What is drilled: a resource among others.
 #[derive(Clone, Debug)]
-pub struct Plot {
+pub struct Target {
     house: String,
     resources: Vec<Resource>,
     pub(crate) resource: String,
 }
 
-impl Plot {
+impl Target {
     /// A resource of a blueprint.
-    pub fn of(blueprint: &Blueprint, resource: &str) -> Result<Plot> {
-        Ok(Plot::among(&blueprint.name, resource::declare(blueprint)?, resource))
+    pub fn of(blueprint: &Blueprint, resource: &str) -> Result<Target> {
+        Ok(Target::among(&blueprint.name, resource::declare(blueprint)?, resource))
     }
 
     /// A resource of a house that was not declared by a blueprint.
-    pub fn among(house: &str, resources: Vec<Resource>, resource: &str) -> Plot {
-        Plot { house: house.to_owned(), resources, resource: resource.to_owned() }
+    pub fn among(house: &str, resources: Vec<Resource>, resource: &str) -> Target {
+        Target { house: house.to_owned(), resources, resource: resource.to_owned() }
     }
 
     /// The first thing of each archetype that a blueprint declares: what its drills are run on.
-    pub fn all_of(blueprint: &Blueprint) -> Result<Vec<(&'static str, Plot)>> {
-        let mut plots: Vec<(&'static str, Plot)> = Vec::new();
+    pub fn all_of(blueprint: &Blueprint) -> Result<Vec<(&'static str, Target)>> {
+        let mut targets: Vec<(&'static str, Target)> = Vec::new();
         for thing in &blueprint.things {
             let keyword = thing.archetype.keyword();
-            if !plots.iter().any(|(known, _)| *known == keyword) {
-                plots.push((keyword, Plot::of(blueprint, &thing.name)?));
+            if !targets.iter().any(|(known, _)| *known == keyword) {
+                targets.push((keyword, Target::of(blueprint, &thing.name)?));
             }
         }
-        Ok(plots)
+        Ok(targets)
     }
 
-    pub(crate) fn furnish(&self, store: Arc<dyn Store>, clock: Arc<dyn Clock>, ids: Ids) -> House {
+    pub(crate) fn build_house(&self, store: Arc<dyn Store>, clock: Arc<dyn Clock>, ids: Ids) -> House {
         House::of(&self.house, self.resources.clone(), None, store, clock, ids)
     }
 }
 
-/// Where a drill takes place: an empty lab, and a resource to put into it.
-pub struct Ground {
-    pub(crate) lab: Arc<dyn Lab>,
-    pub(crate) plot: Plot,
+/// Where a drill takes place: an empty namespace, and a resource to put into it.
+pub struct DrillRun {
+    pub(crate) namespace: Arc<dyn TestNamespace>,
+    pub(crate) target: Target,
     pub(crate) seed: u64,
     pub(crate) rounds: u64,
     pub(crate) faulty: Mutex<Vec<Arc<FaultyStore>>>,
@@ -346,7 +351,7 @@ pub struct Ground {
     houses: AtomicU64,
 }
 
-impl Ground {
+impl DrillRun {
     /// Chance, from the seed.
     pub(crate) fn random(&self) -> Random {
         Random::seeded(self.seed)
@@ -358,22 +363,26 @@ impl Ground {
     }
 
     /// A house on the machine's clock.
-    pub(crate) async fn house(&self) -> Result<Visitor> {
-        self.house_over(self.lab.open().await?, Arc::new(SystemClock)).await
+    pub(crate) async fn house(&self) -> Result<TenantClient> {
+        self.house_over(self.namespace.open().await?, Arc::new(SystemClock)).await
     }
 
     /// A house whose store shares a clock with it that the drill moves.
-    pub(crate) async fn house_at(&self, clock: &DrillClock) -> Result<Visitor> {
+    pub(crate) async fn house_at(&self, clock: &DrillClock) -> Result<TenantClient> {
         let clock: Arc<dyn Clock> = Arc::new(clock.clone());
-        self.house_over(self.lab.open_at(clock.clone()).await?, clock).await
+        self.house_over(self.namespace.open_at(clock.clone()).await?, clock).await
     }
 
     /// A house over a store that was opened already: another process.
-    pub(crate) async fn house_over(&self, store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Result<Visitor> {
+    pub(crate) async fn house_over(
+        &self,
+        store: Arc<dyn Store>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<TenantClient> {
         let number = self.houses.fetch_add(1, Ordering::Relaxed);
         let random = Random::seeded(self.seed.wrapping_mul(1_000_003).wrapping_add(number));
         let ids = Ids::new(clock.clone(), random);
-        Visitor::enter(self.plot.furnish(store, clock, ids)).await
+        TenantClient::enter(self.target.build_house(store, clock, ids)).await
     }
 
     /// The same store in a bad world, which begins well.
@@ -392,28 +401,28 @@ impl Ground {
     /// Checks what must hold of the archetype, in a house of its own.
     async fn check_invariants(&self, archetype: &str) -> Result<()> {
         let Some(check) = Proof::of(archetype).and_then(|proof| proof.invariants) else { return Ok(()) };
-        let visitor = self.house().await?;
-        check(&visitor.scope(&self.plot.resource)).await
+        let client = self.house().await?;
+        check(&client.scope(&self.target.resource)).await
     }
 
     /// The resource that is drilled.
     pub(crate) fn resource(&self) -> Result<&Resource> {
-        self.named(&self.plot.resource)
+        self.named(&self.target.resource)
     }
 
     pub(crate) fn named(&self, name: &str) -> Result<&Resource> {
-        let found = self.plot.resources.iter().find(|resource| resource.name == name);
+        let found = self.target.resources.iter().find(|resource| resource.name == name);
         found.with_context(|| format!("there is no resource {name}"))
     }
 
     /// The full name of an action of it.
     pub(crate) fn action(&self, name: &str) -> String {
-        format!("{}.{name}", self.plot.resource)
+        format!("{}.{name}", self.target.resource)
     }
 
     /// Its key of that number.
     pub(crate) fn key(&self, number: i64) -> Result<Vec<Value>> {
-        Ok(specimen::key(self.resource()?, number))
+        Ok(sample_inputs::key(self.resource()?, number))
     }
 }
 
@@ -424,8 +433,9 @@ pub(crate) fn action<'r>(resource: &'r Resource, name: &str) -> Result<&'r Actio
 /// What an action has to be given, with values of that number; and what else is given.
 pub(crate) fn input(action: &Action, number: i64, given: Map<String, Json>) -> Json {
     let needed = action.input.iter().filter(|property| property.required);
-    let mut input: Map<String, Json> =
-        needed.filter_map(|p: &Property| Some((p.name.clone(), specimen::of_property(p, number)?))).collect();
+    let mut input: Map<String, Json> = needed
+        .filter_map(|p: &Property| Some((p.name.clone(), sample_inputs::of_property(p, number)?)))
+        .collect();
     input.extend(given);
     Json::Object(input)
 }
@@ -473,7 +483,7 @@ pub(crate) fn time_in(body: &Json, name: &str) -> Result<Time> {
 
 /// Calls an action until it is known what became of it, as a caller does that keeps its operation id.
 pub(crate) async fn insist(
-    visitor: &Visitor,
+    client: &TenantClient,
     operation: &str,
     action: &str,
     key: &[Value],
@@ -481,7 +491,7 @@ pub(crate) async fn insist(
     version: Option<i64>,
 ) -> Result<Answer> {
     for _ in 0..TRIES_MAX {
-        match visitor.call_as(operation, action, key, input.clone(), version).await {
+        match client.call_as(operation, action, key, input.clone(), version).await {
             Ok(answer) => return Ok(answer),
             Err(refusal) if is_passing(refusal.code) => {}
             Err(refusal) => bail!("{action} {key:?} {input} as {operation}: {refusal}"),
@@ -505,20 +515,20 @@ mod tests {
     use crate::proof::{DRILLS, booking};
 
     /// Threads that keep every core busy until they are dropped.
-    struct Load(Arc<std::sync::atomic::AtomicBool>);
+    struct CpuLoad(Arc<std::sync::atomic::AtomicBool>);
 
-    impl Load {
-        fn start() -> Load {
+    impl CpuLoad {
+        fn start() -> CpuLoad {
             let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
             for _ in 0..4 {
                 let stop = stop.clone();
                 std::thread::spawn(move || while !stop.load(Ordering::Relaxed) {});
             }
-            Load(stop)
+            CpuLoad(stop)
         }
     }
 
-    impl Drop for Load {
+    impl Drop for CpuLoad {
         fn drop(&mut self) {
             self.0.store(true, Ordering::Relaxed);
         }
@@ -528,14 +538,14 @@ mod tests {
     async fn the_drill_of_relation_lists_has_one_history_on_a_busy_machine() {
         let drill =
             DRILLS.iter().copied().flatten().find(|drill| drill.failure == "stale relation list cache");
-        let (drill, _load) = (drill.unwrap(), Load::start());
-        let course = Course { plot: None, seed: 1, rounds: ROUNDS };
-        for engine in [&Model as &dyn Engine, &Sqlite] {
+        let (drill, _load) = (drill.unwrap(), CpuLoad::start());
+        let settings = DrillSettings { target: None, seed: 1, rounds: ROUNDS };
+        for engine in [&Model as &dyn TestEngine, &Sqlite] {
             let mut histories = Vec::new();
             for _ in 0..5 {
-                let Attempt { outcome, witness } = drill.attempt(engine, &course).await;
+                let DrillAttempt { outcome, recorder } = drill.attempt(engine, &settings).await;
                 assert!(outcome.is_ok(), "{}", engine.name());
-                histories.push(witness.history());
+                histories.push(recorder.history());
             }
             assert!(histories[0].len() > 100, "{}", histories[0].len());
             assert!(histories.windows(2).all(|pair| pair[0] == pair[1]), "{}", engine.name());
@@ -546,19 +556,19 @@ mod tests {
     async fn histories_hide_the_plans_of_the_system_itself() {
         let text = "[booking.seat]\nkey = { event_id = \"text\", seat_no = \"int\" }\n\
                     [view.states]\nof = \"seat\"\ngroup_by = [\"state\"]\n";
-        let plot = Plot::of(&Blueprint::read("statehouse.toml", text).unwrap(), "seat").unwrap();
+        let target = Target::of(&Blueprint::read("statehouse.toml", text).unwrap(), "seat").unwrap();
         let drill = booking::drills::DRILLS
             .iter()
             .find(|drill| drill.failure == "expired hold not released")
             .unwrap();
-        let course = Course { plot: Some(&plot), seed: 1, rounds: 1 };
-        let Attempt { outcome, witness } = drill.attempt(&Model, &course).await;
+        let settings = DrillSettings { target: Some(&target), seed: 1, rounds: 1 };
+        let DrillAttempt { outcome, recorder } = drill.attempt(&Model, &settings).await;
         assert!(outcome.is_ok());
-        let history = witness.history();
+        let history = recorder.history();
         assert!(history.iter().any(|plan| plan.contains("seat_booking.expired")), "{history:#?}");
         let hidden = |plan: &&String| plan.contains("house_") || plan.contains(" states");
         assert_eq!(history.iter().find(hidden), None);
-        assert!(witness.plans() > history.len());
+        assert!(recorder.plans() > history.len());
     }
 
     /// Plans without what comes from the machine's clock: ids and times.
@@ -577,10 +587,10 @@ mod tests {
         for drill in drills {
             let run = || {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-                let course = Course { plot: None, seed: 5, rounds: ROUNDS };
-                let Attempt { outcome, witness } = runtime.block_on(drill.attempt(&Model, &course));
+                let settings = DrillSettings { target: None, seed: 5, rounds: ROUNDS };
+                let DrillAttempt { outcome, recorder } = runtime.block_on(drill.attempt(&Model, &settings));
                 assert!(outcome.is_ok(), "{}", drill.name());
-                without_times(&witness.history())
+                without_times(&recorder.history())
             };
             if run() != run() {
                 differ.push(drill.name());

@@ -1,11 +1,11 @@
-//! The stores that are judged: an [`Engine`] hands out [`Lab`]s, and a lab is one empty namespace of it.
+//! The stores that are judged: an [`TestEngine`] hands out [`TestNamespace`]s, and a namespace is one empty namespace of it.
 //!
 //! What a namespace is, is the engine's affair: a fresh object for the model, a folder for SQLite, a schema or a
-//! prefix of table names on a server. Opening a lab twice gives the same content, which is how a restart is tested:
+//! prefix of table names on a server. Opening a namespace twice gives the same content, which is how a restart is tested:
 //! close the store and open it again.
 //!
 //! An engine that needs a server takes its address from the environment, and is always in the list. When the
-//! address is missing or nobody answers there, [`Engine::lab`] or [`Lab::open`] fails and says what to set, and so
+//! address is missing or nobody answers there, [`TestEngine::namespace`] or [`TestNamespace::open`] fails and says what to set, and so
 //! every case of that engine fails. An engine that was not tested must never look like one that passed.
 
 use std::fmt;
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use async_trait::async_trait;
-use statehouse::engine::{Engine as Kind, OpenError};
+use statehouse::engine::{Engine as EngineKind, OpenError};
 use statehouse_store::limits::PLAN_OPERATIONS_MAX;
 use statehouse_store::model::PARTITIONS;
 use statehouse_store::{Clock, ModelStore, Random, Store, SystemClock, Time};
@@ -27,12 +27,12 @@ use statehouse_store_sqlite::{Options, SqliteStore};
 use tempfile::TempDir;
 
 /// A kind of store.
-pub trait Engine: Send + Sync {
+pub trait TestEngine: Send + Sync {
     /// How reports name it. One engine may be judged several times, for example on two emulators.
     fn name(&self) -> &str;
 
     /// An empty namespace. Different names never share anything, neither within a run nor across runs.
-    fn lab(&self, namespace: &str) -> Result<Arc<dyn Lab>>;
+    fn namespace(&self, namespace: &str) -> Result<Arc<dyn TestNamespace>>;
 
     /// The most operations that this server takes in one plan. Less than the contract's limit only for an emulator
     /// that falls short of what it emulates; cases with larger plans are then left out, and counted.
@@ -49,7 +49,7 @@ pub trait Engine: Send + Sync {
 
 /// One namespace of an engine. Whatever it keeps (a folder, a schema) goes away with it.
 #[async_trait]
-pub trait Lab: Send + Sync {
+pub trait TestNamespace: Send + Sync {
     /// Opens the store on this clock.
     async fn open_at(&self, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>>;
 
@@ -60,7 +60,7 @@ pub trait Lab: Send + Sync {
 }
 
 /// Every engine that this build knows.
-pub fn all() -> Vec<Arc<dyn Engine>> {
+pub fn all() -> Vec<Arc<dyn TestEngine>> {
     vec![
         Arc::new(Model),
         Arc::new(Sqlite),
@@ -71,36 +71,40 @@ pub fn all() -> Vec<Arc<dyn Engine>> {
     ]
 }
 
-/// The engine that a URL names, with labs beside what the URL names and never in it: a file of its own in the same folder,
+/// The engine that a URL names, with namespaces beside what the URL names and never in it: a file of its own in the same folder,
 /// a schema of its own in the same database, a prefix of its own at the same server. What is wrong with the URL is said
-/// here, and not by each lab.
-pub fn at(url: &str) -> Result<Arc<dyn Engine>, OpenError> {
-    let kind = Kind::of_url(url)?;
-    let beside = match kind {
-        Kind::Model => Beside::Nothing,
-        Kind::Sqlite => {
+/// here, and not by each namespace.
+pub fn at(url: &str) -> Result<Arc<dyn TestEngine>, OpenError> {
+    let kind = EngineKind::of_url(url)?;
+    let location = match kind {
+        EngineKind::Model => NamespaceLocation::Nothing,
+        EngineKind::Sqlite => {
             let path = url.strip_prefix("sqlite:").unwrap_or(url);
             let path = Path::new(path.strip_prefix("//").unwrap_or(path));
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            Beside::Files(folder.unwrap_or(Path::new(".")).to_owned())
+            NamespaceLocation::Files(folder.unwrap_or(Path::new(".")).to_owned())
         }
-        Kind::Postgres => Beside::Schemas(Box::new(statehouse_store_postgres::Options::from_url(url)?)),
+        EngineKind::Postgres => {
+            NamespaceLocation::Schemas(Box::new(statehouse_store_postgres::Options::from_url(url)?))
+        }
         #[cfg(feature = "dynamodb")]
-        Kind::Dynamodb => Beside::Prefixes(statehouse_store_dynamodb::Options::from_url(url)?),
+        EngineKind::Dynamodb => {
+            NamespaceLocation::Prefixes(statehouse_store_dynamodb::Options::from_url(url)?)
+        }
         #[cfg(not(feature = "dynamodb"))]
-        Kind::Dynamodb => return Err(OpenError::NotBuilt { engine: "dynamodb" }),
+        EngineKind::Dynamodb => return Err(OpenError::NotBuilt { engine: "dynamodb" }),
     };
-    Ok(Arc::new(Named { kind, beside }))
+    Ok(Arc::new(EngineAtUrl { kind, location }))
 }
 
 /// See [`at`].
-struct Named {
-    kind: Kind,
-    beside: Beside,
+struct EngineAtUrl {
+    kind: EngineKind,
+    location: NamespaceLocation,
 }
 
-/// Beside what labs are.
-enum Beside {
+/// NamespaceLocation what namespaces are.
+enum NamespaceLocation {
     Nothing,
     Files(PathBuf),
     Schemas(Box<statehouse_store_postgres::Options>),
@@ -108,100 +112,100 @@ enum Beside {
     Prefixes(statehouse_store_dynamodb::Options),
 }
 
-impl Engine for Named {
+impl TestEngine for EngineAtUrl {
     fn name(&self) -> &str {
         self.kind.name()
     }
 
-    fn lab(&self, namespace: &str) -> Result<Arc<dyn Lab>> {
-        match &self.beside {
-            Beside::Nothing => Model.lab(namespace),
-            Beside::Files(beside) => {
+    fn namespace(&self, namespace: &str) -> Result<Arc<dyn TestNamespace>> {
+        match &self.location {
+            NamespaceLocation::Nothing => Model.namespace(namespace),
+            NamespaceLocation::Files(location) => {
                 let folder = tempfile::Builder::new()
                     .prefix(".statehouse-drill-")
-                    .tempdir_in(beside)
+                    .tempdir_in(location)
                     .context("a folder for the drill's file")?;
-                Ok(Arc::new(SqliteLab { folder }))
+                Ok(Arc::new(SqliteNamespace { folder }))
             }
-            Beside::Schemas(options) => {
+            NamespaceLocation::Schemas(options) => {
                 let mut options = options.as_ref().clone();
                 options.schema = own_name("drill", '_');
-                Ok(Arc::new(PostgresLab { options }))
+                Ok(Arc::new(PostgresNamespace { options }))
             }
             #[cfg(feature = "dynamodb")]
-            Beside::Prefixes(options) => {
+            NamespaceLocation::Prefixes(options) => {
                 let mut options = options.clone();
                 options.prefix = own_name("drill", '-');
-                Ok(Arc::new(DynamoDbLab { options }))
+                Ok(Arc::new(DynamoDbNamespace { options }))
             }
         }
     }
 }
 
-/// A name that no other lab has: several runs may use one server at the same time.
+/// A name that no other namespace has: several runs may use one server at the same time.
 fn own_name(lead: &str, between: char) -> String {
-    static LABS: AtomicU64 = AtomicU64::new(0);
+    static NAMESPACES: AtomicU64 = AtomicU64::new(0);
     let run = Random::from_entropy().below(1 << 40);
-    format!("{lead}{between}{run:x}{between}{}", LABS.fetch_add(1, Ordering::Relaxed))
+    format!("{lead}{between}{run:x}{between}{}", NAMESPACES.fetch_add(1, Ordering::Relaxed))
 }
 
 /// The reference, judged like any other: the cases must not ask what the model does not do.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Model;
 
-impl Engine for Model {
+impl TestEngine for Model {
     fn name(&self) -> &str {
         "model"
     }
 
-    fn lab(&self, _: &str) -> Result<Arc<dyn Lab>> {
+    fn namespace(&self, _: &str) -> Result<Arc<dyn TestNamespace>> {
         let clock = SwitchedClock { current: Arc::new(Mutex::new(Arc::new(SystemClock))) };
         let store = ModelStore::with(Arc::new(clock.clone()), PARTITIONS);
-        Ok(Arc::new(ModelLab { store, clock }))
+        Ok(Arc::new(ModelNamespace { store, clock }))
     }
 }
 
-struct ModelLab {
+struct ModelNamespace {
     store: ModelStore,
     clock: SwitchedClock,
 }
 
 #[async_trait]
-impl Lab for ModelLab {
+impl TestNamespace for ModelNamespace {
     async fn open_at(&self, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
         *self.clock.current.lock().unwrap_or_else(PoisonError::into_inner) = clock;
         Ok(Arc::new(self.store.reopened()))
     }
 }
 
-/// SQLite as it is shipped: synchronized to the disk at every commit, one file in a folder for each lab.
+/// SQLite as it is shipped: synchronized to the disk at every commit, one file in a folder for each namespace.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sqlite;
 
-impl Engine for Sqlite {
+impl TestEngine for Sqlite {
     fn name(&self) -> &str {
         "sqlite"
     }
 
-    fn lab(&self, _: &str) -> Result<Arc<dyn Lab>> {
+    fn namespace(&self, _: &str) -> Result<Arc<dyn TestNamespace>> {
         let folder = TempDir::with_prefix("statehouse-drills-").context("a folder for the file")?;
-        Ok(Arc::new(SqliteLab { folder }))
+        Ok(Arc::new(SqliteNamespace { folder }))
     }
 }
 
-struct SqliteLab {
+struct SqliteNamespace {
     folder: TempDir,
 }
 
 #[async_trait]
-impl Lab for SqliteLab {
+impl TestNamespace for SqliteNamespace {
     async fn open_at(&self, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
         let options = Options { clock, ..Options::at(self.folder.path().join("house.db")) };
         Ok(Arc::new(SqliteStore::open(options).await?))
     }
 }
 
-/// PostgreSQL on a server that somebody started: a schema for each lab.
+/// PostgreSQL on a server that somebody started: a schema for each namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct Postgres {
     name: &'static str,
@@ -226,18 +230,18 @@ impl Postgres {
     }
 }
 
-impl Engine for Postgres {
+impl TestEngine for Postgres {
     fn name(&self) -> &str {
         self.name
     }
 
-    fn lab(&self, _: &str) -> Result<Arc<dyn Lab>> {
+    fn namespace(&self, _: &str) -> Result<Arc<dyn TestNamespace>> {
         let url = std::env::var(self.variable).with_context(|| {
             format!("{} has to hold the URL that `{}` prints", self.variable, self.script)
         })?;
         let mut options = statehouse_store_postgres::Options::from_url(&url)?;
         options.schema = own_name("lab", '_');
-        Ok(Arc::new(PostgresLab { options }))
+        Ok(Arc::new(PostgresNamespace { options }))
     }
 
     fn carries_archetypes(&self) -> bool {
@@ -245,12 +249,12 @@ impl Engine for Postgres {
     }
 }
 
-struct PostgresLab {
+struct PostgresNamespace {
     options: statehouse_store_postgres::Options,
 }
 
 #[async_trait]
-impl Lab for PostgresLab {
+impl TestNamespace for PostgresNamespace {
     async fn open_at(&self, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
         let options = self.options.clone().with_clock(clock);
         Ok(Arc::new(PostgresStore::open(options).await?))
@@ -262,10 +266,10 @@ impl Lab for PostgresLab {
     }
 }
 
-impl Drop for PostgresLab {
+impl Drop for PostgresNamespace {
     fn drop(&mut self) {
         let options = self.options.clone();
-        // A runtime of its own, on a thread of its own: the lab may go away within another runtime or after it.
+        // A runtime of its own, on a thread of its own: the namespace may go away within another runtime or after it.
         let erased = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.is_ok_and(|runtime| runtime.block_on(PostgresStore::erase(&options)).is_ok())
@@ -275,7 +279,7 @@ impl Drop for PostgresLab {
     }
 }
 
-/// DynamoDB on a server that somebody started: a prefix of table names for each lab.
+/// DynamoDB on a server that somebody started: a prefix of table names for each namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct DynamoDb {
     name: &'static str,
@@ -297,16 +301,16 @@ impl DynamoDb {
     }
 }
 
-impl Engine for DynamoDb {
+impl TestEngine for DynamoDb {
     fn name(&self) -> &str {
         self.name
     }
 
-    fn lab(&self, _: &str) -> Result<Arc<dyn Lab>> {
+    fn namespace(&self, _: &str) -> Result<Arc<dyn TestNamespace>> {
         let endpoint = std::env::var(self.variable).with_context(|| {
             format!("{} has to hold the address that `scripts/dynamodb start DIR` prints", self.variable)
         })?;
-        dynamodb_lab(endpoint, self.transaction_items)
+        dynamodb_namespace(endpoint, self.transaction_items)
     }
 
     fn largest_plan(&self) -> usize {
@@ -320,7 +324,7 @@ impl Engine for DynamoDb {
 }
 
 #[cfg(feature = "dynamodb")]
-fn dynamodb_lab(endpoint: String, transaction_items: usize) -> Result<Arc<dyn Lab>> {
+fn dynamodb_namespace(endpoint: String, transaction_items: usize) -> Result<Arc<dyn TestNamespace>> {
     let mut options = statehouse_store_dynamodb::Options::new(own_name("lab", '-'));
     options.endpoint = Some(endpoint);
     options.credentials = statehouse_store_dynamodb::Credentials::Emulator;
@@ -328,22 +332,22 @@ fn dynamodb_lab(endpoint: String, transaction_items: usize) -> Result<Arc<dyn La
     // Both emulators do one thing at a time, and a whole run of cases waits for them at once.
     options.request_timeout = Duration::from_secs(60);
     options.schema_lease = Duration::from_millis(250);
-    Ok(Arc::new(DynamoDbLab { options }))
+    Ok(Arc::new(DynamoDbNamespace { options }))
 }
 
 #[cfg(not(feature = "dynamodb"))]
-fn dynamodb_lab(_: String, _: usize) -> Result<Arc<dyn Lab>> {
+fn dynamodb_namespace(_: String, _: usize) -> Result<Arc<dyn TestNamespace>> {
     Err(OpenError::NotBuilt { engine: "dynamodb" }.into())
 }
 
 #[cfg(feature = "dynamodb")]
-struct DynamoDbLab {
+struct DynamoDbNamespace {
     options: statehouse_store_dynamodb::Options,
 }
 
 #[cfg(feature = "dynamodb")]
 #[async_trait]
-impl Lab for DynamoDbLab {
+impl TestNamespace for DynamoDbNamespace {
     async fn open_at(&self, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
         let options = statehouse_store_dynamodb::Options { clock, ..self.options.clone() };
         Ok(Arc::new(DynamoStore::open(options).await?))
@@ -351,10 +355,10 @@ impl Lab for DynamoDbLab {
 }
 
 #[cfg(feature = "dynamodb")]
-impl Drop for DynamoDbLab {
+impl Drop for DynamoDbNamespace {
     fn drop(&mut self) {
         let options = self.options.clone();
-        // A runtime of its own, on a thread of its own: the lab may go away within another runtime or after it.
+        // A runtime of its own, on a thread of its own: the namespace may go away within another runtime or after it.
         let erased = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.is_ok_and(|runtime| runtime.block_on(DynamoStore::erase(options)).is_ok())

@@ -22,13 +22,13 @@ use statehouse_store::{
 };
 use tokio::task::JoinSet;
 
-use crate::harness::client::Client;
-use crate::harness::engines::Lab;
-use crate::harness::samples::counters;
+use crate::harness::engines::TestNamespace;
+use crate::harness::sample_inputs::values::counters;
+use crate::harness::store_client::StoreClient;
 
 /// How bad the world is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum World {
+pub enum FaultLevel {
     /// Delays, failures, lost answers, stale reads.
     Rough,
     /// The same, and clients die in the midst of their calls.
@@ -37,7 +37,7 @@ pub enum World {
 
 /// What a run achieved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct FaultReport {
     /// Increments that are known to be applied.
     pub applied: u64,
     /// Operations that were settled as never applied.
@@ -46,7 +46,7 @@ pub struct Report {
     pub achieved: Achieved,
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for FaultReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} increments applied, {} aborted; {}", self.applied, self.aborted, self.achieved)
     }
@@ -67,26 +67,26 @@ fn patience(silences: u32) -> Duration {
 }
 
 /// Lets clients count in a bad world, and checks that nothing was lost or done twice.
-pub async fn run(lab: &dyn Lab, seed: u64, world: World) -> Result<Report> {
+pub async fn run(namespace: &dyn TestNamespace, seed: u64, level: FaultLevel) -> Result<FaultReport> {
     let table = counters("counted")?;
-    let client = Client::open(lab, &[&table]).await?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
     let inserts = (0..COUNTERS).map(|number| Step::insert(&table, [number.to_string().into()]));
     client.apply(client.plan().steps(inserts)).await?;
-    let odds = match world {
-        World::Rough => Odds::rough(),
-        World::Deadly => Odds { crash_before: 0.05, crash_after: 0.05, ..Odds::rough() },
+    let odds = match level {
+        FaultLevel::Rough => Odds::rough(),
+        FaultLevel::Deadly => Odds { crash_before: 0.05, crash_after: 0.05, ..Odds::rough() },
     };
     let store = Arc::new(FaultyStore::over(client.store.clone(), Arc::new(SystemClock), odds, seed));
     let mut tasks: JoinSet<Result<Vec<(u64, bool)>>> = JoinSet::new();
     for number in 0..CLIENTS {
-        let counting = Counting {
+        let client = IncrementingClient {
             store: store.clone(),
             table: table.clone(),
             client: client.clone(),
             number,
             random: Random::seeded(seed ^ (number + 1)),
         };
-        tasks.spawn(counting.run());
+        tasks.spawn(client.run());
     }
     let mut counts: BTreeMap<u64, u64> = (0..COUNTERS).map(|counter| (counter, 0)).collect();
     let (mut applied, mut aborted) = (0, 0);
@@ -96,14 +96,14 @@ pub async fn run(lab: &dyn Lab, seed: u64, world: World) -> Result<Report> {
             if was_applied { applied += 1 } else { aborted += 1 }
         }
     }
-    let report = Report { applied, aborted, achieved: store.achieved() };
+    let report = FaultReport { applied, aborted, achieved: store.achieved() };
     check_counters(&client, &table, &counts).await.with_context(|| format!("seed {seed}: {report}"))?;
     check_log(&client, &counts, aborted).await.with_context(|| format!("seed {seed}: {report}"))?;
-    check_achieved(world, &report).with_context(|| format!("seed {seed}"))?;
+    check_achieved(level, &report).with_context(|| format!("seed {seed}"))?;
     Ok(report)
 }
 
-async fn check_counters(client: &Client, table: &Arc<Table>, counts: &BTreeMap<u64, u64>) -> Result<()> {
+async fn check_counters(client: &StoreClient, table: &Arc<Table>, counts: &BTreeMap<u64, u64>) -> Result<()> {
     for (counter, count) in counts {
         let row = client.row(table, [counter.to_string().into()]).await?;
         ensure!(
@@ -114,7 +114,7 @@ async fn check_counters(client: &Client, table: &Arc<Table>, counts: &BTreeMap<u
     Ok(())
 }
 
-async fn check_log(client: &Client, counts: &BTreeMap<u64, u64>, aborted: u64) -> Result<()> {
+async fn check_log(client: &StoreClient, counts: &BTreeMap<u64, u64>, aborted: u64) -> Result<()> {
     let expected = counts.values().sum::<u64>() + aborted;
     let mut logged: BTreeMap<u64, u64> = counts.keys().map(|counter| (*counter, 0)).collect();
     for record in client.exact_log(usize::try_from(expected)?).await? {
@@ -136,7 +136,7 @@ async fn check_log(client: &Client, counts: &BTreeMap<u64, u64>, aborted: u64) -
     Ok(())
 }
 
-fn check_achieved(world: World, report: &Report) -> Result<()> {
+fn check_achieved(level: FaultLevel, report: &FaultReport) -> Result<()> {
     let Achieved {
         delays,
         unavailable,
@@ -147,7 +147,7 @@ fn check_achieved(world: World, report: &Report) -> Result<()> {
         stale_rows,
     } = report.achieved;
     let mut wanted = vec![delays, unavailable, unknown_before, unknown_after, stale_rows];
-    if world == World::Deadly {
+    if level == FaultLevel::Deadly {
         wanted.extend([crashes_before, crashes_after]);
     }
     ensure!(wanted.iter().all(|count| *count > 0), "not every kind of fault was achieved: {report}");
@@ -155,15 +155,15 @@ fn check_achieved(world: World, report: &Report) -> Result<()> {
 }
 
 /// A client at work.
-struct Counting {
+struct IncrementingClient {
     store: Arc<FaultyStore>,
     table: Arc<Table>,
-    client: Client,
+    client: StoreClient,
     number: u64,
     random: Random,
 }
 
-impl Counting {
+impl IncrementingClient {
     /// Increments until all turns are done; returns the counter and the fate of each operation.
     async fn run(mut self) -> Result<Vec<(u64, bool)>> {
         let mut fates = Vec::new();

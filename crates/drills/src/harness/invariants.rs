@@ -13,11 +13,11 @@ use statehouse::resource::key_text;
 use statehouse::{House, Resource};
 use statehouse_store::{OperationStatus, Row, Scan, Store, Table, Tenant, Time, Type, Value};
 
-use crate::conformance::Verdict;
-use crate::harness::client::{scan, whole_log};
+use crate::conformance::CaseFuture;
+use crate::harness::store_client::{scan, whole_log};
 
 /// A checker of one archetype.
-pub(crate) type InvariantCheck = for<'a> fn(&'a CheckScope<'a>) -> Verdict<'a>;
+pub(crate) type InvariantCheck = for<'a> fn(&'a CheckScope<'a>) -> CaseFuture<'a>;
 
 /// What a checker looks at: one tenant's rows of a resource and of those declared with it, and the log.
 pub(crate) struct CheckScope<'a> {
@@ -145,8 +145,8 @@ mod tests {
     use statehouse_store::Step;
 
     use super::*;
-    use crate::harness::engines::{Engine, Model};
-    use crate::harness::house::Visitor;
+    use crate::harness::engines::{Model, TestEngine};
+    use crate::harness::tenant_client::TenantClient;
     use crate::proof::PROOFS;
 
     /// An action with its key and input.
@@ -179,19 +179,19 @@ mod tests {
             let Some(check) = proof.invariants else { continue };
             let (resource, calls, table) = made(proof.archetype);
             let blueprint = Archetype::of(proof.archetype).unwrap().specimen_blueprint();
-            let lab = Model.lab("invariants").unwrap();
-            let visitor = Visitor::open(&*lab, &blueprint).await.unwrap();
+            let namespace = Model.namespace("invariants").unwrap();
+            let client = TenantClient::open(&*namespace, &blueprint).await.unwrap();
             for (action, key, input) in calls {
                 let key: Vec<Value> = key.iter().map(|part| (*part).into()).collect();
-                visitor.done(action, &key, input, None).await.unwrap();
+                client.done(action, &key, input, None).await.unwrap();
             }
-            let scope = visitor.scope(resource);
+            let scope = client.scope(resource);
             check(&scope).await.unwrap_or_else(|error| panic!("{}: {error:#}", proof.archetype));
-            let rows = scope.rows(visitor.table(table).unwrap()).await.unwrap();
+            let rows = scope.rows(client.table(table).unwrap()).await.unwrap();
             assert_eq!(rows.len(), 1, "{table}");
-            let client = visitor.client().unwrap();
+            let store_client = client.store_client().unwrap();
             let step = Step::update(rows[0].table(), rows[0].key().to_vec());
-            client.apply(client.one(step)).await.unwrap();
+            store_client.apply(store_client.one(step)).await.unwrap();
             assert!(check(&scope).await.is_err(), "{}", proof.archetype);
         }
     }

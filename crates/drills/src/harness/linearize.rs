@@ -15,7 +15,7 @@ use std::fmt;
 
 /// One call of one client, with the moments between which it took effect, by a counter that all clients share.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct RegisterCall {
     /// Which register.
     pub key: String,
     /// When the client made the call.
@@ -23,12 +23,12 @@ pub struct Call {
     /// When it had the answer; `None` if it never got one.
     pub returned: Option<u64>,
     /// What was asked, and what was answered.
-    pub action: Action,
+    pub action: RegisterAction,
 }
 
 /// A question and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum RegisterAction {
     /// A strong read.
     Read {
         /// Version and value; `None` if there was no row.
@@ -64,7 +64,7 @@ pub struct Violation {
     /// How many of its calls could be put in order, at best.
     pub placed: usize,
     /// The calls that could not, at that point.
-    pub left: Vec<Call>,
+    pub left: Vec<RegisterCall>,
 }
 
 impl fmt::Display for Violation {
@@ -78,21 +78,22 @@ impl fmt::Display for Violation {
 impl std::error::Error for Violation {}
 
 /// The content of a register.
-type State = Option<(i64, i64)>;
+type RegisterState = Option<(i64, i64)>;
 
 /// Looks for an order of each key's calls that explains all answers.
-pub fn check(history: &[Call]) -> Result<(), Violation> {
-    let mut by_key: BTreeMap<&str, Vec<&Call>> = BTreeMap::new();
+pub fn check(history: &[RegisterCall]) -> Result<(), Violation> {
+    let mut by_key: BTreeMap<&str, Vec<&RegisterCall>> = BTreeMap::new();
     for call in history {
         by_key.entry(&call.key).or_default().push(call);
     }
     by_key.into_values().try_for_each(|calls| check_key(&calls))
 }
 
-fn check_key(calls: &[&Call]) -> Result<(), Violation> {
-    let end = |call: &Call| if is_optional(call) { u64::MAX } else { call.returned.unwrap_or(u64::MAX) };
-    let mut seen: HashSet<(Vec<u64>, State)> = HashSet::new();
-    let mut open: Vec<(Vec<u64>, State)> = vec![(vec![0; calls.len().div_ceil(64)], None)];
+fn check_key(calls: &[&RegisterCall]) -> Result<(), Violation> {
+    let end =
+        |call: &RegisterCall| if is_optional(call) { u64::MAX } else { call.returned.unwrap_or(u64::MAX) };
+    let mut seen: HashSet<(Vec<u64>, RegisterState)> = HashSet::new();
+    let mut open: Vec<(Vec<u64>, RegisterState)> = vec![(vec![0; calls.len().div_ceil(64)], None)];
     let mut furthest: Option<(usize, Vec<u64>)> = None;
     while let Some((done, state)) = open.pop() {
         let left = || (0..calls.len()).filter(|&place| !contains(&done, place));
@@ -107,7 +108,7 @@ fn check_key(calls: &[&Call]) -> Result<(), Violation> {
         let horizon = left().map(|place| end(calls[place])).min().unwrap_or(u64::MAX);
         let fits = |place: usize| Some((place, after(calls[place].action, state)?));
         let candidates = left().filter(|&place| calls[place].invoked < horizon).filter_map(fits);
-        let mut candidates: Vec<(usize, State)> = candidates.collect();
+        let mut candidates: Vec<(usize, RegisterState)> = candidates.collect();
         // A call that fits here and changes nothing stands in nobody's way here, so no other choice need be tried.
         if let Some(idle) = candidates.iter().position(|(_, next)| *next == state) {
             candidates = vec![candidates[idle]];
@@ -134,16 +135,16 @@ fn contains(set: &[u64], place: usize) -> bool {
 }
 
 /// Whether the call may be left out of the order: it may never have taken effect.
-fn is_optional(call: &Call) -> bool {
-    matches!(call.action, Action::Write { written: Written::Unknown, .. })
-        || (call.returned.is_none() && matches!(call.action, Action::Read { .. }))
+fn is_optional(call: &RegisterCall) -> bool {
+    matches!(call.action, RegisterAction::Write { written: Written::Unknown, .. })
+        || (call.returned.is_none() && matches!(call.action, RegisterAction::Read { .. }))
 }
 
 /// The state after a call, or `None` if its answer does not fit the state before it.
-fn after(action: Action, state: State) -> Option<State> {
+fn after(action: RegisterAction, state: RegisterState) -> Option<RegisterState> {
     match action {
-        Action::Read { observed } => (observed == state).then_some(state),
-        Action::Write { expected, value, written } => {
+        RegisterAction::Read { observed } => (observed == state).then_some(state),
+        RegisterAction::Write { expected, value, written } => {
             let held = expected == state.map(|(version, _)| version);
             match (written, held) {
                 (Written::Applied | Written::Unknown, true) => Some(Some((expected.unwrap_or(0) + 1, value))),
@@ -159,21 +160,27 @@ fn after(action: Action, state: State) -> Option<State> {
 mod tests {
     use super::*;
 
-    fn call(invoked: u64, returned: u64, action: Action) -> Call {
-        Call { key: "x".into(), invoked, returned: Some(returned), action }
+    fn call(invoked: u64, returned: u64, action: RegisterAction) -> RegisterCall {
+        RegisterCall { key: "x".into(), invoked, returned: Some(returned), action }
     }
 
-    fn read(invoked: u64, returned: u64, observed: State) -> Call {
-        call(invoked, returned, Action::Read { observed })
+    fn read(invoked: u64, returned: u64, observed: RegisterState) -> RegisterCall {
+        call(invoked, returned, RegisterAction::Read { observed })
     }
 
-    fn write(invoked: u64, returned: u64, expected: Option<i64>, value: i64, written: Written) -> Call {
-        call(invoked, returned, Action::Write { expected, value, written })
+    fn write(
+        invoked: u64,
+        returned: u64,
+        expected: Option<i64>,
+        value: i64,
+        written: Written,
+    ) -> RegisterCall {
+        call(invoked, returned, RegisterAction::Write { expected, value, written })
     }
 
-    fn lost(invoked: u64, expected: Option<i64>, value: i64) -> Call {
-        let action = Action::Write { expected, value, written: Written::Unknown };
-        Call { key: "x".into(), invoked, returned: None, action }
+    fn lost(invoked: u64, expected: Option<i64>, value: i64) -> RegisterCall {
+        let action = RegisterAction::Write { expected, value, written: Written::Unknown };
+        RegisterCall { key: "x".into(), invoked, returned: None, action }
     }
 
     use Written::{Applied, Refused};
@@ -265,7 +272,7 @@ mod tests {
 
     #[test]
     fn keys_do_not_explain_each_other() {
-        let elsewhere = Call { key: "y".into(), ..write(0, 1, None, 10, Applied) };
+        let elsewhere = RegisterCall { key: "y".into(), ..write(0, 1, None, 10, Applied) };
         let violation = check(&[elsewhere, read(2, 3, Some((1, 10)))]).unwrap_err();
         assert_eq!(violation.key, "x");
     }
@@ -273,7 +280,7 @@ mod tests {
     #[test]
     fn many_overlapping_calls_are_decided() {
         // There are more orders of 40 overlapping calls than could ever be tried.
-        let mut history: Vec<Call> = vec![write(0, 1, None, 0, Applied)];
+        let mut history: Vec<RegisterCall> = vec![write(0, 1, None, 0, Applied)];
         history.extend((0..40).map(|value| write(2, 1_000, None, value, Refused)));
         history.extend((0..70).map(|turn| read(10 + turn, 11 + turn, Some((1, 0)))));
         assert_eq!(check(&history), Ok(()));

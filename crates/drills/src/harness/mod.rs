@@ -1,13 +1,7 @@
-//! The harness: what runs a proof, whatever archetype it is of.
+//! The harness that runs the proofs of all archetypes.
 //!
-//! Nothing in here names an archetype; the proofs of one archetype are in [`crate::proof`].
+//! Nothing in this module names an archetype; the proofs of one archetype are in [`crate::proof`].
 
-#[cfg(feature = "proof")]
-pub(crate) mod around;
-#[cfg(feature = "proof")]
-pub mod chosen;
-#[cfg(feature = "proof")]
-pub(crate) mod client;
 #[cfg(feature = "proof")]
 pub mod coverage;
 #[cfg(feature = "proof")]
@@ -15,9 +9,9 @@ pub mod drill;
 #[cfg(feature = "proof")]
 pub mod engines;
 #[cfg(feature = "proof")]
-pub mod faults;
+pub mod fake_targets;
 #[cfg(feature = "proof")]
-pub(crate) mod house;
+pub mod faults;
 #[cfg(feature = "proof")]
 pub(crate) mod invariants;
 #[cfg(feature = "proof")]
@@ -25,14 +19,18 @@ pub mod linearize;
 #[cfg(feature = "proof")]
 pub mod mutation;
 #[cfg(feature = "proof")]
-pub mod outside;
+pub(crate) mod proxy;
 #[cfg(feature = "proof")]
-pub(crate) mod samples;
+pub mod recorder;
+pub mod sample_inputs;
 #[cfg(feature = "proof")]
 pub mod scenario;
 #[cfg(feature = "proof")]
+pub mod selection;
+#[cfg(feature = "proof")]
 pub mod simulation;
-pub mod specimen;
+#[cfg(feature = "proof")]
+pub(crate) mod store_client;
 pub mod systems;
 #[cfg(feature = "proof")]
-pub mod witness;
+pub(crate) mod tenant_client;

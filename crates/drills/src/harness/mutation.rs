@@ -1,7 +1,7 @@
 //! Guard mutation: does anybody notice when a guard is missing?
 //!
 //! Plans are data, so a guard can be taken out without touching the source. First every drill and case of an archetype
-//! runs as it is, before a witness that lists the sites: each conjunct of each kind of step of each action and worker, each
+//! runs as it is, before a recorder that lists the sites: each conjunct of each kind of step of each action and worker, each
 //! alternative in it, and that a row is absent or present where that is the condition. Then, for one site at a time, the
 //! drills and cases that met it run again on plans that lack it, the quickest first, until one turns red. Resources of one
 //! archetype have their sites in common, because the same code makes their plans. A site that none misses is a
@@ -22,9 +22,9 @@ use anyhow::{Context, Result, bail};
 use statehouse_store::clock::Stopwatch;
 
 use crate::conformance::Case;
-use crate::harness::drill::{Course, Drill, Plot, ROUNDS, bounded};
-use crate::harness::engines::{Engine, Model};
-use crate::harness::witness::{Site, Witness};
+use crate::harness::drill::{Drill, DrillSettings, ROUNDS, Target, bounded};
+use crate::harness::engines::{Model, TestEngine};
+use crate::harness::recorder::{GuardSite, PlanRecorder};
 use crate::proof::{PROOFS, Proof};
 
 /// A guard that follows from others, listed in the proof of its archetype ([`Proof::redundant`]).
@@ -32,16 +32,16 @@ use crate::proof::{PROOFS, Proof};
 pub struct Redundant {
     /// The actions and workers.
     pub actors: &'static [&'static str],
-    /// How [`Site::step`] ends.
+    /// How [`GuardSite::step`] ends.
     pub step: &'static str,
-    /// How [`Site::condition`] ends.
+    /// How [`GuardSite::condition`] ends.
     pub condition: &'static str,
     /// Why nothing goes wrong without it. It stays, because each step says by itself what it relies on.
     pub reason: &'static str,
 }
 
 impl Redundant {
-    fn is(&self, site: &Site) -> bool {
+    fn is(&self, site: &GuardSite) -> bool {
         self.actors.contains(&&*site.actor.name)
             && site.step.ends_with(self.step)
             && site.condition.ends_with(self.condition)
@@ -52,7 +52,7 @@ impl Redundant {
 #[derive(Clone, Debug)]
 pub struct Mutant {
     /// What was taken out.
-    pub site: Site,
+    pub site: GuardSite,
     /// Who noticed; `None` if nobody did.
     pub killed_by: Option<String>,
     /// Why nobody has to, if that is known.
@@ -68,16 +68,16 @@ impl Mutant {
 
 /// What came of an archetype's mutants.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct MutationReport {
     /// The archetype, by keyword.
     pub archetype: &'static str,
     /// In the order of their actions.
     pub mutants: Vec<Mutant>,
     /// Drills and cases that are red as they are, with what they say: they cannot judge anything.
-    pub red_before: Vec<(String, String)>,
+    pub failing_before: Vec<(String, String)>,
 }
 
-impl Report {
+impl MutationReport {
     /// How many were noticed.
     pub fn killed(&self) -> usize {
         self.mutants.iter().filter(|mutant| mutant.killed_by.is_some()).count()
@@ -91,37 +91,37 @@ impl Report {
     /// Whether every mutant is as it should be, and every trial could judge. Where no plan has a guard that anybody tries,
     /// nothing was shown.
     pub fn is_fine(&self) -> bool {
-        !self.mutants.is_empty() && self.red_before.is_empty() && self.mutants.iter().all(Mutant::is_fine)
+        !self.mutants.is_empty() && self.failing_before.is_empty() && self.mutants.iter().all(Mutant::is_fine)
     }
 }
 
 /// A drill or a case.
 #[derive(Clone)]
-enum Trial {
-    Drill(Drill, Option<Plot>),
+enum MutationTrial {
+    Drill(Drill, Option<Target>),
     Case(&'static Case),
 }
 
-impl Trial {
+impl MutationTrial {
     fn name(&self) -> String {
         match self {
-            Trial::Drill(drill, _) => format!("drill {}", drill.name()),
-            Trial::Case(case) => case.name.to_owned(),
+            MutationTrial::Drill(drill, _) => format!("drill {}", drill.name()),
+            MutationTrial::Case(case) => case.name.to_owned(),
         }
     }
 
-    /// Runs it on the model before a witness; the error says what was found. A panic is an error too: without a guard the code
-    /// may reach what the guard rules out (`bug!`), which is one way to notice.
-    fn run(&self, witness: &Witness, patience: Duration) -> Result<()> {
+    /// Runs it on the model behind a recorder; the error says what was found. A panic is an error too: without a guard the code
+    /// may reach a state that the guard excludes (`bug!`), which is one way to notice.
+    fn run(&self, recorder: &PlanRecorder, patience: Duration) -> Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let lab = witness.over(Model.lab("mutation")?);
+        let namespace = recorder.over(Model.namespace("mutation")?);
         let trial = async {
             match self {
-                Trial::Drill(drill, plot) => {
-                    let course = Course { plot: plot.as_ref(), seed: 1, rounds: ROUNDS };
-                    drill.run(lab, &course).await.map(drop)
+                MutationTrial::Drill(drill, target) => {
+                    let settings = DrillSettings { target: target.as_ref(), seed: 1, rounds: ROUNDS };
+                    drill.run(namespace, &settings).await.map(drop)
                 }
-                Trial::Case(case) => case.run(&*lab).await,
+                MutationTrial::Case(case) => case.run(&*namespace).await,
             }
         };
         let run = || runtime.block_on(bounded(trial, patience));
@@ -146,34 +146,38 @@ fn judges(archetype: &str, other: &str) -> bool {
 }
 
 /// Takes every guard of an archetype out in turn, on so many threads.
-pub fn run(archetype: &'static str, threads: usize) -> Result<Report> {
+pub fn run(archetype: &'static str, threads: usize) -> Result<MutationReport> {
     let proof = Proof::of(archetype).with_context(|| format!("{archetype} has no proof"))?;
-    let drills = proof.drills.iter().map(|drill| Trial::Drill(*drill, None));
-    let cases = proof.cases.iter().map(Trial::Case);
+    let drills = proof.drills.iter().map(|drill| MutationTrial::Drill(*drill, None));
+    let cases = proof.cases.iter().map(MutationTrial::Case);
     judge(archetype, drills.chain(cases).collect(), threads)
 }
 
 /// The same for a resource that is no blueprint's: by the drills of its archetype alone.
-pub fn run_on(archetype: &'static str, plot: &Plot, threads: usize) -> Result<Report> {
+pub fn run_on(archetype: &'static str, target: &Target, threads: usize) -> Result<MutationReport> {
     let proof = Proof::of(archetype).with_context(|| format!("{archetype} has no proof"))?;
     let trials = proof.drills.iter().filter(|drill| drill.takes_any_resource());
-    judge(archetype, trials.map(|drill| Trial::Drill(*drill, Some(plot.clone()))).collect(), threads)
+    judge(
+        archetype,
+        trials.map(|drill| MutationTrial::Drill(*drill, Some(target.clone()))).collect(),
+        threads,
+    )
 }
 
 /// A trial as it is: what it met, and how long it took.
-struct Before {
-    trial: Trial,
+struct BaselineTrial {
+    trial: MutationTrial,
     took: Duration,
 }
 
 /// One mutant: a site, in every resource of its archetype, and who met it.
 #[derive(Default)]
-struct Suspect {
-    sites: Vec<Site>,
-    trials: Vec<Arc<Before>>,
+struct MutantCandidate {
+    sites: Vec<GuardSite>,
+    trials: Vec<Arc<BaselineTrial>>,
 }
 
-impl Suspect {
+impl MutantCandidate {
     fn reason(&self) -> Option<&'static str> {
         let is = |entry: &&Redundant| self.sites.iter().any(|site| entry.is(site));
         let redundant = PROOFS.iter().flat_map(|proof| proof.redundant);
@@ -181,53 +185,56 @@ impl Suspect {
     }
 
     /// Who notices that it is missing: the quickest first.
-    fn noticed_by(&mut self) -> Option<String> {
+    fn killer(&mut self) -> Option<String> {
         self.trials.sort_by_key(|before| (before.took, before.trial.name()));
         self.trials.dedup_by_key(|before| before.trial.name());
         let noticed = self.trials.iter().find(|before| {
-            let witness = Witness::without(self.sites.clone());
-            before.trial.run(&witness, before.took * SLOWER + SLOWER_BY).is_err()
+            let recorder = PlanRecorder::without(self.sites.clone());
+            before.trial.run(&recorder, before.took * SLOWER + SLOWER_BY).is_err()
         });
         noticed.map(|before| before.trial.name())
     }
 }
 
-fn judge(archetype: &'static str, trials: Vec<Trial>, threads: usize) -> Result<Report> {
+fn judge(archetype: &'static str, trials: Vec<MutationTrial>, threads: usize) -> Result<MutationReport> {
     let runs = in_parallel(trials, threads, |trial| {
-        let (witness, watch) = (Witness::of_sites(), Stopwatch::start());
-        let verdict = trial.run(&witness, PATIENCE);
-        (trial, verdict, witness.sites(), watch.elapsed())
+        let (recorder, watch) = (PlanRecorder::of_sites(), Stopwatch::start());
+        let verdict = trial.run(&recorder, PATIENCE);
+        (trial, verdict, recorder.sites(), watch.elapsed())
     })?;
-    let mut red_before = Vec::new();
-    let mut met: BTreeMap<Site, Vec<Arc<Before>>> = BTreeMap::new();
+    let mut failing_before = Vec::new();
+    let mut met: BTreeMap<GuardSite, Vec<Arc<BaselineTrial>>> = BTreeMap::new();
     for (trial, verdict, sites, took) in runs {
         if let Err(error) = verdict {
-            red_before.push((trial.name(), format!("{error:#}")));
+            failing_before.push((trial.name(), format!("{error:#}")));
             continue;
         }
-        let before = Arc::new(Before { trial, took });
+        let before = Arc::new(BaselineTrial { trial, took });
         for site in sites {
             met.entry(site).or_default().push(before.clone());
         }
     }
-    red_before.sort();
-    let mut suspects: BTreeMap<Site, Suspect> = BTreeMap::new();
+    failing_before.sort();
+    let mut candidates: BTreeMap<GuardSite, MutantCandidate> = BTreeMap::new();
     for (site, trials) in met.iter().filter(|(site, _)| judges(archetype, site.actor.archetype)) {
-        let suspect = suspects.entry(site.kind()).or_default();
-        suspect.sites.push(site.clone());
+        let candidate = candidates.entry(site.kind()).or_default();
+        candidate.sites.push(site.clone());
         let like = met.iter().filter(|(other, _)| other.actor.archetype.is_empty() && site.is_like(other));
-        suspect.trials.extend(like.flat_map(|(_, trials)| trials).chain(trials).cloned());
+        candidate.trials.extend(like.flat_map(|(_, trials)| trials).chain(trials).cloned());
     }
-    let judged =
-        in_parallel(suspects.into_iter().collect(), threads, |(kind, mut suspect): (Site, Suspect)| {
-            let (site, killed_by) = (Site::common(&suspect.sites), suspect.noticed_by());
-            site.map(|site| (kind, Mutant { site, killed_by, redundant: suspect.reason() }))
-        })?;
-    let mut judged: Vec<(Site, Mutant)> = judged.into_iter().flatten().collect();
+    let judged = in_parallel(
+        candidates.into_iter().collect(),
+        threads,
+        |(kind, mut candidate): (GuardSite, MutantCandidate)| {
+            let (site, killed_by) = (GuardSite::common(&candidate.sites), candidate.killer());
+            site.map(|site| (kind, Mutant { site, killed_by, redundant: candidate.reason() }))
+        },
+    )?;
+    let mut judged: Vec<(GuardSite, Mutant)> = judged.into_iter().flatten().collect();
     judged.sort_by(|(one, _), (other, _)| one.cmp(other));
     // What vouches for a site: the same step in another action, or a variant of the step in the same action, which has other
     // conditions besides.
-    let vouched = |kind: &Site| {
+    let vouched = |kind: &GuardSite| {
         let condition = || kind.condition.clone();
         [(kind.step.clone(), condition()), (format!("{} {}", kind.actor.name, kind.head()), condition())]
     };
@@ -247,7 +254,7 @@ fn judge(archetype: &'static str, trials: Vec<Trial>, threads: usize) -> Result<
     }
     let mut mutants: Vec<Mutant> = judged.into_iter().map(|(_, mutant)| mutant).collect();
     mutants.sort_by(|one, other| one.site.cmp(&other.site));
-    Ok(Report { archetype, mutants, red_before })
+    Ok(MutationReport { archetype, mutants, failing_before })
 }
 
 /// Does something with each of many, on so many threads. The results come in any order.

@@ -8,8 +8,8 @@ use statehouse_store::{Step, Table, Type, Value};
 
 use super::blueprint;
 use crate::conformance::{Case, cases};
-use crate::harness::client::{Client, same};
-use crate::harness::engines::Lab;
+use crate::harness::engines::TestNamespace;
+use crate::harness::store_client::{StoreClient, same};
 
 pub(crate) const CASES: &[Case] = cases! {
     blueprint {
@@ -68,10 +68,10 @@ fn filling(kind: Type, number: usize) -> Value {
     }
 }
 
-async fn schemas_that_pass_the_limits_are_carried(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+async fn schemas_that_pass_the_limits_are_carried(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     let engine = Engine::named(store.engine()).with_context(|| format!("no engine {}", store.engine()))?;
-    let client = Client::of(store.clone(), "acme")?;
+    let client = StoreClient::of(store.clone(), "acme")?;
     for (number, tables) in odd_schemas()?.into_iter().enumerate() {
         let listed: Vec<&Table> = tables.iter().map(|table| &**table).collect();
         if !limits::obstacles(&listed, engine).is_empty() {

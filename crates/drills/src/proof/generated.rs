@@ -1,7 +1,7 @@
 //! Blueprints that nobody wrote: every pair of archetypes side by side, with settings by chance.
 //!
-//! A drill must never be red on a correct system, whatever else a blueprint declares. [`blueprint`] makes the text of a
-//! blueprint from a pair of archetypes and a seed, and [`Generated::drill`] runs on it every drill that takes any resource.
+//! A drill must never be failed on a correct system, whatever else a blueprint declares. [`blueprint`] makes the text of a
+//! blueprint from a pair of archetypes and a seed, and [`GeneratedBlueprint::drill`] runs on it every drill that takes any resource.
 //! The same pair and seed always give the same text. Left out is what needs a server beside the store: holds in Redis.
 
 use std::fmt::Write as _;
@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 use statehouse::Blueprint;
 use statehouse_store::Random;
 
-use crate::harness::drill::{Drill, Plot, Report};
-use crate::harness::engines::Engine;
+use crate::harness::drill::{Drill, DrillReport, Target};
+use crate::harness::engines::TestEngine;
 
 /// The archetypes that a blueprint can declare.
 pub const ARCHETYPES: [&str; 12] = [
@@ -40,27 +40,27 @@ pub fn pair_of(number: u64) -> (&'static str, &'static str) {
 
 /// A generated blueprint, ready to be drilled.
 #[derive(Clone, Debug)]
-pub struct Generated {
+pub struct GeneratedBlueprint {
     /// Its text.
     pub text: String,
-    plots: Vec<(&'static str, Plot)>,
+    targets: Vec<(&'static str, Target)>,
 }
 
-impl Generated {
+impl GeneratedBlueprint {
     /// The blueprint of a number: pairs come by turns, and the number is the seed of the settings.
-    pub fn of_number(number: u64) -> Result<Generated> {
+    pub fn of_number(number: u64) -> Result<GeneratedBlueprint> {
         let text = blueprint(pair_of(number), number);
         let read = Blueprint::read("generated.toml", &text).with_context(|| text.clone())?;
-        let plots = Plot::all_of(&read).with_context(|| text.clone())?;
-        Ok(Generated { text, plots })
+        let targets = Target::all_of(&read).with_context(|| text.clone())?;
+        Ok(GeneratedBlueprint { text, targets })
     }
 
     /// Runs every drill that takes any resource, on the first resource of its archetype.
-    pub async fn drill(&self, engine: &dyn Engine, seed: u64) -> Vec<Report> {
+    pub async fn drill(&self, engine: &dyn TestEngine, seed: u64) -> Vec<DrillReport> {
         let mut reports = Vec::new();
-        for (archetype, plot) in &self.plots {
+        for (archetype, target) in &self.targets {
             for drill in drills_of(archetype) {
-                reports.push(drill.report(engine, Some(plot), seed).await);
+                reports.push(drill.report(engine, Some(target), seed).await);
             }
         }
         reports
@@ -75,7 +75,8 @@ fn drills_of(archetype: &str) -> impl Iterator<Item = &'static Drill> {
 
 /// The text of a blueprint that declares these two archetypes, and what they need to stand on.
 pub fn blueprint(pair: (&str, &str), seed: u64) -> String {
-    let mut writer = Writer { random: Random::seeded(seed), text: String::new(), sources: Vec::new() };
+    let mut writer =
+        BlueprintWriter { random: Random::seeded(seed), text: String::new(), sources: Vec::new() };
     // What stands on others is written last, so that there is something to stand on.
     let mut wanted = [pair.0, pair.1];
     wanted.sort_by_key(|archetype| ["view", "feed", "log"].contains(archetype));
@@ -88,7 +89,7 @@ pub fn blueprint(pair: (&str, &str), seed: u64) -> String {
     writer.text
 }
 
-struct Writer {
+struct BlueprintWriter {
     random: Random,
     text: String,
     /// What a view can be of: the resource, the column of its state, and columns that are ints.
@@ -97,12 +98,12 @@ struct Writer {
 
 /// Whether a declared field has to be given.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Need {
+enum FieldUse {
     Key,
     Any,
 }
 
-impl Writer {
+impl BlueprintWriter {
     fn declare(&mut self, archetype: &str, number: usize) {
         let name = format!("{archetype}{number}");
         match archetype {
@@ -143,12 +144,12 @@ impl Writer {
     }
 
     /// So many fields, as a setting; returns the names of those that are ints.
-    fn fields(&mut self, setting: &str, lead: &str, count: u64, need: Need) -> Vec<String> {
+    fn fields(&mut self, setting: &str, lead: &str, count: u64, need: FieldUse) -> Vec<String> {
         let (mut parts, mut ints) = (Vec::new(), Vec::new());
         for number in 0..count {
             let kind = match need {
-                Need::Key => self.pick(&["text", "int", "time", "bytes"]),
-                Need::Any => self.pick(&["text", "int", "float", "bool", "bytes", "time", "json"]),
+                FieldUse::Key => self.pick(&["text", "int", "time", "bytes"]),
+                FieldUse::Any => self.pick(&["text", "int", "float", "bool", "bytes", "time", "json"]),
             };
             let default = match kind {
                 "text" => Some("\"none\""),
@@ -158,8 +159,8 @@ impl Writer {
                 _ => None,
             };
             let declared = match (need, self.random.below(3), default) {
-                (Need::Any, 0, _) => format!("\"{kind}?\""),
-                (Need::Any, 1, Some(default)) => format!("{{ type = \"{kind}\", default = {default} }}"),
+                (FieldUse::Any, 0, _) => format!("\"{kind}?\""),
+                (FieldUse::Any, 1, Some(default)) => format!("{{ type = \"{kind}\", default = {default} }}"),
                 _ => format!("\"{kind}\""),
             };
             let name = format!("{lead}{number}");
@@ -174,13 +175,13 @@ impl Writer {
 
     fn key(&mut self, setting: &str, lead: &str) {
         let parts = 1 + self.random.below(3);
-        self.fields(setting, lead, parts, Need::Key);
+        self.fields(setting, lead, parts, FieldUse::Key);
     }
 
     fn booking(&mut self, name: &str) {
         self.head("booking", name);
         let parts = 2 + self.random.below(2);
-        self.fields("key", "part_", parts, Need::Key);
+        self.fields("key", "part_", parts, FieldUse::Key);
         let ints = self.some_fields("fields", "price_");
         self.some_fields("details", "detail_");
         let hold = self.pick(&["1s", "90s", "10m", "1d"]);
@@ -195,7 +196,7 @@ impl Writer {
 
     fn some_fields(&mut self, setting: &str, lead: &str) -> Vec<String> {
         let count = self.random.below(5);
-        self.fields(setting, lead, count, Need::Any)
+        self.fields(setting, lead, count, FieldUse::Any)
     }
 
     fn effect(&mut self, name: &str) {
@@ -282,7 +283,7 @@ impl Writer {
         self.head("thread", name);
         self.key("parent", "parent_");
         let count = 1 + self.random.below(4);
-        let ints = self.fields("fields", "field_", count, Need::Any);
+        let ints = self.fields("fields", "field_", count, FieldUse::Any);
         self.maybe("buckets", &["1", "5"]);
         self.maybe("require_version", &["true", "false"]);
         self.sources.push((name.to_owned(), "status", ints));
@@ -337,7 +338,7 @@ mod tests {
     #[test]
     fn every_generated_blueprint_is_a_good_one() {
         for number in 0..2_000 {
-            Generated::of_number(number).unwrap();
+            GeneratedBlueprint::of_number(number).unwrap();
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The proof of each archetype: one folder, with its cases, its drills, its simulated workload and what must always hold.
 //!
-//! A case gets an empty lab, puts a house over it and calls actions, as a surface would. As for the store's own cases, none
+//! A case gets an empty namespace, puts a house over it and calls actions, as a surface would. As for the store's own cases, none
 //! knows the name of an engine. A drill provokes one failure that the atlas lists. A workload is what simulated clients do.
 //!
 //! [`PROOFS`] is made from the library's list of archetypes: an archetype that is in the list and has no folder here does not
@@ -10,7 +10,7 @@ use crate::conformance::Case;
 use crate::harness::drill::Drill;
 use crate::harness::invariants::InvariantCheck;
 use crate::harness::mutation::Redundant;
-use crate::harness::simulation::Course;
+use crate::harness::simulation::Workload;
 
 mod blueprint;
 pub(crate) mod booking;
@@ -38,7 +38,7 @@ pub struct Proof {
     /// Each failure that the atlas lists, provoked. A case that provokes one is a drill too ([`Drill::by_case`]).
     pub drills: &'static [Drill],
     /// What simulated clients do, if it is simulated.
-    pub workload: Option<&'static Course>,
+    pub workload: Option<&'static Workload>,
     /// What must hold of the stored rows and the log: checked by cases, after each drill on a resource, at the end of each simulated
     /// history and by scenarios.
     pub(crate) invariants: Option<InvariantCheck>,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Result;
 use async_trait::async_trait;
 use statehouse_drills::differential;
-use statehouse_drills::engines::Lab;
+use statehouse_drills::engines::TestNamespace;
 use statehouse_store::guard::{Guard, column, is_in, is_null, is_set, now, now_plus};
 use statehouse_store::plan::Builder;
 use statehouse_store::{
@@ -28,7 +28,7 @@ struct CountingLab {
 }
 
 #[async_trait]
-impl Lab for CountingLab {
+impl TestNamespace for CountingLab {
     async fn open_at(&self, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
         let options = self.namespace.options.clone().with_clock(clock);
         let store = Arc::new(PostgresStore::open(options).await?);

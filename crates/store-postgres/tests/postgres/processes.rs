@@ -10,7 +10,7 @@
 use std::process::Stdio;
 use std::sync::atomic::Ordering;
 
-use statehouse_drills::linearize::{self, Action, Call, Written};
+use statehouse_drills::linearize::{self, RegisterAction, RegisterCall, Written};
 use statehouse_store::guard::Guard;
 use statehouse_store::{
     Address, Clock as _, Commit, Consistency, Plan, Random, Resolution, Step, Store, StoreError, SystemClock,
@@ -71,7 +71,7 @@ impl Processes<'_> {
                 .unwrap();
             children.spawn(child.wait_with_output());
         }
-        let mut history: Vec<Call> = Vec::new();
+        let mut history: Vec<RegisterCall> = Vec::new();
         let mut counts = [0_i64; COUNTERS as usize];
         while let Some(output) = children.join_next().await {
             let output = output.unwrap().unwrap();
@@ -218,16 +218,16 @@ impl Client {
     }
 }
 
-fn parse(line: &str) -> Call {
+fn parse(line: &str) -> RegisterCall {
     let words: Vec<&str> = line.split(' ').collect();
     let number = |place: usize| words[place].parse::<i64>().ok();
     // Two events of one microsecond overlap: a return is put after every call of its microsecond.
     let moment = |place: usize| number(place).unwrap().unsigned_abs() * 2;
-    let written = |written| Action::Write { expected: number(4), value: number(5).unwrap(), written };
+    let written = |written| RegisterAction::Write { expected: number(4), value: number(5).unwrap(), written };
     let action = match words[3] {
-        "read" => Action::Read { observed: number(4).zip(number(5)) },
+        "read" => RegisterAction::Read { observed: number(4).zip(number(5)) },
         "applied" => written(Written::Applied),
         _ => written(Written::Refused),
     };
-    Call { key: words[0].to_owned(), invoked: moment(1), returned: Some(moment(2) + 1), action }
+    RegisterCall { key: words[0].to_owned(), invoked: moment(1), returned: Some(moment(2) + 1), action }
 }

@@ -10,8 +10,8 @@ use statehouse::action::Action;
 use statehouse::outside::Outside;
 use statehouse::resource::Consuming;
 use statehouse::{Blueprint, Operation, Resource};
-use statehouse_drills::outside::{Play, Script};
-use statehouse_drills::specimen as sample;
+use statehouse_drills::fake_targets::{FakeTargets, TargetBehavior};
+use statehouse_drills::sample_inputs as sample;
 
 use super::super::{DAY, Kept, Stage, step_worker};
 use super::write_asked;
@@ -43,10 +43,16 @@ pub(super) async fn plans(blueprint: &Blueprint, resources: &[Resource]) -> BTre
 /// Targets that answer, refuse, cannot be reached, and whose answer is lost. Other archetypes send nothing.
 fn outsides(resource: &Resource) -> Vec<Outside> {
     if resource.archetype.keyword() != "effect" {
-        return vec![Script::of(|_, _| Play::Unreachable).outside(&[])];
+        return vec![FakeTargets::of(|_, _| TargetBehavior::Unreachable).outside(&[])];
     }
-    let plays = [Play::status(200), Play::status(503), Play::status(404), Play::Loses, Play::Unreachable];
-    plays.map(|play| Script::of(move |_, _| play.clone()).outside(&[])).into()
+    let plays = [
+        TargetBehavior::status(200),
+        TargetBehavior::status(503),
+        TargetBehavior::status(404),
+        TargetBehavior::Loses,
+        TargetBehavior::Unreachable,
+    ];
+    plays.map(|play| FakeTargets::of(move |_, _| play.clone()).outside(&[])).into()
 }
 
 /// Calls the actions that an action needs, and the action itself if it writes. Whether it was done.

@@ -46,7 +46,7 @@ pub struct System {
     pub blueprint: &'static str,
     /// What of the blueprint is shortened so that nobody has to wait for it: a text, and what stands for it.
     shortened: Option<(&'static str, &'static str)>,
-    run: fn(Arc<Stage>) -> Running,
+    run: fn(Arc<ScenarioContext>) -> Running,
 }
 
 /// A scenario under way.
@@ -59,41 +59,41 @@ pub const SYSTEMS: &[System] = &[
         about: "A commerce catalog that several people of each tenant edit at the same time.",
         blueprint: include_str!("../../../../../systems/catalog/statehouse.toml"),
         shortened: None,
-        run: |stage| Box::pin(catalog::run(stage)),
+        run: |context| Box::pin(catalog::run(context)),
     },
     System {
         name: "feed",
         about: "Home feeds of people who post, follow and unfollow, while the projector is killed again and again.",
         blueprint: include_str!("../../../../../systems/feed/statehouse.toml"),
         shortened: Some(feed::LINE),
-        run: |stage| Box::pin(feed::run(stage)),
+        run: |context| Box::pin(feed::run(context)),
     },
     System {
         name: "jobs",
         about: "Jobs that workers claim, do, give back and die with, each done once in the end.",
         blueprint: include_str!("../../../../../systems/jobs/statehouse.toml"),
         shortened: Some(jobs::LEASE),
-        run: |stage| Box::pin(jobs::run(stage)),
+        run: |context| Box::pin(jobs::run(context)),
     },
     System {
         name: "profile",
         about: "Profiles that people edit from several devices, with retries and lost answers.",
         blueprint: include_str!("../../../../../systems/profile/statehouse.toml"),
         shortened: None,
-        run: |stage| Box::pin(profile::run(stage)),
+        run: |context| Box::pin(profile::run(context)),
     },
     System {
         name: "tickets",
         about: "Seats that more buyers want than there are, held for a moment, bought or swept.",
         blueprint: include_str!("../../../../../systems/tickets/statehouse.toml"),
         shortened: Some(tickets::HOLD),
-        run: |stage| Box::pin(tickets::run(stage)),
+        run: |context| Box::pin(tickets::run(context)),
     },
 ];
 
 /// How a scenario is run.
 #[derive(Clone, Copy, Debug)]
-pub struct Size {
+pub struct ScenarioSize {
     /// Callers at once.
     pub callers: usize,
     /// What each of them does, in actions.
@@ -102,14 +102,14 @@ pub struct Size {
     pub seed: u64,
 }
 
-impl Default for Size {
-    fn default() -> Size {
-        Size { callers: 16, actions: 100, seed: 1 }
+impl Default for ScenarioSize {
+    fn default() -> ScenarioSize {
+        ScenarioSize { callers: 16, actions: 100, seed: 1 }
     }
 }
 
 /// What is said while a scenario runs: actions done, and actions in all.
-pub type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
+pub type ScenarioProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
 /// Something that must hold, and what was counted to find out.
 #[derive(Clone, Debug)]
@@ -122,7 +122,7 @@ pub struct Invariant {
 
 /// What came of a scenario whose invariants all hold.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct ScenarioReport {
     /// What was checked.
     pub invariants: Vec<Invariant>,
     /// What was measured, as pairs of a name and a figure.
@@ -136,7 +136,12 @@ impl System {
     }
 
     /// Runs the scenario on an empty store. An invariant that does not hold is an error.
-    pub async fn run(&self, store: Arc<dyn Store>, size: Size, progress: Progress) -> Result<Report> {
+    pub async fn run(
+        &self,
+        store: Arc<dyn Store>,
+        size: ScenarioSize,
+        progress: ScenarioProgress,
+    ) -> Result<ScenarioReport> {
         let clock = Arc::new(SystemClock);
         let mut random = Random::seeded(size.seed);
         let faulty = FaultyStore::over(store.clone(), clock.clone(), Odds::default(), random.next_u64());
@@ -156,38 +161,39 @@ impl System {
         let odds = Odds { unknown_before: 0.01, unknown_after: 0.01, unavailable: 0.005, ..Odds::default() };
         faulty.set_odds(odds);
         let total = (size.callers * size.actions) as u64;
-        let tally = Tally::default();
-        let stage = Arc::new(Stage { house, store, faulty: faulty.clone(), size, tally, total, progress });
+        let tally = ScenarioCounters::default();
+        let context =
+            Arc::new(ScenarioContext { house, store, faulty: faulty.clone(), size, tally, total, progress });
         let watch = Stopwatch::start();
-        let invariants = (self.run)(stage.clone()).await?;
+        let invariants = (self.run)(context.clone()).await?;
         let elapsed = watch.elapsed();
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let done = count(&stage.tally.done);
+        let done = count(&context.tally.done);
         let figures = vec![
             ("actions", done.to_string()),
             ("actions a second", format!("{:.0}", done as f64 / elapsed.as_secs_f64())),
-            ("refused by a version", count(&stage.tally.conflicts).to_string()),
-            ("retried under the same id", count(&stage.tally.retries).to_string()),
+            ("refused by a version", count(&context.tally.conflicts).to_string()),
+            ("retried under the same id", count(&context.tally.retries).to_string()),
             ("faults", faulty.achieved().to_string()),
         ];
-        Ok(Report { invariants, figures })
+        Ok(ScenarioReport { invariants, figures })
     }
 }
 
 /// What a scenario has to work with.
-pub struct Stage {
+pub struct ScenarioContext {
     house: House,
     /// The store without faults, for looking at what is there.
     store: Arc<dyn Store>,
     faulty: Arc<FaultyStore>,
-    size: Size,
-    tally: Tally,
+    size: ScenarioSize,
+    tally: ScenarioCounters,
     total: u64,
-    progress: Progress,
+    progress: ScenarioProgress,
 }
 
 #[derive(Default)]
-struct Tally {
+struct ScenarioCounters {
     done: AtomicU64,
     conflicts: AtomicU64,
     retries: AtomicU64,
@@ -196,9 +202,12 @@ struct Tally {
 /// How often a caller asks again before it gives the scenario up.
 const TRIES_MAX: usize = 200;
 
-impl Stage {
+impl ScenarioContext {
     /// Runs `caller` for each caller at once, each with chance of its own.
-    async fn callers<F>(self: &Arc<Self>, caller: impl Fn(Arc<Stage>, usize, Random) -> F) -> Result<()>
+    async fn callers<F>(
+        self: &Arc<Self>,
+        caller: impl Fn(Arc<ScenarioContext>, usize, Random) -> F,
+    ) -> Result<()>
     where
         F: Future<Output = Result<()>> + Send + 'static,
     {

@@ -10,7 +10,7 @@
 //! - **order**: the log of each subject is a way through its archetype's states, in time;
 //! - **conservation**: what is stored is what the log adds up to; nothing is missing or there twice.
 //!
-//! An archetype joins with a [`Course`] as the workload of its [`crate::proof::Proof`]: a blueprint, what a client does, what is checked in the end.
+//! An archetype joins with a [`Workload`] as the workload of its [`crate::proof::Proof`]: a blueprint, what a client does, what is checked in the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -30,39 +30,39 @@ use statehouse_store::{
 };
 use tokio::task::JoinHandle;
 
-use crate::conformance::Verdict;
-use crate::harness::around::Around;
-use crate::harness::client::whole_log;
-use crate::harness::drill::{Plot, is_passing};
-use crate::harness::house::Visitor;
-use crate::harness::linearize::Call;
+use crate::conformance::CaseFuture;
+use crate::harness::drill::{Target, is_passing};
+use crate::harness::linearize::RegisterCall;
+use crate::harness::proxy::StoreProxy;
+use crate::harness::store_client::whole_log;
+use crate::harness::tenant_client::TenantClient;
 use crate::proof::{PROOFS, Proof};
 use time::VirtualClock;
-use world::{Gatekeeper, Wire, World};
+use world::{ArrivalRecorder, Network, SimulatedWorld};
 
 mod time;
 mod world;
 
-pub use world::Tally;
+pub use world::SimulationTally;
 
 /// What is simulated of an archetype.
-pub struct Course {
+pub struct Workload {
     /// The archetype, by keyword.
     pub archetype: &'static str,
     pub(crate) blueprint: &'static str,
     pub(crate) resource: &'static str,
     /// Before anything goes wrong.
-    pub(crate) prepare: for<'a> fn(&'a Visitor) -> Verdict<'a>,
+    pub(crate) prepare: for<'a> fn(&'a TenantClient) -> CaseFuture<'a>,
     /// What a client does, again and again.
-    pub(crate) act: for<'a> fn(&'a mut Client) -> Acting<'a>,
+    pub(crate) act: for<'a> fn(&'a mut SimulatedClient) -> ClientFuture<'a>,
     /// What must hold in the end.
-    pub(crate) check: for<'a> fn(&'a End) -> Verdict<'a>,
+    pub(crate) check: for<'a> fn(&'a FinishedHistory) -> CaseFuture<'a>,
 }
 
-pub(crate) type Acting<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+pub(crate) type ClientFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// Every course, in the order of the archetypes.
-pub static COURSES: LazyLock<Vec<&'static Course>> =
+/// Every workload, in the order of the archetypes.
+pub static WORKLOADS: LazyLock<Vec<&'static Workload>> =
     LazyLock::new(|| PROOFS.iter().filter_map(|proof| proof.workload).collect());
 
 /// Operations in one history.
@@ -72,8 +72,8 @@ const CLIENTS: usize = 2;
 /// How long a client thinks at most.
 const THOUGHT_MICROS: u64 = 150_000;
 /// How long lies between two blows at most, and how long a process is paused or gone.
-const BLOW_MICROS: u64 = 1_500_000;
-const GONE_MICROS: u64 = 3_000_000;
+const FAULT_INTERVAL_MICROS: u64 = 1_500_000;
+const DOWNTIME_MICROS: u64 = 3_000_000;
 const SKEW_MICROS: u64 = 4_000_000;
 /// How often workers look for what is due.
 const SWEEP_MICROS: u64 = 300_000;
@@ -82,7 +82,7 @@ const AFTERWARDS: Duration = Duration::from_secs(30);
 
 /// What came of a seed.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct SimulationRun {
     /// The seed.
     pub seed: u64,
     /// The archetype.
@@ -90,7 +90,7 @@ pub struct Run {
     /// A digest of the whole trace.
     pub trace: u64,
     /// What was provoked.
-    pub tally: Tally,
+    pub tally: SimulationTally,
     /// Virtual time that passed.
     pub elapsed: Duration,
     /// What was violated, if anything was.
@@ -101,7 +101,7 @@ pub struct Run {
 
 /// What was sent to the store in a history.
 #[derive(Clone, Debug)]
-pub struct Recorded {
+pub struct RecordedPlans {
     /// The tables of its house.
     pub schema: Schema,
     /// The plans, each with the time at which it arrived.
@@ -110,74 +110,74 @@ pub struct Recorded {
 
 /// How a seed is run.
 #[derive(Clone, Copy, Debug)]
-pub struct Size {
+pub struct HistorySize {
     /// Operations of clients.
     pub operations: u64,
     /// Whether the plans are kept in words.
     pub tells: bool,
 }
 
-impl Default for Size {
-    fn default() -> Size {
-        Size { operations: OPERATIONS, tells: false }
+impl Default for HistorySize {
+    fn default() -> HistorySize {
+        HistorySize { operations: OPERATIONS, tells: false }
     }
 }
 
 /// Runs the history of a seed. The seed also chooses the archetype.
-pub fn run(seed: u64, size: Size) -> Result<Run> {
-    let count = COURSES.len() as u64;
-    let course = COURSES.get(usize::try_from(seed % count)?).context("there are no courses")?;
-    course.run(None, seed, size)
+pub fn run(seed: u64, size: HistorySize) -> Result<SimulationRun> {
+    let count = WORKLOADS.len() as u64;
+    let workload = WORKLOADS.get(usize::try_from(seed % count)?).context("there are no courses")?;
+    workload.run(None, seed, size)
 }
 
-impl Course {
-    /// The course of an archetype.
-    pub fn of(archetype: &str) -> Option<&'static Course> {
-        COURSES.iter().copied().find(|course| course.archetype == archetype)
+impl Workload {
+    /// The workload of an archetype.
+    pub fn of(archetype: &str) -> Option<&'static Workload> {
+        WORKLOADS.iter().copied().find(|workload| workload.archetype == archetype)
     }
 
     /// What it is about if nobody says otherwise.
-    fn own_plot(&self) -> Result<Plot> {
-        Plot::of(&Blueprint::read("simulation.toml", self.blueprint)?, self.resource)
+    fn own_target(&self) -> Result<Target> {
+        Target::of(&Blueprint::read("simulation.toml", self.blueprint)?, self.resource)
     }
 
     /// The plans of a history, and the tables that they are about.
-    pub fn recorded(&self, seed: u64, operations: u64) -> Result<Recorded> {
-        let plot = self.own_plot()?;
-        let world = Arc::new(World::new(seed, false));
+    pub fn recorded(&self, seed: u64, operations: u64) -> Result<RecordedPlans> {
+        let target = self.own_target()?;
+        let world = Arc::new(SimulatedWorld::new(seed, false));
         world.lock().plans = Some(Vec::new());
         let clock: Arc<dyn Clock> = Arc::new(world.clock.clone());
         let store: Arc<dyn Store> = Arc::new(ModelStore::with(clock.clone(), LOG_PARTITIONS));
-        let house = plot.furnish(store, clock.clone(), Ids::new(clock, Random::seeded(seed)));
+        let house = target.build_house(store, clock.clone(), Ids::new(clock, Random::seeded(seed)));
         // On a thread of its own, because the caller has a runtime already.
-        let size = Size { operations, ..Size::default() };
+        let size = HistorySize { operations, ..HistorySize::default() };
         let history = || {
             let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-            runtime.block_on(self.history(&plot, &world, seed, size))
+            runtime.block_on(self.history(&target, &world, seed, size))
         };
         let judged = std::thread::scope(|scope| scope.spawn(history).join());
         judged.map_err(|_| anyhow::anyhow!("the history panicked"))??;
         let plans = world.lock().plans.take().unwrap_or_default();
-        Ok(Recorded { schema: house.schema().clone(), plans })
+        Ok(RecordedPlans { schema: house.schema().clone(), plans })
     }
 
     /// Runs the history of a seed, on another resource than its own if one is given.
-    pub fn run(&self, plot: Option<&Plot>, seed: u64, size: Size) -> Result<Run> {
+    pub fn run(&self, target: Option<&Target>, seed: u64, size: HistorySize) -> Result<SimulationRun> {
         // Without a driver: whoever sleeps by the machine's clock here has made a mistake, and panics.
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
         let own;
-        let plot = match plot {
-            Some(plot) => plot,
+        let target = match target {
+            Some(target) => target,
             None => {
-                own = self.own_plot()?;
+                own = self.own_target()?;
                 &own
             }
         };
-        let world = Arc::new(World::new(seed, size.tells));
-        let violation = runtime.block_on(self.history(plot, &world, seed, size)).err();
+        let world = Arc::new(SimulatedWorld::new(seed, size.tells));
+        let violation = runtime.block_on(self.history(target, &world, seed, size)).err();
         let elapsed = world.clock.uptime();
         let state = &mut *world.lock();
-        Ok(Run {
+        Ok(SimulationRun {
             seed,
             archetype: self.archetype,
             trace: state.trace,
@@ -188,42 +188,51 @@ impl Course {
         })
     }
 
-    async fn history(&self, plot: &Plot, world: &Arc<World>, seed: u64, size: Size) -> Result<()> {
+    async fn history(
+        &self,
+        target: &Target,
+        world: &Arc<SimulatedWorld>,
+        seed: u64,
+        size: HistorySize,
+    ) -> Result<()> {
         let clock: Arc<dyn Clock> = Arc::new(world.clock.clone());
         let store: Arc<dyn Store> = Arc::new(ModelStore::with(clock.clone(), LOG_PARTITIONS));
-        let store: Arc<dyn Store> = Arc::new(Around::new(store, Gatekeeper(world.clone())));
+        let store: Arc<dyn Store> = Arc::new(StoreProxy::new(store, ArrivalRecorder(world.clone())));
         let ids = Ids::new(clock.clone(), Random::seeded(seed ^ 0x5eed));
-        let sound = Visitor::enter(plot.furnish(store.clone(), clock.clone(), ids)).await?;
+        let sound = TenantClient::enter(target.build_house(store.clone(), clock.clone(), ids)).await?;
         (self.prepare)(&sound).await.context("before anything went wrong")?;
-        let notes = Arc::new(Notes { left: AtomicU64::new(size.operations), ..Notes::default() });
-        let mut town = Town {
-            plot: plot.clone(),
+        let observations = Arc::new(ClientObservations {
+            left: AtomicU64::new(size.operations),
+            ..ClientObservations::default()
+        });
+        let mut cluster = Cluster {
+            target: target.clone(),
             act: self.act,
             store: store.clone(),
             world: world.clone(),
-            notes: notes.clone(),
+            observations: observations.clone(),
             processes: Vec::new(),
             lives: 0,
         };
         for process in 0..PROCESSES {
-            town.start(process)?;
+            cluster.start(process)?;
         }
-        town.live().await?;
+        cluster.live().await?;
         // What was under way arrives or never will; then everything that is due is done.
-        world.lock().rough = false;
+        world.lock().faulty = false;
         let rest = world.clock.clone();
         finish(&world.clock, tokio::spawn(async move { rest.sleep(AFTERWARDS).await })).await?;
-        let end = End { sound, notes };
+        let end = FinishedHistory { sound, observations };
         let swept = tokio::spawn({
-            let visitor = end.sound.clone();
-            async move { visitor.drain_workers().await }
+            let client = end.sound.clone();
+            async move { client.drain_workers().await }
         });
         finish(&world.clock, swept).await??;
         end.check_operations().await?;
         end.check_subjects().await?;
         (self.check)(&end).await?;
         match Proof::of(self.archetype).and_then(|proof| proof.invariants) {
-            Some(check) => check(&end.sound.scope(&plot.resource)).await,
+            Some(check) => check(&end.sound.scope(&target.resource)).await,
             None => Ok(()),
         }
     }
@@ -250,58 +259,58 @@ async fn finish<T>(clock: &VirtualClock, task: JoinHandle<T>) -> Result<T> {
 const IDLE_MAX: u32 = 100_000;
 
 /// All processes, and what befalls them.
-struct Town {
-    plot: Plot,
-    act: for<'a> fn(&'a mut Client) -> Acting<'a>,
+struct Cluster {
+    target: Target,
+    act: for<'a> fn(&'a mut SimulatedClient) -> ClientFuture<'a>,
     store: Arc<dyn Store>,
-    world: Arc<World>,
-    notes: Arc<Notes>,
-    processes: Vec<Process>,
+    world: Arc<SimulatedWorld>,
+    observations: Arc<ClientObservations>,
+    processes: Vec<SimulatedProcess>,
     lives: u64,
 }
 
-struct Process {
+struct SimulatedProcess {
     tasks: Vec<JoinHandle<()>>,
     worker: JoinHandle<()>,
     clock: SkewedClock,
 }
 
-impl Town {
+impl Cluster {
     /// Starts a process, or starts it again.
     fn start(&mut self, number: usize) -> Result<()> {
         self.lives += 1;
         let life = self.lives;
-        let wire = Wire { world: self.world.clone(), process: number };
-        let store: Arc<dyn Store> = Arc::new(Around::new(self.store.clone(), wire));
+        let network = Network { world: self.world.clone(), process: number };
+        let store: Arc<dyn Store> = Arc::new(StoreProxy::new(self.store.clone(), network));
         let clock = SkewedClock::over(Arc::new(self.world.clock.clone()));
         let mut random = Random::seeded(self.world.lock().random.next_u64());
         let ids = Ids::new(Arc::new(clock.clone()), random.fork());
-        let house = Arc::new(self.plot.furnish(store, Arc::new(clock.clone()), ids));
-        let visitor = Visitor::of(house)?;
+        let house = Arc::new(self.target.build_house(store, Arc::new(clock.clone()), ids));
+        let client = TenantClient::of(house)?;
         let worker = tokio::spawn({
-            let (visitor, clock) = (visitor.clone(), self.world.clock.clone());
+            let (client, clock) = (client.clone(), self.world.clock.clone());
             async move {
                 loop {
                     clock.sleep(Duration::from_micros(SWEEP_MICROS)).await;
                     // Whatever came of it: what is due stays due.
-                    let _ = visitor.work(5).await;
+                    let _ = client.work(5).await;
                 }
             }
         });
-        let tasks = (0..CLIENTS).map(|client| {
-            let mut client = Client {
-                visitor: visitor.clone(),
+        let tasks = (0..CLIENTS).map(|index| {
+            let mut client = SimulatedClient {
+                client: client.clone(),
                 clock: self.world.clock.clone(),
                 world: self.world.clone(),
-                notes: self.notes.clone(),
+                observations: self.observations.clone(),
                 random: random.fork(),
-                name: format!("{number}-{life}-{client}"),
+                name: format!("{number}-{life}-{index}"),
                 next: 0,
                 memory: Json::Null,
             };
             let act = self.act;
             tokio::spawn(async move {
-                while client.notes.take() {
+                while client.observations.take() {
                     client.world.lock().tally.operations += 1;
                     act(&mut client).await;
                     let thought = client.random.below(THOUGHT_MICROS);
@@ -309,7 +318,7 @@ impl Town {
                 }
             })
         });
-        let process = Process { tasks: tasks.collect(), worker, clock };
+        let process = SimulatedProcess { tasks: tasks.collect(), worker, clock };
         match self.processes.get_mut(number) {
             Some(place) => *place = process,
             None => self.processes.push(process),
@@ -319,26 +328,26 @@ impl Town {
 
     /// Lets time pass and blows fall until all operations are done.
     async fn live(&mut self) -> Result<()> {
-        let mut blow = self.next_blow();
-        let mut gone: BTreeMap<usize, u64> = BTreeMap::new();
+        let mut fault_at = self.next_fault_at();
+        let mut down: BTreeMap<usize, u64> = BTreeMap::new();
         loop {
             self.world.clock.settle().await;
             let done = self.processes.iter().all(|process| process.tasks.iter().all(JoinHandle::is_finished));
-            if done && gone.is_empty() {
+            if done && down.is_empty() {
                 break;
             }
             let now = self.world.clock.elapsed_micros();
             let back: Vec<usize> =
-                gone.iter().filter(|(_, at)| **at <= now).map(|(number, _)| *number).collect();
+                down.iter().filter(|(_, at)| **at <= now).map(|(number, _)| *number).collect();
             for number in back {
-                gone.remove(&number);
+                down.remove(&number);
                 self.start(number)?;
             }
-            if now >= blow {
-                if let Some((number, until)) = self.strike(now) {
-                    gone.insert(number, until);
+            if now >= fault_at {
+                if let Some((number, until)) = self.inject_fault(now) {
+                    down.insert(number, until);
                 }
-                blow = self.next_blow();
+                fault_at = self.next_fault_at();
             }
             ensure!(self.world.clock.move_on(), "everybody waits for somebody else");
         }
@@ -348,17 +357,17 @@ impl Town {
         Ok(())
     }
 
-    fn next_blow(&self) -> u64 {
+    fn next_fault_at(&self) -> u64 {
         let now = self.world.clock.elapsed_micros();
-        now + 1 + self.world.lock().random.below(BLOW_MICROS)
+        now + 1 + self.world.lock().random.below(FAULT_INTERVAL_MICROS)
     }
 
     /// Something befalls a process. Returns when it comes back, if it is gone.
-    fn strike(&mut self, now: u64) -> Option<(usize, u64)> {
+    fn inject_fault(&mut self, now: u64) -> Option<(usize, u64)> {
         let state = &mut *self.world.lock();
         let number = usize::try_from(state.random.below(PROCESSES as u64)).unwrap_or(0);
         let process = self.processes.get(number)?;
-        let until = now + state.random.below(GONE_MICROS);
+        let until = now + state.random.below(DOWNTIME_MICROS);
         match state.random.below(3) {
             0 => {
                 state.tally.crashes += 1;
@@ -383,20 +392,20 @@ impl Town {
 }
 
 /// Somebody who calls actions.
-pub(crate) struct Client {
-    pub(crate) visitor: Visitor,
+pub(crate) struct SimulatedClient {
+    pub(crate) client: TenantClient,
     pub(crate) clock: VirtualClock,
-    pub(crate) world: Arc<World>,
-    pub(crate) notes: Arc<Notes>,
+    pub(crate) world: Arc<SimulatedWorld>,
+    pub(crate) observations: Arc<ClientObservations>,
     pub(crate) random: Random,
     pub(crate) name: String,
     pub(crate) next: u64,
-    /// What it knows, as its course wants to keep it.
+    /// What it knows, as its workload wants to keep it.
     pub(crate) memory: Json,
 }
 
 /// What a client was told in the end.
-pub(crate) enum Told {
+pub(crate) enum CallOutcome {
     Done(Answer),
     Refused,
     Unknown,
@@ -404,7 +413,7 @@ pub(crate) enum Told {
     Nothing,
 }
 
-impl Client {
+impl SimulatedClient {
     pub(crate) fn below(&mut self, end: u64) -> i64 {
         i64::try_from(self.random.below(end)).unwrap_or(0)
     }
@@ -421,33 +430,33 @@ impl Client {
         key: &[Value],
         input: Json,
         version: Option<i64>,
-    ) -> Told {
+    ) -> CallOutcome {
         let operation = self.operation();
         let mut unknown = false;
         for _ in 0..TRIES {
-            let told = self.visitor.call_as(&operation, action, key, input.clone(), version).await;
+            let told = self.client.call_as(&operation, action, key, input.clone(), version).await;
             match told {
                 Ok(answer) => {
                     // An answer without a token says that nothing had to be written.
                     if answer.token.is_some() {
-                        self.notes.lock().done.insert(operation);
+                        self.observations.lock().done.insert(operation);
                     }
-                    return Told::Done(answer);
+                    return CallOutcome::Done(answer);
                 }
                 Err(refusal) if refusal.code == Code::OutcomeUnknown => unknown = true,
                 Err(refusal) if is_passing(refusal.code) => {}
                 // Also after an unknown outcome: then the house has made sure that the first request does nothing any more.
                 Err(_) => {
-                    self.notes.lock().refused.insert(operation);
-                    return Told::Refused;
+                    self.observations.lock().refused.insert(operation);
+                    return CallOutcome::Refused;
                 }
             }
         }
-        if unknown { Told::Unknown } else { Told::Nothing }
+        if unknown { CallOutcome::Unknown } else { CallOutcome::Nothing }
     }
 
-    pub(crate) fn read(&self) -> &Visitor {
-        &self.visitor
+    pub(crate) fn read(&self) -> &TenantClient {
+        &self.client
     }
 }
 
@@ -456,23 +465,23 @@ const TRIES: usize = 3;
 
 /// What clients know, for the judgement.
 #[derive(Debug, Default)]
-pub(crate) struct Notes {
+pub(crate) struct ClientObservations {
     left: AtomicU64,
     moment: AtomicU64,
-    content: Mutex<Content>,
+    content: Mutex<ObservedCalls>,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Content {
+pub(crate) struct ObservedCalls {
     /// Operations that were acknowledged.
     pub(crate) done: BTreeSet<String>,
     /// Operations that were refused, for certain.
     pub(crate) refused: BTreeSet<String>,
     /// What was seen of rows.
-    pub(crate) calls: Vec<Call>,
+    pub(crate) calls: Vec<RegisterCall>,
 }
 
-impl Notes {
+impl ClientObservations {
     pub(crate) fn take(&self) -> bool {
         self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
     }
@@ -481,18 +490,18 @@ impl Notes {
         self.moment.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Content> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ObservedCalls> {
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A history that is over.
-pub(crate) struct End {
-    pub(crate) sound: Visitor,
-    pub(crate) notes: Arc<Notes>,
+pub(crate) struct FinishedHistory {
+    pub(crate) sound: TenantClient,
+    pub(crate) observations: Arc<ClientObservations>,
 }
 
-impl End {
+impl FinishedHistory {
     pub(crate) async fn records(&self) -> Result<Vec<Record>> {
         whole_log(self.sound.house.store().as_ref()).await
     }
@@ -512,11 +521,11 @@ impl End {
             );
             applied.insert(record.operation);
         }
-        let notes = self.notes.lock();
-        if let Some(lost) = notes.done.iter().find(|operation| !applied.contains(*operation)) {
+        let observations = self.observations.lock();
+        if let Some(lost) = observations.done.iter().find(|operation| !applied.contains(*operation)) {
             bail!("{lost} was acknowledged and is not in the log");
         }
-        if let Some(undead) = notes.refused.iter().find(|operation| applied.contains(*operation)) {
+        if let Some(undead) = observations.refused.iter().find(|operation| applied.contains(*operation)) {
             bail!("{undead} was refused, and was applied all the same");
         }
         Ok(())
@@ -542,7 +551,7 @@ impl End {
     }
 }
 
-impl fmt::Display for Run {
+impl fmt::Display for SimulationRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "seed {} ({}, trace {:016x}): {}", self.seed, self.archetype, self.trace, self.tally)
     }

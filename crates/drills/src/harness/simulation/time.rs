@@ -20,10 +20,10 @@ const BEGINNING_MILLIS: i64 = 1_800_000_000_000;
 
 /// A clock that [`VirtualClock::settle`] and [`VirtualClock::move_on`] drive. Clones share one time.
 #[derive(Clone, Default)]
-pub(crate) struct VirtualClock(Arc<Mutex<Hands>>);
+pub(crate) struct VirtualClock(Arc<Mutex<ClockState>>);
 
 #[derive(Default)]
-struct Hands {
+struct ClockState {
     elapsed_micros: u64,
     sleepers: BinaryHeap<Reverse<(u64, u64)>>,
     wakers: HashMap<u64, Waker>,
@@ -33,7 +33,7 @@ struct Hands {
 }
 
 impl VirtualClock {
-    fn lock(&self) -> MutexGuard<'_, Hands> {
+    fn lock(&self) -> MutexGuard<'_, ClockState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -53,11 +53,11 @@ impl VirtualClock {
 
     /// Wakes the next sleeper at its time; false if nobody sleeps.
     pub(crate) fn move_on(&self) -> bool {
-        let hands = &mut *self.lock();
-        while let Some(Reverse((at, number))) = hands.sleepers.pop() {
-            if let Some(waker) = hands.wakers.remove(&number) {
-                hands.elapsed_micros = hands.elapsed_micros.max(at);
-                hands.activity += 1;
+        let state = &mut *self.lock();
+        while let Some(Reverse((at, number))) = state.sleepers.pop() {
+            if let Some(waker) = state.wakers.remove(&number) {
+                state.elapsed_micros = state.elapsed_micros.max(at);
+                state.activity += 1;
                 waker.wake();
                 return true;
             }
@@ -100,16 +100,16 @@ impl Future for Sleep {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let clock = self.clock.clone();
-        let hands = &mut *clock.lock();
+        let state = &mut *clock.lock();
         match self.number {
-            Some(number) if !hands.wakers.contains_key(&number) => return Poll::Ready(()),
-            Some(number) => drop(hands.wakers.insert(number, context.waker().clone())),
+            Some(number) if !state.wakers.contains_key(&number) => return Poll::Ready(()),
+            Some(number) => drop(state.wakers.insert(number, context.waker().clone())),
             None => {
-                let number = hands.next;
-                hands.next += 1;
-                hands.activity += 1;
-                hands.sleepers.push(Reverse((self.at, number)));
-                hands.wakers.insert(number, context.waker().clone());
+                let number = state.next;
+                state.next += 1;
+                state.activity += 1;
+                state.sleepers.push(Reverse((self.at, number)));
+                state.wakers.insert(number, context.waker().clone());
                 self.number = Some(number);
             }
         }

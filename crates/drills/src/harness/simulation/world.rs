@@ -12,11 +12,11 @@ use statehouse_store::{
 };
 
 use super::time::VirtualClock;
-use crate::harness::around::Hook;
+use crate::harness::proxy::Interceptor;
 
 /// What was provoked, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct SimulationTally {
     /// Operations of clients: actions that were called, each once however often it was repeated.
     pub operations: u64,
     /// Calls of the store.
@@ -39,11 +39,11 @@ pub struct Tally {
     pub skews: u64,
 }
 
-impl Tally {
+impl SimulationTally {
     /// Both together.
     #[must_use]
-    pub fn plus(self, other: Tally) -> Tally {
-        Tally {
+    pub fn plus(self, other: SimulationTally) -> SimulationTally {
+        SimulationTally {
             operations: self.operations + other.operations,
             calls: self.calls + other.calls,
             unavailable: self.unavailable + other.unavailable,
@@ -72,7 +72,7 @@ impl Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for SimulationTally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let faults: Vec<String> =
             self.faults().iter().map(|(name, count)| format!("{count} {name}")).collect();
@@ -82,19 +82,19 @@ impl fmt::Display for Tally {
 
 /// What all processes of a simulation share.
 #[derive(Debug)]
-pub(crate) struct World {
+pub(crate) struct SimulatedWorld {
     pub(crate) clock: VirtualClock,
-    state: Mutex<State>,
+    state: Mutex<WorldState>,
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct WorldState {
     pub(crate) random: Random,
-    pub(crate) tally: Tally,
+    pub(crate) tally: SimulationTally,
     /// A digest of everything that happened, in order.
     pub(crate) trace: u64,
     /// Whether things go wrong.
-    pub(crate) rough: bool,
+    pub(crate) faulty: bool,
     /// Until when a process is paused, by its number.
     pub(crate) paused_until: HashMap<usize, u64>,
     /// Former pages, by query.
@@ -107,7 +107,7 @@ pub(crate) struct State {
 
 /// What happens to a commit.
 #[derive(Clone, Copy)]
-enum Fault {
+enum NetworkFault {
     None,
     Unavailable,
     UnknownBefore,
@@ -125,22 +125,22 @@ const STALE: u64 = 300;
 const LATENCY_MICROS: u64 = 20_000;
 const LATE_MICROS: u64 = 4_000_000;
 
-impl World {
-    pub(crate) fn new(seed: u64, tells: bool) -> World {
-        let state = State {
+impl SimulatedWorld {
+    pub(crate) fn new(seed: u64, tells: bool) -> SimulatedWorld {
+        let state = WorldState {
             random: Random::seeded(seed),
-            tally: Tally::default(),
+            tally: SimulationTally::default(),
             trace: 0xcbf2_9ce4_8422_2325,
-            rough: true,
+            faulty: true,
             paused_until: HashMap::new(),
             former: HashMap::new(),
             told: tells.then(Vec::new),
             plans: None,
         };
-        World { clock: VirtualClock::default(), state: Mutex::new(state) }
+        SimulatedWorld { clock: VirtualClock::default(), state: Mutex::new(state) }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, WorldState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -164,10 +164,10 @@ impl World {
 
 /// Writes down what arrives at the store, if that is wanted.
 #[derive(Clone, Debug)]
-pub(crate) struct Gatekeeper(pub(crate) Arc<World>);
+pub(crate) struct ArrivalRecorder(pub(crate) Arc<SimulatedWorld>);
 
 #[async_trait]
-impl Hook for Gatekeeper {
+impl Interceptor for ArrivalRecorder {
     async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
         let at = self.0.clock.now();
         if let Some(plans) = &mut self.0.lock().plans {
@@ -185,12 +185,12 @@ fn asked(query: &Query) -> String {
 
 /// A process's way to the store.
 #[derive(Clone, Debug)]
-pub(crate) struct Wire {
-    pub(crate) world: Arc<World>,
+pub(crate) struct Network {
+    pub(crate) world: Arc<SimulatedWorld>,
     pub(crate) process: usize,
 }
 
-impl Wire {
+impl Network {
     /// The way there: it takes time, and if the process is paused, as long as it is.
     async fn travel(&self) {
         let span = {
@@ -204,35 +204,35 @@ impl Wire {
         self.world.clock.sleep(Duration::from_micros(span)).await;
     }
 
-    fn draw(&self) -> Fault {
+    fn draw(&self) -> NetworkFault {
         let state = &mut *self.world.lock();
-        if !state.rough {
-            return Fault::None;
+        if !state.faulty {
+            return NetworkFault::None;
         }
         let mut left = state.random.below(1_000);
         for (chance, fault) in [
-            (UNAVAILABLE, Fault::Unavailable),
-            (UNKNOWN_BEFORE, Fault::UnknownBefore),
-            (UNKNOWN_AFTER, Fault::UnknownAfter),
-            (LATE, Fault::Late),
+            (UNAVAILABLE, NetworkFault::Unavailable),
+            (UNKNOWN_BEFORE, NetworkFault::UnknownBefore),
+            (UNKNOWN_AFTER, NetworkFault::UnknownAfter),
+            (LATE, NetworkFault::Late),
         ] {
             if left < chance {
                 return fault;
             }
             left -= chance;
         }
-        Fault::None
+        NetworkFault::None
     }
 }
 
 #[async_trait]
-impl Hook for Wire {
+impl Interceptor for Network {
     async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
         self.travel().await;
         let unknown = |why: &str| Err(StoreError::unknown(plan.operation(), why));
-        let count = |count: fn(&mut Tally) -> &mut u64| *count(&mut self.world.lock().tally) += 1;
+        let count = |count: fn(&mut SimulationTally) -> &mut u64| *count(&mut self.world.lock().tally) += 1;
         let (outcome, number) = match self.draw() {
-            Fault::None => {
+            NetworkFault::None => {
                 let outcome = inner.commit(plan).await;
                 let number = match &outcome {
                     Ok(Commit::Applied(_)) => 1,
@@ -242,29 +242,29 @@ impl Hook for Wire {
                 };
                 (outcome, number)
             }
-            Fault::Unavailable => {
+            NetworkFault::Unavailable => {
                 count(|tally| &mut tally.unavailable);
                 (Err(StoreError::unavailable("injected")), 4)
             }
-            Fault::UnknownBefore => {
+            NetworkFault::UnknownBefore => {
                 count(|tally| &mut tally.unknown_before);
                 (unknown("injected, before"), 5)
             }
-            Fault::UnknownAfter => {
+            NetworkFault::UnknownAfter => {
                 count(|tally| &mut tally.unknown_after);
                 let _ = inner.commit(plan).await;
                 (unknown("injected, after"), 6)
             }
-            Fault::Late => {
+            NetworkFault::Late => {
                 count(|tally| &mut tally.late);
                 let span = self.world.lock().random.below(LATE_MICROS);
-                let (inner, plan, wire) = (inner.clone(), plan.clone(), self.clone());
+                let (inner, plan, network) = (inner.clone(), plan.clone(), self.clone());
                 tokio::spawn(async move {
-                    wire.world.clock.sleep(Duration::from_micros(span)).await;
+                    network.world.clock.sleep(Duration::from_micros(span)).await;
                     let outcome = inner.commit(&plan).await;
-                    wire.world.note(wire.process, plan.operation(), 7);
-                    wire.world.tell(wire.process, || {
-                        format!("{} arrives late: {outcome:?}", crate::harness::client::shown(&plan))
+                    network.world.note(network.process, plan.operation(), 7);
+                    network.world.tell(network.process, || {
+                        format!("{} arrives late: {outcome:?}", crate::harness::store_client::shown(&plan))
                     });
                 });
                 (unknown("injected, in flight"), 8)
@@ -279,7 +279,7 @@ impl Hook for Wire {
                 Ok(Commit::Fenced) => "fenced".to_owned(),
                 Err(error) => error.to_string(),
             };
-            format!("{} -> {outcome}", crate::harness::client::shown(plan))
+            format!("{} -> {outcome}", crate::harness::store_client::shown(plan))
         });
         outcome
     }
@@ -292,13 +292,15 @@ impl Hook for Wire {
     ) -> Result<Resolution, StoreError> {
         self.travel().await;
         let outcome = match self.draw() {
-            Fault::Unavailable => Err(StoreError::unavailable("injected")),
-            Fault::UnknownBefore | Fault::Late => Err(StoreError::unknown(operation, "injected, before")),
-            Fault::UnknownAfter => {
+            NetworkFault::Unavailable => Err(StoreError::unavailable("injected")),
+            NetworkFault::UnknownBefore | NetworkFault::Late => {
+                Err(StoreError::unknown(operation, "injected, before"))
+            }
+            NetworkFault::UnknownAfter => {
                 let _ = inner.resolve(tenant, operation).await;
                 Err(StoreError::unknown(operation, "injected, after"))
             }
-            Fault::None => inner.resolve(tenant, operation).await,
+            NetworkFault::None => inner.resolve(tenant, operation).await,
         };
         self.world.note(self.process, operation, 20 + u64::from(outcome.is_ok()));
         self.world.tell(self.process, || format!("resolve {operation} -> {outcome:?}"));
@@ -314,7 +316,7 @@ impl Hook for Wire {
         let state = &mut *self.world.lock();
         let before = state.former.insert(asked(query), page.clone());
         match before {
-            Some(before) if state.rough && state.random.below(1_000) < STALE => {
+            Some(before) if state.faulty && state.random.below(1_000) < STALE => {
                 state.tally.stale_pages += u64::from(before.rows != page.rows);
                 Ok(before)
             }
@@ -325,7 +327,7 @@ impl Hook for Wire {
     async fn read(&self) -> Result<(), StoreError> {
         self.travel().await;
         let state = &mut *self.world.lock();
-        if state.rough && state.random.below(1_000) < UNAVAILABLE {
+        if state.faulty && state.random.below(1_000) < UNAVAILABLE {
             state.tally.unavailable += 1;
             return Err(StoreError::unavailable("injected"));
         }

@@ -7,8 +7,8 @@ use serde_json::Value as Json;
 use statehouse::Resource;
 use statehouse_store::{Row, Time};
 
-use crate::harness::client::same;
 use crate::harness::invariants::CheckScope;
+use crate::harness::store_client::same;
 
 /// Everything below.
 pub(crate) async fn check(scope: &CheckScope<'_>) -> Result<()> {

@@ -12,7 +12,7 @@ pub const PROOF: Proof = Proof {
     archetype: "booking",
     cases: cases::CASES,
     drills: drills::DRILLS,
-    workload: Some(&workload::COURSE),
+    workload: Some(&workload::WORKLOAD),
     invariants: Some(|scope| Box::pin(invariants::check(scope))),
     also_judges: &[],
     redundant: &[],

@@ -4,10 +4,10 @@ use anyhow::{Result, ensure};
 use serde_json::{Value as Json, json};
 use statehouse_store::Value;
 
-use crate::conformance::Verdict;
-use crate::harness::simulation::{Acting, Client, Course, End, Told};
+use crate::conformance::CaseFuture;
+use crate::harness::simulation::{CallOutcome, ClientFuture, FinishedHistory, SimulatedClient, Workload};
 
-pub(crate) const COURSE: Course = Course {
+pub(crate) const WORKLOAD: Workload = Workload {
     archetype: "booking",
     blueprint: r#"
 [house]
@@ -22,21 +22,21 @@ refundable = true
 shards     = 2
 "#,
     resource: "seat",
-    prepare: |visitor| {
+    prepare: |client| {
         Box::pin(async move {
             for seat in 1..=SEATS {
-                visitor.done("seat.create", &[], json!({"event_id": "gala", "seat_no": seat}), None).await?;
+                client.done("seat.create", &[], json!({"event_id": "gala", "seat_no": seat}), None).await?;
             }
             Ok(())
         })
     },
-    act: |client| -> Acting<'_> { Box::pin(act(client)) },
-    check: |end| -> Verdict<'_> { Box::pin(check(end)) },
+    act: |client| -> ClientFuture<'_> { Box::pin(act(client)) },
+    check: |end| -> CaseFuture<'_> { Box::pin(check(end)) },
 };
 
 const SEATS: u64 = 5;
 
-async fn act(client: &mut Client) {
+async fn act(client: &mut SimulatedClient) {
     let known = client.memory.as_str().map(str::to_owned);
     let choice = client.below(8);
     if let (Some(booking), true) = (known, choice > 2) {
@@ -63,16 +63,16 @@ async fn act(client: &mut Client) {
         }
     };
     // Whatever it was told: it may have it.
-    if !matches!(client.call("seat_booking.hold", &[], input, None).await, Told::Refused) {
+    if !matches!(client.call("seat_booking.hold", &[], input, None).await, CallOutcome::Refused) {
         client.memory = json!(booking);
     }
 }
 
-async fn check(end: &End) -> Result<()> {
+async fn check(end: &FinishedHistory) -> Result<()> {
     // Everything that was held is over by now.
     let table = end.sound.table("seat_bookings")?;
     let scan = statehouse_store::Scan::of(table, &end.sound.tenant);
-    for row in crate::harness::client::scan(end.sound.house.store().as_ref(), scan).await? {
+    for row in crate::harness::store_client::scan(end.sound.house.store().as_ref(), scan).await? {
         ensure!(row.text("state") != Some("IN_PROGRESS"), "it was never swept: {row}");
     }
     Ok(())

@@ -8,11 +8,11 @@ use statehouse::{Code, Expected, Operation};
 use statehouse_store::{Clock, Migrate, Store, SystemClock, Time, Value};
 
 use super::{applied, house};
-use crate::harness::client::same;
-use crate::harness::engines::Lab;
-use crate::harness::house::Visitor;
+use crate::harness::engines::TestNamespace;
+use crate::harness::store_client::same;
+use crate::harness::tenant_client::TenantClient;
 use crate::proof::feed::cases::feed_of;
-use crate::proof::projection::cases::{Scene, teams, truth};
+use crate::proof::projection::cases::{ProjectionFixture, teams, truth};
 
 const PROFILE: &str = r#"
 [house]
@@ -56,60 +56,62 @@ fn with(view: &str) -> String {
     format!("{PROFILE}{view}")
 }
 
-async fn scene(store: &Arc<dyn Store>, blueprint: &str) -> Result<Scene> {
-    Scene::of(applied(store, blueprint, Migrate::Apply).await?).await
+async fn fixture(store: &Arc<dyn Store>, blueprint: &str) -> Result<ProjectionFixture> {
+    ProjectionFixture::of(applied(store, blueprint, Migrate::Apply).await?).await
 }
 
-async fn create(visitor: &Visitor, id: i64, team: &str, points: i64) -> Result<()> {
+async fn create(client: &TenantClient, id: i64, team: &str, points: i64) -> Result<()> {
     let input = json!({"id": id, "team": team, "points": points});
-    visitor.done("profile.create", &[], input, None).await.map(drop)
+    client.done("profile.create", &[], input, None).await.map(drop)
 }
 
-async fn patch(visitor: &Visitor, action: &str, id: i64, input: &Json) -> Result<()> {
-    let request = Visitor::request(action, &[id.into()], input, Some(Expected::Any));
-    visitor.house.call(&visitor.tenant, request, Operation::default()).await?;
+async fn patch(client: &TenantClient, action: &str, id: i64, input: &Json) -> Result<()> {
+    let request = TenantClient::request(action, &[id.into()], input, Some(Expected::Any));
+    client.house.call(&client.tenant, request, Operation::default()).await?;
     Ok(())
 }
 
 /// Drains the projections, and requires the view to be what the profiles say.
-async fn is_true(scene: &Scene) -> Result<()> {
-    scene.drain().await?;
-    same("the view", &teams(&scene.visitor).await?, &truth(&scene.visitor).await?)
+async fn is_true(fixture: &ProjectionFixture) -> Result<()> {
+    fixture.drain().await?;
+    same("the view", &teams(&fixture.client).await?, &truth(&fixture.client).await?)
 }
 
 /// Four profiles, and the view of them.
-async fn counted(store: &Arc<dyn Store>) -> Result<Scene> {
-    let scene = scene(store, &with(TEAMS)).await?;
+async fn counted(store: &Arc<dyn Store>) -> Result<ProjectionFixture> {
+    let fixture = fixture(store, &with(TEAMS)).await?;
     for (id, team) in [(1, "red"), (2, "blue"), (3, "red"), (4, "green")] {
-        create(&scene.visitor, id, team, 10 * id).await?;
+        create(&fixture.client, id, team, 10 * id).await?;
     }
-    is_true(&scene).await?;
-    Ok(scene)
+    is_true(&fixture).await?;
+    Ok(fixture)
 }
 
-pub(super) async fn a_dropped_view_is_built_again(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+pub(super) async fn a_dropped_view_is_built_again(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     counted(&store).await?;
     for round in 0..2 {
         let without = applied(&store, PROFILE, Migrate::ApplyWithLoss).await?;
         patch(&without, "profile.patch", 1, &json!({"points": 100 + round})).await?;
-        let again = scene(&store, &with(TEAMS)).await?;
+        let again = fixture(&store, &with(TEAMS)).await?;
         // Nothing is shown before everything is counted.
-        again.visitor.refused("teams.list", &[], json!({}), None, Code::Unavailable).await?;
-        create(&again.visitor, 10 + round, "blue", round).await?;
+        again.client.refused("teams.list", &[], json!({}), None, Code::Unavailable).await?;
+        create(&again.client, 10 + round, "blue", round).await?;
         is_true(&again).await?;
         same("whether the build is the source's", &again.state().await?.verified, &Some(true))?;
     }
     Ok(())
 }
 
-pub(super) async fn a_dropped_column_of_a_view_is_built_again(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+pub(super) async fn a_dropped_column_of_a_view_is_built_again(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     counted(&store).await?;
-    let without = Scene::of(applied(&store, &with(TEAMS_WITHOUT_SUM), Migrate::ApplyWithLoss).await?).await?;
+    let without =
+        ProjectionFixture::of(applied(&store, &with(TEAMS_WITHOUT_SUM), Migrate::ApplyWithLoss).await?)
+            .await?;
     without.drain().await?;
     // The sums of the generation before went away with their column.
-    let again = scene(&store, &with(TEAMS)).await?;
+    let again = fixture(&store, &with(TEAMS)).await?;
     // The one of the definition between them goes on serving until there is another.
     for _ in 0..500 {
         if !again.projection()?.status().await?.outdated {
@@ -120,24 +122,24 @@ pub(super) async fn a_dropped_column_of_a_view_is_built_again(lab: &dyn Lab) -> 
     is_true(&again).await
 }
 
-pub(super) async fn a_source_that_was_dropped_is_counted_anew(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+pub(super) async fn a_source_that_was_dropped_is_counted_anew(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     counted(&store).await?;
     applied(&store, "[house]\nname = \"drill\"\n", Migrate::ApplyWithLoss).await?;
-    let again = scene(&store, &with(TEAMS)).await?;
-    create(&again.visitor, 1, "white", 1).await?;
+    let again = fixture(&store, &with(TEAMS)).await?;
+    create(&again.client, 1, "white", 1).await?;
     is_true(&again).await?;
     // A source that moves to another table begins without rows.
     let moved = with(TEAMS).replace("[entity.profile]", "[entity.profile]\ntable = \"people\"");
-    let moved = scene(&store, &moved).await?;
-    create(&moved.visitor, 2, "black", 2).await?;
+    let moved = fixture(&store, &moved).await?;
+    create(&moved.client, 2, "black", 2).await?;
     moved.drain().await?;
-    let groups: Vec<String> = teams(&moved.visitor).await?.into_keys().collect();
+    let groups: Vec<String> = teams(&moved.client).await?.into_keys().collect();
     same("the groups", &groups, &vec!["black".to_owned()])
 }
 
-pub(super) async fn a_migration_that_races_keeps_the_new_build(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+pub(super) async fn a_migration_that_races_keeps_the_new_build(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     counted(&store).await?;
     applied(&store, PROFILE, Migrate::ApplyWithLoss).await?;
     // Several servers start with the view at once.
@@ -147,44 +149,44 @@ pub(super) async fn a_migration_that_races_keeps_the_new_build(lab: &dyn Lab) ->
     for changes in <[_; 3]>::from(tokio::join!(a, b, c)) {
         changes?;
     }
-    let first = scene(&store, &blueprint).await?;
+    let first = fixture(&store, &blueprint).await?;
     is_true(&first).await?;
     let live = first.live().await?;
     // One that comes later finds the tables, and leaves the build alone.
-    let later = scene(&store, &blueprint).await?;
+    let later = fixture(&store, &blueprint).await?;
     is_true(&later).await?;
     same("the live generation", &later.live().await?, &live)
 }
 
-pub(super) async fn a_partial_event_is_looked_up_by_a_view(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+pub(super) async fn a_partial_event_is_looked_up_by_a_view(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     // The older server runs first; its rows have no team.
     let older = applied(&store, OLDER_PROFILE, Migrate::Apply).await?;
     older.done("profile.create", &[], json!({"id": 1, "points": 1}), None).await?;
-    let scene = counted_beside(&store).await?;
+    let fixture = counted_beside(&store).await?;
     // It changes rows that have a team, before and after the newer one does.
     patch(&older, "profile.patch", 2, &json!({"points": 7})).await?;
     patch(&older, "profile.patch", 3, &json!({"points": 8})).await?;
-    patch(&scene.visitor, "profile.patch", 3, &json!({"team": "green"})).await?;
+    patch(&fixture.client, "profile.patch", 3, &json!({"team": "green"})).await?;
     patch(&older, "profile.delete", 4, &json!({})).await?;
     older.done("profile.create", &[], json!({"id": 5, "points": 5}), None).await?;
-    is_true(&scene).await?;
+    is_true(&fixture).await?;
     patch(&older, "profile.restore", 4, &json!({})).await?;
     patch(&older, "profile.mutate", 2, &json!({"increment": {"points": 1}})).await?;
-    is_true(&scene).await?;
-    ensure!(scene.projection()?.rebuild().await?, "no build could be begun");
-    is_true(&scene).await?;
-    same("whether the build is the source's", &scene.state().await?.verified, &Some(true))
+    is_true(&fixture).await?;
+    ensure!(fixture.projection()?.rebuild().await?, "no build could be begun");
+    is_true(&fixture).await?;
+    same("whether the build is the source's", &fixture.state().await?.verified, &Some(true))
 }
 
 /// Three profiles with a team, beside what an older server has written.
-async fn counted_beside(store: &Arc<dyn Store>) -> Result<Scene> {
-    let scene = scene(store, &with(TEAMS)).await?;
+async fn counted_beside(store: &Arc<dyn Store>) -> Result<ProjectionFixture> {
+    let fixture = fixture(store, &with(TEAMS)).await?;
     for (id, team) in [(2, "red"), (3, "blue"), (4, "red")] {
-        create(&scene.visitor, id, team, id).await?;
+        create(&fixture.client, id, team, id).await?;
     }
-    is_true(&scene).await?;
-    Ok(scene)
+    is_true(&fixture).await?;
+    Ok(fixture)
 }
 
 /// Posts, who follows whom, and feeds.
@@ -216,24 +218,24 @@ keep       = "30d"
 pull_above = 100
 "#;
 
-async fn post(visitor: &Visitor, post: i64, author: i64, body: Option<&str>) -> Result<()> {
+async fn post(client: &TenantClient, post: i64, author: i64, body: Option<&str>) -> Result<()> {
     let minute = SystemClock.now().micros() / 60_000_000 * 60_000_000;
     let at = Value::Time(Time::from_micros(minute - 60_000_000 + post)).to_json();
     let mut input = json!({"post_id": post, "author_id": author, "created_at": at});
     if let Some(body) = body {
         input["body"] = body.into();
     }
-    visitor.done("post.create", &[], input, None).await.map(drop)
+    client.done("post.create", &[], input, None).await.map(drop)
 }
 
-async fn follow(visitor: &Visitor, viewer: i64, author: i64) -> Result<()> {
-    visitor.done("follow.add", &[viewer.into(), author.into()], json!({}), None).await.map(drop)
+async fn follow(client: &TenantClient, viewer: i64, author: i64) -> Result<()> {
+    client.done("follow.add", &[viewer.into(), author.into()], json!({}), None).await.map(drop)
 }
 
 /// The posts of a feed, and how they begin.
-async fn shown(scene: &Scene, viewer: i64) -> Result<Vec<(i64, String)>> {
-    scene.drain().await?;
-    let mut shown: Vec<(i64, String)> = feed_of(&scene.visitor, viewer, 3)
+async fn shown(fixture: &ProjectionFixture, viewer: i64) -> Result<Vec<(i64, String)>> {
+    fixture.drain().await?;
+    let mut shown: Vec<(i64, String)> = feed_of(&fixture.client, viewer, 3)
         .await?
         .into_iter()
         .map(|(_, post, _, body)| (post, body))
@@ -242,27 +244,27 @@ async fn shown(scene: &Scene, viewer: i64) -> Result<Vec<(i64, String)>> {
     Ok(shown)
 }
 
-pub(super) async fn a_dropped_feed_is_built_again(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+pub(super) async fn a_dropped_feed_is_built_again(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     let truth = posts(", body = \"text?\"");
-    let first = scene(&store, &format!("{truth}{HOME}")).await?;
-    follow(&first.visitor, 1, 10).await?;
-    post(&first.visitor, 1, 10, Some("one")).await?;
+    let first = fixture(&store, &format!("{truth}{HOME}")).await?;
+    follow(&first.client, 1, 10).await?;
+    post(&first.client, 1, 10, Some("one")).await?;
     same("the feed", &shown(&first, 1).await?, &vec![(1, "one".to_owned())])?;
     let without = applied(&store, &truth, Migrate::ApplyWithLoss).await?;
     post(&without, 2, 10, Some("two")).await?;
-    let again = scene(&store, &format!("{truth}{HOME}")).await?;
-    post(&again.visitor, 3, 10, Some("three")).await?;
+    let again = fixture(&store, &format!("{truth}{HOME}")).await?;
+    post(&again.client, 3, 10, Some("three")).await?;
     let expected = vec![(1, "one".to_owned()), (2, "two".to_owned()), (3, "three".to_owned())];
     same("the feed", &shown(&again, 1).await?, &expected)
 }
 
-pub(super) async fn a_partial_event_is_looked_up_by_a_feed(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+pub(super) async fn a_partial_event_is_looked_up_by_a_feed(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     let older = applied(&store, &posts(""), Migrate::Apply).await?;
-    let newer = scene(&store, &format!("{}{HOME}", posts(", body = \"text?\""))).await?;
-    follow(&newer.visitor, 1, 10).await?;
-    post(&newer.visitor, 1, 10, Some("one")).await?;
+    let newer = fixture(&store, &format!("{}{HOME}", posts(", body = \"text?\""))).await?;
+    follow(&newer.client, 1, 10).await?;
+    post(&newer.client, 1, 10, Some("one")).await?;
     same("the feed", &shown(&newer, 1).await?, &vec![(1, "one".to_owned())])?;
     // The older server does not know what posts begin with.
     post(&older, 2, 10, None).await?;

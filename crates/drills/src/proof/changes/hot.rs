@@ -10,11 +10,11 @@ use statehouse::Expected;
 use statehouse_store::{Commit, Migrate, Plan, Store, StoreError};
 
 use super::{applied, house, refused};
-use crate::harness::around::{Around, Hook};
-use crate::harness::client::same;
-use crate::harness::engines::Lab;
-use crate::harness::house::Visitor;
-use crate::proof::projection::cases::Scene;
+use crate::harness::engines::TestNamespace;
+use crate::harness::proxy::{Interceptor, StoreProxy};
+use crate::harness::store_client::same;
+use crate::harness::tenant_client::TenantClient;
+use crate::proof::projection::cases::ProjectionFixture;
 
 fn blueprint(hot: &str) -> String {
     format!(
@@ -33,42 +33,42 @@ hot    = [{hot}]
 const ROWS: i64 = 9;
 
 /// Profiles with all kinds of points: given, the default, and none of what may be missing.
-async fn filled(visitor: &Visitor) -> Result<()> {
+async fn filled(client: &TenantClient) -> Result<()> {
     for id in 0..ROWS {
         let input = match id % 3 {
             0 => json!({"id": id, "team": "red", "points": 100 + id, "seen": id}),
             1 => json!({"id": id, "team": "blue", "seen": id}),
             _ => json!({"id": id, "team": "red", "points": -id}),
         };
-        visitor.done("profile.create", &[], input, None).await?;
+        client.done("profile.create", &[], input, None).await?;
     }
-    visitor.done("profile.delete", &[0.into()], json!({}), Some(1)).await?;
+    client.done("profile.delete", &[0.into()], json!({}), Some(1)).await?;
     Ok(())
 }
 
 /// Requires every profile to have its points, so many more than at first, and what was seen.
-async fn has_all(visitor: &Visitor, more: i64) -> Result<()> {
+async fn has_all(client: &TenantClient, more: i64) -> Result<()> {
     for id in 1..ROWS {
         let (points, seen) = match id % 3 {
             0 => (100 + id, json!(id)),
             1 => (3, json!(id)),
             _ => (-id, json!(null)),
         };
-        visitor.shows("profile", &[id.into()], &json!({"points": points + more, "seen": seen})).await?;
+        client.shows("profile", &[id.into()], &json!({"points": points + more, "seen": seen})).await?;
     }
     Ok(())
 }
 
-async fn count_all(visitor: &Visitor) -> Result<()> {
+async fn count_all(client: &TenantClient) -> Result<()> {
     for id in 1..ROWS {
         let input = json!({"increment": {"points": 1}});
-        visitor.done("profile.mutate", &[id.into()], input, None).await?;
+        client.done("profile.mutate", &[id.into()], input, None).await?;
     }
     Ok(())
 }
 
-pub(super) async fn a_field_that_becomes_hot_keeps_its_values(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+pub(super) async fn a_field_that_becomes_hot_keeps_its_values(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     let before = applied(&store, &blueprint(""), Migrate::Apply).await?;
     filled(&before).await?;
     let shown = house(&store, &blueprint("\"points\""))?.migrate(Migrate::Show).await?;
@@ -94,8 +94,10 @@ pub(super) async fn a_field_that_becomes_hot_keeps_its_values(lab: &dyn Lab) -> 
     )
 }
 
-pub(super) async fn a_field_that_is_no_longer_hot_keeps_its_values(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+pub(super) async fn a_field_that_is_no_longer_hot_keeps_its_values(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
+    let store = namespace.open().await?;
     let hot = applied(&store, &blueprint("\"points\", \"seen\""), Migrate::Apply).await?;
     for id in 0..ROWS {
         hot.done("profile.create", &[], json!({"id": id, "team": "red"}), None).await?;
@@ -123,10 +125,10 @@ pub(super) async fn a_field_that_is_no_longer_hot_keeps_its_values(lab: &dyn Lab
 
 /// Fails every commit of a plan with a log entry after so many.
 #[derive(Debug)]
-struct Tiring(AtomicUsize);
+struct FailAfterCommits(AtomicUsize);
 
 #[async_trait]
-impl Hook for Tiring {
+impl Interceptor for FailAfterCommits {
     async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
         let one_less = |left: usize| left.checked_sub(1);
         if plan.entry().is_some()
@@ -138,11 +140,12 @@ impl Hook for Tiring {
     }
 }
 
-pub(super) async fn a_move_that_was_interrupted_is_finished(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+pub(super) async fn a_move_that_was_interrupted_is_finished(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     let before = applied(&store, &blueprint(""), Migrate::Apply).await?;
     filled(&before).await?;
-    let tiring: Arc<dyn Store> = Arc::new(Around::new(store.clone(), Tiring(AtomicUsize::new(2))));
+    let tiring: Arc<dyn Store> =
+        Arc::new(StoreProxy::new(store.clone(), FailAfterCommits(AtomicUsize::new(2))));
     let broken = house(&tiring, &blueprint("\"points\""))?.migrate(Migrate::ApplyWithLoss).await;
     ensure!(matches!(broken, Err(StoreError::Unavailable { .. })), "{broken:?}");
     // The one that comes next finds what is left, whether or not the column is to go.
@@ -150,8 +153,8 @@ pub(super) async fn a_move_that_was_interrupted_is_finished(lab: &dyn Lab) -> Re
     has_all(&after, 0).await
 }
 
-pub(super) async fn a_server_does_not_move_values(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+pub(super) async fn a_server_does_not_move_values(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     let before = applied(&store, &blueprint(""), Migrate::Apply).await?;
     filled(&before).await?;
     // Servers with the older blueprint may still run, and would go on writing where the values were.
@@ -161,40 +164,41 @@ pub(super) async fn a_server_does_not_move_values(lab: &dyn Lab) -> Result<()> {
     has_all(&before, 0).await?;
     server.migrate(Migrate::Apply).await?;
     server.prepare().await?;
-    has_all(&Visitor::of(Arc::new(server))?, 0).await
+    has_all(&TenantClient::of(Arc::new(server))?, 0).await
 }
 
 const TEAMS: &str =
     "\n[view.teams]\nof = \"profile\"\ngroup_by = [\"team\"]\ncount = true\nsum = [\"likes\"]\n";
 
-pub(super) async fn moved_rows_count_in_views(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
-    let scene =
-        Scene::of(applied(&store, &format!("{}{TEAMS}", blueprint("")), Migrate::Apply).await?).await?;
-    filled(&scene.visitor).await?;
-    scene.drain().await?;
+pub(super) async fn moved_rows_count_in_views(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
+    let fixture =
+        ProjectionFixture::of(applied(&store, &format!("{}{TEAMS}", blueprint("")), Migrate::Apply).await?)
+            .await?;
+    filled(&fixture.client).await?;
+    fixture.drain().await?;
     let hot = format!("{}{TEAMS}", blueprint("\"points\""));
-    let scene = Scene::of(applied(&store, &hot, Migrate::Apply).await?).await?;
-    scene.drain().await?;
-    let counts = async |scene: &Scene| -> Result<Vec<(String, i64)>> {
-        let listed = scene.visitor.done("teams.list", &[], json!({}), None).await?.body;
+    let fixture = ProjectionFixture::of(applied(&store, &hot, Migrate::Apply).await?).await?;
+    fixture.drain().await?;
+    let counts = async |fixture: &ProjectionFixture| -> Result<Vec<(String, i64)>> {
+        let listed = fixture.client.done("teams.list", &[], json!({}), None).await?.body;
         let row = |row: &serde_json::Value| Some((row["team"].as_str()?.to_owned(), row["count"].as_i64()?));
         Ok(listed.as_array().into_iter().flatten().filter_map(row).collect())
     };
     let expected = vec![("blue".to_owned(), 3), ("red".to_owned(), 5)];
-    same("the teams", &counts(&scene).await?, &expected)?;
-    ensure!(scene.projection()?.rebuild().await?, "no build could be begun");
-    scene.drain().await?;
-    same("whether the build is the source's", &scene.state().await?.verified, &Some(true))?;
-    same("the teams", &counts(&scene).await?, &expected)?;
+    same("the teams", &counts(&fixture).await?, &expected)?;
+    ensure!(fixture.projection()?.rebuild().await?, "no build could be begun");
+    fixture.drain().await?;
+    same("whether the build is the source's", &fixture.state().await?.verified, &Some(true))?;
+    same("the teams", &counts(&fixture).await?, &expected)?;
     // The version that a caller reads is the one that it may write under.
-    let version = scene.visitor.shown("profile", &[3.into()], &["version"]).await?;
-    let request = Visitor::request(
+    let version = fixture.client.shown("profile", &[3.into()], &["version"]).await?;
+    let request = TenantClient::request(
         "profile.patch",
         &[3.into()],
         &json!({"team": "blue"}),
         version.first().and_then(serde_json::Value::as_i64).map(Expected::Version),
     );
-    scene.visitor.house.call(&scene.visitor.tenant, request, Default::default()).await?;
+    fixture.client.house.call(&fixture.client.tenant, request, Default::default()).await?;
     Ok(())
 }

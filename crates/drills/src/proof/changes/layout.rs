@@ -5,9 +5,9 @@ use serde_json::json;
 use statehouse_store::Migrate;
 
 use super::{applied, house, refused};
-use crate::harness::client::same;
-use crate::harness::engines::Lab;
-use crate::harness::house::Visitor;
+use crate::harness::engines::TestNamespace;
+use crate::harness::store_client::same;
+use crate::harness::tenant_client::TenantClient;
 
 /// Every number that says where rows are: a setting of a declaration, what the store has, and a value that rows would be lost
 /// with. Where a number must not change at all, it is a greater one.
@@ -36,8 +36,8 @@ fn all(other: Option<(usize, i64)>) -> String {
     format!("{HOUSE}\n{}", declared.collect::<Vec<_>>().join("\n"))
 }
 
-pub(super) async fn lower_layout_numbers_are_refused(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+pub(super) async fn lower_layout_numbers_are_refused(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     applied(&store, &all(None), Migrate::Apply).await?;
     for (place, (_, name, number, wrong)) in NUMBERS.iter().enumerate() {
         // Beside it something is declared that is not there yet, and must not come.
@@ -52,17 +52,17 @@ pub(super) async fn lower_layout_numbers_are_refused(lab: &dyn Lab) -> Result<()
     same("what has changed", &house(&store, &all(None))?.migrate(Migrate::Show).await?.len(), &0)
 }
 
-pub(super) async fn layout_numbers_are_recorded(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+pub(super) async fn layout_numbers_are_recorded(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     let follows = |buckets: i64| {
         format!(
             "{HOUSE}\n[relation.follow]\nfrom = {{ a = \"int\" }}\nto = {{ b = \"int\" }}\nbuckets = {buckets}\n"
         )
     };
     let few = applied(&store, &follows(2), Migrate::Apply).await?;
-    let listed = async |visitor: &Visitor| -> Result<(usize, i64)> {
-        let list = visitor.done("follow_in.list", &[], json!({"b": 9, "limit": 100}), None).await?;
-        let count = visitor.done("follow_in.count", &[9.into()], json!({}), None).await?;
+    let listed = async |client: &TenantClient| -> Result<(usize, i64)> {
+        let list = client.done("follow_in.list", &[], json!({"b": 9, "limit": 100}), None).await?;
+        let count = client.done("follow_in.count", &[9.into()], json!({}), None).await?;
         Ok((list.body.as_array().map_or(0, Vec::len), count.body["count"].as_i64().unwrap_or(-1)))
     };
     for follower in 0..20 {

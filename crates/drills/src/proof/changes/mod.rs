@@ -23,7 +23,7 @@ use self::hot::{
 use self::layout::{layout_numbers_are_recorded, lower_layout_numbers_are_refused};
 use super::changes;
 use crate::conformance::{Case, cases};
-use crate::harness::house::Visitor;
+use crate::harness::tenant_client::TenantClient;
 
 pub(super) const CASES: &[Case] = cases! {
     changes {
@@ -53,10 +53,10 @@ fn house(store: &Arc<dyn Store>, blueprint: &str) -> Result<House> {
 }
 
 /// Applies a blueprint to a store, and works there.
-async fn applied(store: &Arc<dyn Store>, blueprint: &str, how: Migrate) -> Result<Visitor> {
+async fn applied(store: &Arc<dyn Store>, blueprint: &str, how: Migrate) -> Result<TenantClient> {
     let house = house(store, blueprint)?;
     house.migrate(how).await?;
-    Visitor::of(Arc::new(house))
+    TenantClient::of(Arc::new(house))
 }
 
 /// Requires a change of the blueprint to be refused, and returns the message.

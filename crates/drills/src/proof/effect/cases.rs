@@ -28,12 +28,14 @@ use self::doubt::*;
 use self::targets::*;
 use super::cases as effect;
 use crate::conformance::{Case, cases};
-use crate::harness::around::{Around, Paused};
-use crate::harness::client::{pause, same, whole_log};
 use crate::harness::drill::Drill;
-use crate::harness::engines::Lab;
-use crate::harness::house::{Visitor, shows};
-use crate::harness::outside::{Door, Listener, Play, Reaction, Script, Secrets, header, key_of};
+use crate::harness::engines::TestNamespace;
+use crate::harness::fake_targets::{
+    FakeTargets, Latch, ServerReaction, TargetBehavior, TestHttpServer, TestSecrets, header, key_of,
+};
+use crate::harness::proxy::{Paused, StoreProxy};
+use crate::harness::store_client::{pause, same, whole_log};
+use crate::harness::tenant_client::{TenantClient, shows};
 
 pub(crate) const CASES: &[Case] = cases! {
     effect {
@@ -162,24 +164,28 @@ fn key(key: &str) -> [Value; 1] {
     [key.into()]
 }
 
-/// A visitor whose outside follows a script.
-struct Scene {
-    visitor: Visitor,
-    script: Arc<Script>,
+/// A client whose outside follows a script.
+struct EffectFixture {
+    client: TenantClient,
+    script: Arc<FakeTargets>,
     clock: ManualClock,
 }
 
-impl Scene {
-    async fn open(lab: &dyn Lab, script: Arc<Script>) -> Result<Scene> {
-        Scene::with(lab, script, BLUEPRINT).await
+impl EffectFixture {
+    async fn open(namespace: &dyn TestNamespace, script: Arc<FakeTargets>) -> Result<EffectFixture> {
+        EffectFixture::with(namespace, script, BLUEPRINT).await
     }
 
-    async fn with(lab: &dyn Lab, script: Arc<Script>, blueprint: &str) -> Result<Scene> {
+    async fn with(
+        namespace: &dyn TestNamespace,
+        script: Arc<FakeTargets>,
+        blueprint: &str,
+    ) -> Result<EffectFixture> {
         let clock = standing();
-        let store = lab.open_at(Arc::new(clock.clone())).await?;
+        let store = namespace.open_at(Arc::new(clock.clone())).await?;
         let outside = script.outside(SECRETS);
-        let visitor = Visitor::before(store, blueprint, Arc::new(clock.clone()), outside).await?;
-        Ok(Scene { visitor, script, clock })
+        let client = TenantClient::before(store, blueprint, Arc::new(clock.clone()), outside).await?;
+        Ok(EffectFixture { client, script, clock })
     }
 
     async fn send(&self, resource: &str, name: &str) -> Result<Answer> {
@@ -187,38 +193,38 @@ impl Scene {
         if resource == "mail" {
             input["body"] = json!("Dear");
         }
-        self.visitor.done(&format!("{resource}.send"), &[], input, None).await
+        self.client.done(&format!("{resource}.send"), &[], input, None).await
     }
 
-    async fn hook(&self, name: &str, url: &str) -> Result<Answer> {
-        self.visitor.done("hook.send", &[], json!({"key": name, "url": url}), None).await
+    async fn interceptor(&self, name: &str, url: &str) -> Result<Answer> {
+        self.client.done("hook.send", &[], json!({"key": name, "url": url}), None).await
     }
 
     /// Lets time pass, and everything that is due then happen.
     async fn pass(&self, span: Duration) -> Result<()> {
         self.clock.advance(span);
-        self.visitor.drain_workers().await.map(drop)
+        self.client.drain_workers().await.map(drop)
     }
 
     async fn shows(&self, resource: &str, name: &str, expected: Json) -> Result<()> {
-        self.visitor.shows(resource, &key(name), &expected).await
+        self.client.shows(resource, &key(name), &expected).await
     }
 
     /// How long the house waits before it looks at an effect again.
     async fn wait(&self, resource: &str, name: &str) -> Result<Duration> {
-        let shown = self.visitor.shown(resource, &key(name), &["due_at"]).await?;
+        let shown = self.client.shown(resource, &key(name), &["due_at"]).await?;
         let due: Time = shown[0].as_str().context("it is not due")?.parse()?;
         Ok(due.since(self.clock.now()))
     }
 }
 
-type Held = tokio::task::JoinHandle<Result<(), StoreError>>;
+type PausedStep = tokio::task::JoinHandle<Result<(), StoreError>>;
 
 /// A step of all workers that is held up where `reached` says. One that saw nothing is repeated: an index may lag.
-async fn held_up(visitor: &Visitor, reached: impl Fn() -> bool) -> Result<Held> {
+async fn held_up(client: &TenantClient, reached: impl Fn() -> bool) -> Result<PausedStep> {
     for _ in 0..1_000 {
-        let visitor = visitor.clone();
-        let step = tokio::spawn(async move { visitor.work(20).await.map(drop) });
+        let client = client.clone();
+        let step = tokio::spawn(async move { client.work(20).await.map(drop) });
         while !reached() && !step.is_finished() {
             pause().await;
         }
@@ -250,11 +256,11 @@ async fn tells(store: &dyn Store, subject: &str, expected: &[&str]) -> Result<()
     anyhow::bail!("{subject}: expected {expected:?}, the log tells {told:?}")
 }
 
-async fn an_effect_is_sent_and_its_answer_kept(lab: &dyn Lab) -> Result<()> {
-    let target = Listener::open(|got, _| {
+async fn an_effect_is_sent_and_its_answer_kept(namespace: &dyn TestNamespace) -> Result<()> {
+    let target = TestHttpServer::open(|got, _| {
         // A target that tells everything it was told.
         let seen = got.headers.get("authorization").cloned().unwrap_or_default();
-        Reaction::answer(
+        ServerReaction::answer(
             201,
             &[("content-type", "application/json")],
             format!("{{\"saw\":\"{seen}\"}}").as_bytes(),
@@ -267,13 +273,13 @@ async fn an_effect_is_sent_and_its_answer_kept(lab: &dyn Lab) -> Result<()> {
         target.address
     );
     let clock = standing();
-    let outside = Outside { environment: Arc::new(Secrets::of(SECRETS)), ..Outside::default() };
-    let store = lab.open_at(Arc::new(clock.clone())).await?;
-    let visitor = Visitor::before(store.clone(), &blueprint, Arc::new(clock.clone()), outside).await?;
-    visitor.refused("charge.read", &key("order-1"), json!({}), None, Code::NotFound).await?;
+    let outside = Outside { environment: Arc::new(TestSecrets::of(SECRETS)), ..Outside::default() };
+    let store = namespace.open_at(Arc::new(clock.clone())).await?;
+    let client = TenantClient::before(store.clone(), &blueprint, Arc::new(clock.clone()), outside).await?;
+    client.refused("charge.read", &key("order-1"), json!({}), None, Code::NotFound).await?;
     let input =
         json!({"key": "order-1", "body": {"amount": 100, "to": "Zoë"}, "headers": {"X-Trace": "abc"}});
-    let sent = visitor.done("charge.send", &[], input, None).await?;
+    let sent = client.done("charge.send", &[], input, None).await?;
     same("what was created", &sent.created.as_deref(), &Some("order-1"))?;
     shows(
         &sent,
@@ -283,7 +289,7 @@ async fn an_effect_is_sent_and_its_answer_kept(lab: &dyn Lab) -> Result<()> {
             "target": target.address.to_string(), "due_at": clock.now().to_string(),
         }),
     )?;
-    visitor.drain_workers().await?;
+    client.drain_workers().await?;
     let got = target.got();
     same("how many requests came", &got.len(), &1)?;
     same("the request", &got[0].line.as_str(), &"POST /charges/acme%3Acharge%3Aorder-1?x=1 HTTP/1.1")?;
@@ -298,7 +304,7 @@ async fn an_effect_is_sent_and_its_answer_kept(lab: &dyn Lab) -> Result<()> {
     ] {
         same(name, &got[0].headers.get(name).map(String::as_str), &Some(value))?;
     }
-    let read = visitor.done("charge.read", &key("order-1"), json!({}), None).await?;
+    let read = client.done("charge.read", &key("order-1"), json!({}), None).await?;
     shows(
         &read,
         &json!({
@@ -311,29 +317,29 @@ async fn an_effect_is_sent_and_its_answer_kept(lab: &dyn Lab) -> Result<()> {
     for text in [read.body.to_string(), format!("{:?}", whole_log(store.as_ref()).await?)] {
         ensure!(!text.contains("topsecret"), "{text}");
     }
-    visitor.drain_workers().await?;
+    client.drain_workers().await?;
     same("how many requests came", &target.got().len(), &1)
 }
 
-async fn a_key_names_one_effect(lab: &dyn Lab) -> Result<()> {
-    let scene = Scene::open(lab, Script::of(|_, _| Play::status(200))).await?;
-    let visitor = &scene.visitor;
-    let first = scene.send("charge", "order-1").await?;
-    let again = scene.send("charge", "order-1").await?;
+async fn a_key_names_one_effect(namespace: &dyn TestNamespace) -> Result<()> {
+    let fixture = EffectFixture::open(namespace, FakeTargets::of(|_, _| TargetBehavior::status(200))).await?;
+    let client = &fixture.client;
+    let first = fixture.send("charge", "order-1").await?;
+    let again = fixture.send("charge", "order-1").await?;
     same("the same effect", &again.body, &first.body)?;
     let other = json!({"key": "order-1", "body": {"n": "more"}});
-    visitor.refused("charge.send", &[], other.clone(), None, Code::AlreadyExists).await?;
-    visitor.drain_workers().await?;
+    client.refused("charge.send", &[], other.clone(), None, Code::AlreadyExists).await?;
+    client.drain_workers().await?;
     // Also when it is long over.
-    let again = scene.send("charge", "order-1").await?;
+    let again = fixture.send("charge", "order-1").await?;
     shows(&again, &json!({"status": "DELIVERED", "attempt": 1}))?;
-    visitor.refused("charge.send", &[], other, None, Code::AlreadyExists).await?;
+    client.refused("charge.send", &[], other, None, Code::AlreadyExists).await?;
     // Another tenant's key, and another effect's, are others.
-    let bond = visitor.for_tenant("bond")?;
+    let bond = client.for_tenant("bond")?;
     bond.done("charge.send", &[], json!({"key": "order-1", "body": {"n": "order-1"}}), None).await?;
-    scene.send("ledger", "order-1").await?;
-    visitor.drain_workers().await?;
-    let acted = scene.script.acted();
+    fixture.send("ledger", "order-1").await?;
+    client.drain_workers().await?;
+    let acted = fixture.script.acted();
     let expected = ["acme:charge:order-1", "acme:ledger:order-1", "bond:charge:order-1"];
     same("what was done", &acted, &expected.map(|key| (key.to_owned(), 1)).into())?;
     for (key, input) in [
@@ -350,70 +356,68 @@ async fn a_key_names_one_effect(lab: &dyn Lab) -> Result<()> {
         ("the key", json!({"key": "k", "headers": {"idempotency-key": "other"}})),
         ("a URL", json!({"key": "k", "url": "https://psp.example/"})),
     ] {
-        visitor
+        client
             .refused("charge.send", &[], input, None, Code::InvalidInput)
             .await
             .with_context(|| key.to_owned())?;
     }
     let long = json!({"key": "k", "body": "x".repeat(100_001)});
-    visitor.refused("charge.send", &[], long, None, Code::TooLarge).await?;
-    visitor
-        .refused("mail.send", &[], json!({"key": "k", "body": {"a": 1}}), None, Code::InvalidInput)
-        .await?;
+    client.refused("charge.send", &[], long, None, Code::TooLarge).await?;
+    client.refused("mail.send", &[], json!({"key": "k", "body": {"a": 1}}), None, Code::InvalidInput).await?;
     Ok(())
 }
 
-async fn an_effect_has_one_name_in_the_log(lab: &dyn Lab) -> Result<()> {
-    let scene = Scene::open(lab, Script::of(|_, _| Play::status(200))).await?;
+async fn an_effect_has_one_name_in_the_log(namespace: &dyn TestNamespace) -> Result<()> {
+    let fixture = EffectFixture::open(namespace, FakeTargets::of(|_, _| TargetBehavior::status(200))).await?;
     // What separates the parts of a key, and what escapes it.
-    scene.send("ledger", "entry,1%").await?;
-    scene.pass(Duration::ZERO).await?;
-    let store = scene.visitor.house.store().clone();
+    fixture.send("ledger", "entry,1%").await?;
+    fixture.pass(Duration::ZERO).await?;
+    let store = fixture.client.house.store().clone();
     let story = ["ledger.pending", "ledger.sending", "ledger.delivered"];
     tells(store.as_ref(), "entry%2C1%25", &story).await
 }
 
-async fn an_effect_exists_if_what_decided_it_does(lab: &dyn Lab) -> Result<()> {
-    let scene = Scene::open(lab, Script::of(|_, _| Play::status(200))).await?;
-    let visitor = &scene.visitor;
-    visitor.done("order.create", &[], json!({"id": 1}), None).await?;
+async fn an_effect_exists_if_what_decided_it_does(namespace: &dyn TestNamespace) -> Result<()> {
+    let fixture = EffectFixture::open(namespace, FakeTargets::of(|_, _| TargetBehavior::status(200))).await?;
+    let client = &fixture.client;
+    client.done("order.create", &[], json!({"id": 1}), None).await?;
     let batch = async |version: i64, name: &str, body: Json| {
         let requests = vec![
-            Visitor::request("order.update", &[1.into()], &json!({"paid": true}), Some(version.into())),
-            Visitor::request("charge.send", &[], &json!({"key": name, "body": body}), None),
+            TenantClient::request("order.update", &[1.into()], &json!({"paid": true}), Some(version.into())),
+            TenantClient::request("charge.send", &[], &json!({"key": name, "body": body}), None),
         ];
-        visitor.house.batch(&visitor.tenant, requests, Operation::default()).await
+        client.house.batch(&client.tenant, requests, Operation::default()).await
     };
     // The decision is refused, and the effect with it.
     let refused = batch(7, "order-1", json!(1)).await.err().map(|(number, refusal)| (number, refusal.code));
     same("a decision that is refused", &refused, &Some((Some(0), Code::VersionConflict)))?;
-    visitor.refused("charge.read", &key("order-1"), json!({}), None, Code::NotFound).await?;
-    visitor.drain_workers().await?;
-    same("how often it was sent", &scene.script.parcels().len(), &0)?;
+    client.refused("charge.read", &key("order-1"), json!({}), None, Code::NotFound).await?;
+    client.drain_workers().await?;
+    same("how often it was sent", &fixture.script.parcels().len(), &0)?;
     // The effect is refused, and the decision with it.
-    scene.send("charge", "taken").await?;
+    fixture.send("charge", "taken").await?;
     let refused =
         batch(1, "taken", json!("other")).await.err().map(|(number, refusal)| (number, refusal.code));
     same("an effect that is refused", &refused, &Some((Some(1), Code::AlreadyExists)))?;
-    visitor.shows("order", &[1.into()], &json!({"paid": null, "version": 1})).await?;
+    client.shows("order", &[1.into()], &json!({"paid": null, "version": 1})).await?;
     // Both.
     batch(1, "order-1", json!(1)).await.map_err(|(_, refusal)| refusal)?;
-    visitor.shows("order", &[1.into()], &json!({"paid": true, "version": 2})).await?;
-    scene.shows("charge", "order-1", json!({"status": "PENDING"})).await?;
-    visitor.drain_workers().await?;
-    scene.shows("charge", "order-1", json!({"status": "DELIVERED"})).await
+    client.shows("order", &[1.into()], &json!({"paid": true, "version": 2})).await?;
+    fixture.shows("charge", "order-1", json!({"status": "PENDING"})).await?;
+    client.drain_workers().await?;
+    fixture.shows("charge", "order-1", json!({"status": "DELIVERED"})).await
 }
 
-async fn programs_write_effects_in_their_own_plans(lab: &dyn Lab) -> Result<()> {
-    let scene = Scene::open(lab, Script::of(|_, _| Play::status(200))).await?;
+async fn programs_write_effects_in_their_own_plans(namespace: &dyn TestNamespace) -> Result<()> {
+    let fixture = EffectFixture::open(namespace, FakeTargets::of(|_, _| TargetBehavior::status(200))).await?;
     let blueprint = Blueprint::read("statehouse.toml", BLUEPRINT)?;
     let outbox = Outbox::of(&blueprint, "ledger").context("there is no ledger")?;
     ensure!(Outbox::of(&blueprint, "order").is_none(), "an order has no outbox");
     let letter =
         Letter { key: "entry-1".into(), body: json!({"sum": 0}), after: SECOND, ..Letter::default() };
-    let (client, tenant) = (scene.visitor.client()?, &scene.visitor.tenant);
-    let orders = scene.visitor.table("orders")?.clone();
-    scene.visitor.done("order.create", &[], json!({"id": 1}), None).await?;
+    let (store_client, tenant) = (fixture.client.store_client()?, &fixture.client.tenant);
+    let orders = fixture.client.table("orders")?.clone();
+    fixture.client.done("order.create", &[], json!({"id": 1}), None).await?;
     let plan = |guard: i64| -> Result<_> {
         let pieces = outbox.send(tenant, &letter)?;
         let decided = Step::update(&orders, [1.into()])
@@ -422,42 +426,46 @@ async fn programs_write_effects_in_their_own_plans(lab: &dyn Lab) -> Result<()> 
         let mut event = pieces.event;
         event.row_of = event.row_of.map(|step| step + 1);
         let entry = Entry::about("order", "1").event(event.with("subject", pieces.subject));
-        Ok(client.plan().step(decided).steps(pieces.steps).log(entry))
+        Ok(store_client.plan().step(decided).steps(pieces.steps).log(entry))
     };
-    client.refuse(plan(9)?).await?;
-    scene.visitor.refused("ledger.read", &key("entry-1"), json!({}), None, Code::NotFound).await?;
-    let applied = client.apply(plan(1)?).await?;
+    store_client.refuse(plan(9)?).await?;
+    fixture.client.refused("ledger.read", &key("entry-1"), json!({}), None, Code::NotFound).await?;
+    let applied = store_client.apply(plan(1)?).await?;
     let record = applied.record.context("no record")?;
     let wake = outbox.wake(&record.events[0]).context("nobody is to be woken")?;
-    same("who is woken", &(wake.worker.as_str(), wake.at), &("ledger.send", scene.clock.now().plus(SECOND)))?;
-    scene.pass(SECOND).await?;
-    scene.shows("ledger", "entry-1", json!({"status": "DELIVERED", "http_status": 200})).await
+    same(
+        "who is woken",
+        &(wake.worker.as_str(), wake.at),
+        &("ledger.send", fixture.clock.now().plus(SECOND)),
+    )?;
+    fixture.pass(SECOND).await?;
+    fixture.shows("ledger", "entry-1", json!({"status": "DELIVERED", "http_status": 200})).await
 }
 
-async fn every_transition_begins_with_its_states(lab: &dyn Lab) -> Result<()> {
-    let door = Door::default();
-    let script = Script::of({
+async fn every_transition_begins_with_its_states(namespace: &dyn TestNamespace) -> Result<()> {
+    let door = Latch::default();
+    let script = FakeTargets::of({
         let door = door.clone();
         move |parcel, _| match parcel.url.path() {
-            "/charges" if key_of(parcel).ends_with("held") => Play::Holds(door.clone()),
-            "/charges" if key_of(parcel).ends_with("rejected") => Play::status(422),
-            "/charges" if key_of(parcel).ends_with("waiting") => Play::Unreachable,
-            "/charges" if key_of(parcel).ends_with("doubtful") => Play::Loses,
-            _ => Play::status(200),
+            "/charges" if key_of(parcel).ends_with("held") => TargetBehavior::Holds(door.clone()),
+            "/charges" if key_of(parcel).ends_with("rejected") => TargetBehavior::status(422),
+            "/charges" if key_of(parcel).ends_with("waiting") => TargetBehavior::Unreachable,
+            "/charges" if key_of(parcel).ends_with("doubtful") => TargetBehavior::Loses,
+            _ => TargetBehavior::status(200),
         }
     });
-    let scene = Scene::open(lab, script).await?;
-    let visitor = &scene.visitor;
+    let fixture = EffectFixture::open(namespace, script).await?;
+    let client = &fixture.client;
     for name in ["rejected", "waiting", "doubtful", "done"] {
-        scene.send("charge", name).await?;
+        fixture.send("charge", name).await?;
     }
-    visitor.drain_workers().await?;
-    scene.send("charge", "cancelled").await?;
-    visitor.done("charge.cancel", &key("cancelled"), json!({}), None).await?;
-    scene.send("charge", "held").await?;
-    let sender = held_up(visitor, || scene.script.parcels().len() == 5).await?;
+    client.drain_workers().await?;
+    fixture.send("charge", "cancelled").await?;
+    client.done("charge.cancel", &key("cancelled"), json!({}), None).await?;
+    fixture.send("charge", "held").await?;
+    let sender = held_up(client, || fixture.script.parcels().len() == 5).await?;
     let later = json!({"key": "pending", "after_ms": 3_600_000});
-    visitor.done("charge.send", &[], later, None).await?;
+    client.done("charge.send", &[], later, None).await?;
     let resolve = json!({"delivered": true, "reason": "seen on the statement"});
     // By state: whether it can be cancelled, replayed, resolved, reconciled.
     for (name, status, can) in [
@@ -469,34 +477,34 @@ async fn every_transition_begins_with_its_states(lab: &dyn Lab) -> Result<()> {
         ("rejected", "PARKED", [true, true, true, false]),
         ("cancelled", "CANCELLED", [false, false, false, false]),
     ] {
-        scene.shows("charge", name, json!({"status": status})).await?;
+        fixture.shows("charge", name, json!({"status": status})).await?;
         let actions = ["cancel", "replay", "resolve", "reconcile"];
         for (action, can) in actions.into_iter().zip(can) {
             if can {
                 continue;
             }
             let input = if action == "resolve" { resolve.clone() } else { json!({}) };
-            visitor
+            client
                 .refused(&format!("charge.{action}"), &key(name), input, None, Code::WrongState)
                 .await
                 .with_context(|| format!("{action} of {status}"))?;
         }
-        scene.shows("charge", name, json!({"status": status})).await?;
+        fixture.shows("charge", name, json!({"status": status})).await?;
     }
     for action in ["cancel", "replay", "reconcile"] {
-        visitor.refused(&format!("charge.{action}"), &key("none"), json!({}), None, Code::NotFound).await?;
+        client.refused(&format!("charge.{action}"), &key("none"), json!({}), None, Code::NotFound).await?;
     }
-    visitor.refused("charge.cancel", &key("pending"), json!({}), Some(9), Code::VersionConflict).await?;
+    client.refused("charge.cancel", &key("pending"), json!({}), Some(9), Code::VersionConflict).await?;
     for (action, name, input, status) in [
         ("cancel", "pending", json!({}), "CANCELLED"),
         ("replay", "waiting", json!({}), "PENDING"),
         ("resolve", "doubtful", resolve, "DELIVERED"),
         ("cancel", "rejected", json!({}), "CANCELLED"),
     ] {
-        let answer = visitor.done(&format!("charge.{action}"), &key(name), input, None).await?;
+        let answer = client.done(&format!("charge.{action}"), &key(name), input, None).await?;
         shows(&answer, &json!({"status": status}))?;
     }
-    scene
+    fixture
         .shows(
             "charge",
             "doubtful",
@@ -505,26 +513,26 @@ async fn every_transition_begins_with_its_states(lab: &dyn Lab) -> Result<()> {
         .await?;
     door.open();
     sender.await??;
-    scene.shows("charge", "held", json!({"status": "DELIVERED"})).await?;
+    fixture.shows("charge", "held", json!({"status": "DELIVERED"})).await?;
     // What is cancelled stays so.
-    let before = scene.script.count("psp.example");
-    scene.pass(HOUR * 2).await?;
-    let after = scene.script.parcels();
+    let before = fixture.script.count("psp.example");
+    fixture.pass(HOUR * 2).await?;
+    let after = fixture.script.parcels();
     ensure!(after.iter().skip(before).all(|parcel| key_of(parcel).ends_with("waiting")), "{after:?}");
-    let list = visitor.done("charge.list", &[], json!({"status": "CANCELLED"}), None).await?;
+    let list = client.done("charge.list", &[], json!({"status": "CANCELLED"}), None).await?;
     ensure!(list.body.as_array().is_some(), "no list: {}", list.body);
     Ok(())
 }
 
-async fn every_transition_that_may_begin_does(lab: &dyn Lab) -> Result<()> {
-    let script = Script::of(|parcel, _| match key_of(parcel) {
-        key if key.contains("retrying") => Play::Unreachable,
-        key if key.contains("parked") => Play::status(422),
-        key if key.contains("uncertain") => Play::Loses,
-        _ => Play::status(200),
+async fn every_transition_that_may_begin_does(namespace: &dyn TestNamespace) -> Result<()> {
+    let script = FakeTargets::of(|parcel, _| match key_of(parcel) {
+        key if key.contains("retrying") => TargetBehavior::Unreachable,
+        key if key.contains("parked") => TargetBehavior::status(422),
+        key if key.contains("uncertain") => TargetBehavior::Loses,
+        _ => TargetBehavior::status(200),
     });
-    let scene = Scene::open(lab, script).await?;
-    let visitor = &scene.visitor;
+    let fixture = EffectFixture::open(namespace, script).await?;
+    let client = &fixture.client;
     let states = ["pending", "retrying", "parked", "uncertain", "delivered"];
     // One that names the version that it has seen, and one that does not. A target that does one key once may get it again.
     for (resource, versioned) in [("charge", true), ("ledger", false)] {
@@ -540,12 +548,12 @@ async fn every_transition_that_may_begin_does(lab: &dyn Lab) -> Result<()> {
         for (state, action) in cross.iter().copied() {
             let after_ms = if state == "pending" { 3_600_000 } else { 0 };
             let input = json!({"key": format!("{state}-{action}"), "after_ms": after_ms});
-            visitor.done(&format!("{resource}.send"), &[], input, None).await?;
+            client.done(&format!("{resource}.send"), &[], input, None).await?;
         }
-        visitor.drain_workers().await?;
+        client.drain_workers().await?;
         for (state, action) in cross.iter().copied() {
             let name = format!("{state}-{action}");
-            let shown = visitor.shown(resource, &key(&name), &["status", "version"]).await?;
+            let shown = client.shown(resource, &key(&name), &["status", "version"]).await?;
             same(&name, &shown[0], &json!(state.to_uppercase()))?;
             let may = match action {
                 "cancel" => ["pending", "retrying", "parked"].contains(&state),
@@ -563,9 +571,9 @@ async fn every_transition_that_may_begin_does(lab: &dyn Lab) -> Result<()> {
             if let (true, Some(version)) = (may, version) {
                 let action = format!("{resource}.{action}");
                 let other = Some(version + 1);
-                visitor.refused(&action, &key(&name), input.clone(), other, Code::VersionConflict).await?;
+                client.refused(&action, &key(&name), input.clone(), other, Code::VersionConflict).await?;
             }
-            let told = visitor.call(&format!("{resource}.{action}"), &key(&name), input, version).await;
+            let told = client.call(&format!("{resource}.{action}"), &key(&name), input, version).await;
             let expected = if may { None } else { Some(Code::WrongState) };
             same(&format!("{resource} {name}"), &told.err().map(|refusal| refusal.code), &expected)?;
         }
@@ -573,20 +581,20 @@ async fn every_transition_that_may_begin_does(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-async fn who_was_paused_records_nothing(lab: &dyn Lab) -> Result<()> {
-    let script = Script::of(|parcel, _| match parcel.method.as_str() {
-        "GET" => Play::body(200, "{\"outcome\": \"applied\"}"),
-        _ => Play::status(200),
+async fn who_was_paused_records_nothing(namespace: &dyn TestNamespace) -> Result<()> {
+    let script = FakeTargets::of(|parcel, _| match parcel.method.as_str() {
+        "GET" => TargetBehavior::body(200, "{\"outcome\": \"applied\"}"),
+        _ => TargetBehavior::status(200),
     });
     let clock = standing();
-    let store = lab.open_at(Arc::new(clock.clone())).await?;
+    let store = namespace.open_at(Arc::new(clock.clone())).await?;
     let paused = Arc::new(Paused::default());
-    let slow = Arc::new(Around::new(store.clone(), paused.clone()));
+    let slow = Arc::new(StoreProxy::new(store.clone(), paused.clone()));
     let process = async |store: Arc<dyn Store>| {
-        Visitor::before(store, BLUEPRINT, Arc::new(clock.clone()), script.outside(SECRETS)).await
+        TenantClient::before(store, BLUEPRINT, Arc::new(clock.clone()), script.outside(SECRETS)).await
     };
-    let (visitor, slow) = (process(store).await?, process(slow).await?);
-    let (client, table) = (visitor.client()?, visitor.table("charges")?.clone());
+    let (client, slow) = (process(store).await?, process(slow).await?);
+    let (store_client, table) = (client.store_client()?, client.table("charges")?.clone());
     let text = |name: &'static str, value: &str| (name, Value::from(value));
     let attempt = |number: i64| ("attempt", Value::from(number));
     let over = ("expires_at", Value::Time(clock.now()));
@@ -606,15 +614,15 @@ async fn who_was_paused_records_nothing(lab: &dyn Lab) -> Result<()> {
     .enumerate()
     {
         let name = format!("e{number}");
-        visitor.done("charge.send", &[], json!({"key": name}), None).await?;
+        client.done("charge.send", &[], json!({"key": name}), None).await?;
         let on = |columns: &[(&'static str, Value)]| {
             let step = Step::update(&table, key(&name));
             columns.iter().fold(step, |step, (column, value)| step.set(column, value.clone()))
         };
         if !setup.is_empty() {
-            client.apply(client.one(on(&setup))).await?;
+            store_client.apply(store_client.one(on(&setup))).await?;
         }
-        let (others, changed) = (visitor.client()?, on(std::slice::from_ref(&change)));
+        let (others, changed) = (client.store_client()?, on(std::slice::from_ref(&change)));
         paused.before("charges", 1, async move {
             // If this fails, the row is not as the case expects.
             drop(others.apply(others.one(changed)).await);
@@ -623,13 +631,13 @@ async fn who_was_paused_records_nothing(lab: &dyn Lab) -> Result<()> {
             slow.work(20).await?;
             pause().await;
         }
-        let row = client.row(&table, key(&name)).await?;
+        let row = store_client.row(&table, key(&name)).await?;
         let mut expected: BTreeMap<&str, Value> = [text("status", "PENDING")].into();
         expected.extend(setup.into_iter().chain([change]));
         for (column, value) in expected {
             same(&format!("{name}: {column}"), &row.get(column), &Some(&value))?;
         }
-        client.apply(client.one(Step::delete(&table, key(&name)))).await?;
+        store_client.apply(store_client.one(Step::delete(&table, key(&name)))).await?;
     }
     Ok(())
 }

@@ -4,11 +4,11 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use statehouse::Code;
 
-use crate::conformance::Verdict;
-use crate::harness::linearize::{self, Action, Call, Written};
-use crate::harness::simulation::{Acting, Client, Course, End, Told};
+use crate::conformance::CaseFuture;
+use crate::harness::linearize::{self, RegisterAction, RegisterCall, Written};
+use crate::harness::simulation::{CallOutcome, ClientFuture, FinishedHistory, SimulatedClient, Workload};
 
-pub(crate) const COURSE: Course = Course {
+pub(crate) const WORKLOAD: Workload = Workload {
     archetype: "entity",
     blueprint: r#"
 [house]
@@ -25,20 +25,20 @@ fields = { n = { type = "int", default = 0 }, last = "text?" }
 mutate = "pessimistic"
 "#,
     resource: "thing",
-    prepare: |visitor| {
+    prepare: |client| {
         Box::pin(async move {
-            visitor.done("total.create", &[], json!({"id": 1}), None).await?;
+            client.done("total.create", &[], json!({"id": 1}), None).await?;
             Ok(())
         })
     },
-    act: |client| -> Acting<'_> { Box::pin(act(client)) },
-    check: |end| -> Verdict<'_> { Box::pin(check(end)) },
+    act: |client| -> ClientFuture<'_> { Box::pin(act(client)) },
+    check: |end| -> CaseFuture<'_> { Box::pin(check(end)) },
 };
 
 /// Rows that clients meet at.
 const KEYS: u64 = 3;
 
-async fn act(client: &mut Client) {
+async fn act(client: &mut SimulatedClient) {
     let key = client.below(KEYS);
     match client.below(10) {
         0 | 1 => drop(read(client, key).await),
@@ -59,29 +59,30 @@ async fn act(client: &mut Client) {
 }
 
 /// Reads a row and returns its version.
-async fn read(client: &mut Client, key: i64) -> Option<i64> {
-    let invoked = client.notes.moment();
+async fn read(client: &mut SimulatedClient, key: i64) -> Option<i64> {
+    let invoked = client.observations.moment();
     let read = client.read().call("thing.read", &[key.into()], json!({}), None).await;
     let observed = match &read {
         Ok(answer) => Some((answer.version?, answer.body["n"].as_i64()?)),
         Err(refusal) if refusal.code == Code::NotFound => None,
         Err(_) => return None,
     };
-    let returned = Some(client.notes.moment());
-    let call = Call { key: key.to_string(), invoked, returned, action: Action::Read { observed } };
-    client.notes.lock().calls.push(call);
+    let returned = Some(client.observations.moment());
+    let call =
+        RegisterCall { key: key.to_string(), invoked, returned, action: RegisterAction::Read { observed } };
+    client.observations.lock().calls.push(call);
     observed.map(|(version, _)| version)
 }
 
 /// Writes a value that nobody else writes, under a version or as a new row.
-async fn write(client: &mut Client, key: i64, expected: Option<i64>) {
-    let invoked = client.notes.moment();
+async fn write(client: &mut SimulatedClient, key: i64, expected: Option<i64>) {
+    let invoked = client.observations.moment();
     let value = i64::try_from(invoked).unwrap_or(0);
     // A client that dies meanwhile has left a write of which nobody knows.
     let place = {
-        let action = Action::Write { expected, value, written: Written::Unknown };
-        let calls = &mut client.notes.lock().calls;
-        calls.push(Call { key: key.to_string(), invoked, returned: None, action });
+        let action = RegisterAction::Write { expected, value, written: Written::Unknown };
+        let calls = &mut client.observations.lock().calls;
+        calls.push(RegisterCall { key: key.to_string(), invoked, returned: None, action });
         calls.len() - 1
     };
     let told = match expected {
@@ -89,19 +90,19 @@ async fn write(client: &mut Client, key: i64, expected: Option<i64>) {
         Some(_) => client.call("thing.patch", &[key.into()], json!({"n": value}), expected).await,
     };
     let written = match told {
-        Told::Done(_) => Written::Applied,
-        Told::Refused => Written::Refused,
-        Told::Unknown | Told::Nothing => return,
+        CallOutcome::Done(_) => Written::Applied,
+        CallOutcome::Refused => Written::Refused,
+        CallOutcome::Unknown | CallOutcome::Nothing => return,
     };
-    let returned = Some(client.notes.moment());
-    if let Some(call) = client.notes.lock().calls.get_mut(place) {
+    let returned = Some(client.observations.moment());
+    if let Some(call) = client.observations.lock().calls.get_mut(place) {
         call.returned = returned;
-        call.action = Action::Write { expected, value, written };
+        call.action = RegisterAction::Write { expected, value, written };
     }
 }
 
-async fn check(end: &End) -> Result<()> {
-    linearize::check(&end.notes.lock().calls)?;
+async fn check(end: &FinishedHistory) -> Result<()> {
+    linearize::check(&end.observations.lock().calls)?;
     // Conservation: what was counted is what the log says was counted.
     let records = end.records().await?;
     let count = |event: &str| {

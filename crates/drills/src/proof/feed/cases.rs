@@ -44,13 +44,13 @@ use self::races::{
 };
 use super::cases as feed;
 use crate::conformance::{Case, cases};
-use crate::harness::around::{Around, Hook};
-use crate::harness::client::{pause, same, scan};
 use crate::harness::drill::Drill;
-use crate::harness::engines::Lab;
-use crate::harness::house::Visitor;
-use crate::harness::witness::aside;
-use crate::proof::projection::cases::Scene;
+use crate::harness::engines::TestNamespace;
+use crate::harness::proxy::{Interceptor, StoreProxy};
+use crate::harness::recorder::unattributed;
+use crate::harness::store_client::{pause, same, scan};
+use crate::harness::tenant_client::TenantClient;
+use crate::proof::projection::cases::ProjectionFixture;
 
 pub(crate) const CASES: &[Case] = cases! {
     feed {
@@ -158,30 +158,33 @@ pull_above = {pull_above}
 }
 
 /// A post in a feed, or that should be: its time, its number, its author and how it begins.
-type Shown = (i64, i64, i64, String);
+type FeedEntry = (i64, i64, i64, String);
 
 /// Posts, follows and feeds.
-struct Home {
-    scene: Scene,
+struct FeedFixture {
+    fixture: ProjectionFixture,
     base: Time,
 }
 
-impl Home {
-    async fn open(lab: &dyn Lab, pull_above: usize) -> Result<Home> {
-        Home::over(lab.open().await?, pull_above).await
+impl FeedFixture {
+    async fn open(namespace: &dyn TestNamespace, pull_above: usize) -> Result<FeedFixture> {
+        FeedFixture::over(namespace.open().await?, pull_above).await
     }
 
-    async fn over(store: Arc<dyn Store>, pull_above: usize) -> Result<Home> {
-        Home::with(store, &blueprint(pull_above, "30d"), Arc::new(SystemClock)).await
+    async fn over(store: Arc<dyn Store>, pull_above: usize) -> Result<FeedFixture> {
+        FeedFixture::with(store, &blueprint(pull_above, "30d"), Arc::new(SystemClock)).await
     }
 
-    async fn with(store: Arc<dyn Store>, blueprint: &str, clock: Arc<dyn Clock>) -> Result<Home> {
+    async fn with(store: Arc<dyn Store>, blueprint: &str, clock: Arc<dyn Clock>) -> Result<FeedFixture> {
         let base = Time::from_millis(clock.now().micros() / 1_000).minus(Duration::from_secs(3_600));
-        Ok(Home { scene: Scene::of(Visitor::over(store, blueprint, clock).await?).await?, base })
+        Ok(FeedFixture {
+            fixture: ProjectionFixture::of(TenantClient::over(store, blueprint, clock).await?).await?,
+            base,
+        })
     }
 
-    fn visitor(&self) -> &Visitor {
-        &self.scene.visitor
+    fn client(&self) -> &TenantClient {
+        &self.fixture.client
     }
 
     fn at(&self, second: u64) -> Json {
@@ -192,15 +195,15 @@ impl Home {
     async fn post(&self, post: i64, author: i64, body: &str) -> Result<Option<String>> {
         let at = self.at(post.unsigned_abs());
         let input = json!({"post_id": post, "author_id": author, "created_at": at, "body": body});
-        let visitor = self.visitor();
+        let client = self.client();
         let operation = Operation::default();
-        let request = Visitor::request("post.create", &[], &input, None);
-        match visitor.house.call(&visitor.tenant, request, operation).await {
+        let request = TenantClient::request("post.create", &[], &input, None);
+        match client.house.call(&client.tenant, request, operation).await {
             Ok(answer) => Ok(answer.token),
             Err(refusal) if refusal.code == Code::AlreadyExists => {
-                match self.scene.any_version("post.patch", post, json!({"body": body})).await {
+                match self.fixture.any_version("post.patch", post, json!({"body": body})).await {
                     Ok(()) => Ok(None),
-                    Err(_) => self.scene.any_version("post.restore", post, json!({})).await.map(|()| None),
+                    Err(_) => self.fixture.any_version("post.restore", post, json!({})).await.map(|()| None),
                 }
             }
             Err(refusal) => Err(refusal.into()),
@@ -208,28 +211,28 @@ impl Home {
     }
 
     async fn edit(&self, post: i64, input: Json) -> Result<()> {
-        self.scene.any_version("post.patch", post, input).await
+        self.fixture.any_version("post.patch", post, input).await
     }
 
     async fn delete(&self, post: i64) -> Result<()> {
-        self.scene.any_version("post.delete", post, json!({})).await
+        self.fixture.any_version("post.delete", post, json!({})).await
     }
 
     async fn follow(&self, viewer: i64, author: i64) -> Result<()> {
-        self.visitor().done("follow.add", &[viewer.into(), author.into()], json!({}), None).await.map(drop)
+        self.client().done("follow.add", &[viewer.into(), author.into()], json!({}), None).await.map(drop)
     }
 
     async fn unfollow(&self, viewer: i64, author: i64) -> Result<()> {
-        self.visitor().done("follow.remove", &[viewer.into(), author.into()], json!({}), None).await.map(drop)
+        self.client().done("follow.remove", &[viewer.into(), author.into()], json!({}), None).await.map(drop)
     }
 
-    async fn feed(&self, viewer: i64, rows: usize) -> Result<Vec<Shown>> {
-        feed_of(self.visitor(), viewer, rows).await
+    async fn feed(&self, viewer: i64, rows: usize) -> Result<Vec<FeedEntry>> {
+        feed_of(self.client(), viewer, rows).await
     }
 
     /// What all feeds should be, computed from posts and follows.
-    async fn truth(&self) -> Result<BTreeMap<i64, Vec<Shown>>> {
-        truth(self.visitor(), Time::MIN).await
+    async fn truth(&self) -> Result<BTreeMap<i64, Vec<FeedEntry>>> {
+        truth(self.client(), Time::MIN).await
     }
 
     /// Requires every feed to be what posts and follows say, and no row to be left of anything else.
@@ -238,7 +241,7 @@ impl Home {
         for (viewer, expected) in &truth {
             same(&format!("the feed of {viewer}"), &self.feed(*viewer, 3).await?, expected)?;
         }
-        let live = self.scene.live().await?;
+        let live = self.fixture.live().await?;
         let wanted: BTreeSet<(i64, i64, i64)> = truth
             .iter()
             .flat_map(|(viewer, posts)| posts.iter().map(|(at, post, ..)| (*viewer, *at, *post)))
@@ -253,27 +256,27 @@ impl Home {
     }
 
     async fn rows(&self, table: &str) -> Result<Vec<statehouse_store::Row>> {
-        let table = self.visitor().table(table)?;
-        scan(self.visitor().house.store().as_ref(), Scan::all(table)).await
+        let table = self.client().table(table)?;
+        scan(self.client().house.store().as_ref(), Scan::all(table)).await
     }
 
     /// Drains, looks, rebuilds, and looks again.
     async fn equals_a_rebuild(&self) -> Result<()> {
-        self.scene.drain().await?;
+        self.fixture.drain().await?;
         self.is_true().await?;
-        ensure!(self.scene.projection()?.rebuild().await?, "no build could be begun");
-        self.scene.drain().await?;
-        same("whether the build is the source's", &self.scene.state().await?.verified, &Some(true))?;
+        ensure!(self.fixture.projection()?.rebuild().await?, "no build could be begun");
+        self.fixture.drain().await?;
+        same("whether the build is the source's", &self.fixture.state().await?.verified, &Some(true))?;
         self.is_true().await
     }
 }
 
 /// All that a reader sees, page by page.
-pub(crate) async fn feed_of(visitor: &Visitor, viewer: i64, rows: usize) -> Result<Vec<Shown>> {
+pub(crate) async fn feed_of(client: &TenantClient, viewer: i64, rows: usize) -> Result<Vec<FeedEntry>> {
     let (mut found, mut generations) = (Vec::new(), BTreeSet::new());
     let mut input = json!({"viewer_id": viewer, "limit": rows});
     loop {
-        let page = visitor.done("home.list", &[], input.clone(), None).await?;
+        let page = client.done("home.list", &[], input.clone(), None).await?;
         for row in page.body.as_array().into_iter().flatten() {
             generations.insert(row["generation"].as_i64());
             let int = |name: &str| row[name].as_i64().unwrap_or(0);
@@ -288,10 +291,10 @@ pub(crate) async fn feed_of(visitor: &Visitor, viewer: i64, rows: usize) -> Resu
     Ok(found)
 }
 
-async fn truth(visitor: &Visitor, oldest: Time) -> Result<BTreeMap<i64, Vec<Shown>>> {
-    let store = visitor.house.store().as_ref();
-    let mut by_author: BTreeMap<i64, Vec<Shown>> = BTreeMap::new();
-    for row in scan(store, Scan::of(visitor.table("posts")?, &visitor.tenant)).await? {
+async fn truth(client: &TenantClient, oldest: Time) -> Result<BTreeMap<i64, Vec<FeedEntry>>> {
+    let store = client.house.store().as_ref();
+    let mut by_author: BTreeMap<i64, Vec<FeedEntry>> = BTreeMap::new();
+    for row in scan(store, Scan::of(client.table("posts")?, &client.tenant)).await? {
         let int = |name: &str| row.int(name).unwrap_or(0);
         let at = row.time("created_at").context("a post without a time")?;
         if row.text("status") == Some("ACTIVE") && at > oldest {
@@ -304,8 +307,8 @@ async fn truth(visitor: &Visitor, oldest: Time) -> Result<BTreeMap<i64, Vec<Show
             ));
         }
     }
-    let mut feeds: BTreeMap<i64, Vec<Shown>> = BTreeMap::new();
-    for row in scan(store, Scan::of(visitor.table("follows")?, &visitor.tenant)).await? {
+    let mut feeds: BTreeMap<i64, Vec<FeedEntry>> = BTreeMap::new();
+    for row in scan(store, Scan::of(client.table("follows")?, &client.tenant)).await? {
         let int = |name: &str| row.int(name).unwrap_or(0);
         let feed = feeds.entry(int("follower")).or_default();
         if row.time("since").is_some() {
@@ -318,78 +321,78 @@ async fn truth(visitor: &Visitor, oldest: Time) -> Result<BTreeMap<i64, Vec<Show
     Ok(feeds)
 }
 
-async fn a_feed_follows_posts_and_follows(lab: &dyn Lab) -> Result<()> {
-    let home = Home::open(lab, 100).await?;
+async fn a_feed_follows_posts_and_follows(namespace: &dyn TestNamespace) -> Result<()> {
+    let home = FeedFixture::open(namespace, 100).await?;
     let early = json!({"viewer_id": 1});
-    home.visitor().refused("home.list", &[], early, None, Code::Unavailable).await?;
+    home.client().refused("home.list", &[], early, None, Code::Unavailable).await?;
     for (post, author) in [(1, 10), (2, 20), (3, 10)] {
         home.post(post, author, "first").await?;
     }
     home.follow(1, 10).await?;
     home.follow(2, 10).await?;
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     home.is_true().await?;
     // A follow brings what was posted before; a post goes to all who follow; an edit is seen.
     home.follow(1, 20).await?;
     home.post(4, 20, "second").await?;
     home.edit(1, json!({"body": "edited"})).await?;
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     home.is_true().await?;
     same("how much the first reader has", &home.feed(1, 2).await?.len(), &4)?;
     // What is deleted or unfollowed goes, and comes back when it does.
     home.delete(3).await?;
     home.unfollow(1, 20).await?;
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     home.is_true().await?;
-    home.scene.any_version("post.restore", 3, json!({})).await?;
+    home.fixture.any_version("post.restore", 3, json!({})).await?;
     home.unfollow(2, 10).await?;
     home.follow(1, 20).await?;
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     home.is_true().await?;
     same("a reader who follows nobody", &home.feed(2, 2).await?, &Vec::new())?;
     home.equals_a_rebuild().await
 }
 
-async fn a_post_that_is_moved_leaves_its_old_place(lab: &dyn Lab) -> Result<()> {
-    let home = Home::open(lab, 100).await?;
+async fn a_post_that_is_moved_leaves_its_old_place(namespace: &dyn TestNamespace) -> Result<()> {
+    let home = FeedFixture::open(namespace, 100).await?;
     for (viewer, author) in [(1, 10), (2, 10), (2, 20)] {
         home.follow(viewer, author).await?;
     }
     for post in 1..=4 {
         home.post(post, 10, "somewhere").await?;
     }
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     // To the front, behind all others, and to another author; also when each is read after all were made.
     home.edit(1, json!({"created_at": home.at(50)})).await?;
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     home.is_true().await?;
     same("the first", &home.feed(1, 2).await?.first().map(|shown| shown.1), &Some(1))?;
     home.edit(4, json!({"created_at": home.at(0), "body": "last"})).await?;
     home.edit(2, json!({"author_id": 20})).await?;
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     home.is_true().await?;
     home.edit(2, json!({"author_id": 10, "created_at": home.at(60)})).await?;
     home.edit(2, json!({"created_at": home.at(2)})).await?;
     home.unfollow(1, 10).await?;
     home.edit(3, json!({"created_at": home.at(70)})).await?;
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     home.is_true().await?;
     home.equals_a_rebuild().await
 }
 
 /// Something that happens between two others.
-type Between = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+type PendingEvent = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
 /// Lets something happen before the next plan is committed that changes readers' rows; or, if a table is named, before that
 /// one is read.
 #[derive(Default)]
-struct Cut {
+struct RunBefore {
     before_reading: Option<&'static str>,
-    event: Mutex<Option<Between>>,
+    event: Mutex<Option<PendingEvent>>,
     happened: Mutex<Vec<Result<()>>>,
 }
 
-impl Cut {
+impl RunBefore {
     fn next(&self, event: impl Future<Output = Result<()>> + Send + 'static) {
         *self.event.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::pin(event));
     }
@@ -397,7 +400,7 @@ impl Cut {
     async fn happen(&self) {
         let event = self.event.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(event) = event {
-            let outcome = aside(event).await;
+            let outcome = unattributed(event).await;
             self.happened.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
         }
     }
@@ -410,14 +413,14 @@ impl Cut {
     }
 }
 
-impl fmt::Debug for Cut {
+impl fmt::Debug for RunBefore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Cut")
     }
 }
 
 #[async_trait]
-impl Hook for Arc<Cut> {
+impl Interceptor for Arc<RunBefore> {
     async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
         let is_rows = |step: &Step| step.writes() && step.table.name() == "user_feed";
         if self.before_reading.is_none() && plan.steps().iter().any(is_rows) {
@@ -437,29 +440,29 @@ impl Hook for Arc<Cut> {
 /// A slow process and a quick one on the same store. What the quick one does comes between what the slow one reads and what
 /// it writes for a post; it also projects everything that is not in the partition which the slow one works on.
 async fn meet<F, Fut>(
-    lab: &dyn Lab,
+    namespace: &dyn TestNamespace,
     (blueprint, followers): (&str, i64),
     first: F,
-    meanwhile: fn(Arc<Home>, i64) -> Fut,
+    meanwhile: fn(Arc<FeedFixture>, i64) -> Fut,
 ) -> Result<()>
 where
-    F: AsyncFn(&Home, i64) -> Result<()>,
+    F: AsyncFn(&FeedFixture, i64) -> Result<()>,
     Fut: Future<Output = Result<()>> + Send + 'static,
 {
-    let (store, cut) = (lab.open().await?, Arc::new(Cut::default()));
+    let (store, cut) = (namespace.open().await?, Arc::new(RunBefore::default()));
     let clock = Arc::new(SystemClock);
-    let around = Arc::new(Around::new(store.clone(), cut.clone()));
-    let slow = Home::with(around, blueprint, clock.clone()).await?;
-    let quick = Arc::new(Home::with(store.clone(), blueprint, clock).await?);
+    let around = Arc::new(StoreProxy::new(store.clone(), cut.clone()));
+    let slow = FeedFixture::with(around, blueprint, clock.clone()).await?;
+    let quick = Arc::new(FeedFixture::with(store.clone(), blueprint, clock).await?);
     for viewer in 1..=followers {
         quick.follow(viewer, 10).await?;
     }
     quick.post(1, 10, "before").await?;
-    quick.scene.drain().await?;
+    quick.fixture.drain().await?;
     for round in 2..=3 {
         first(&quick, round).await?;
-        let live = quick.scene.live().await?;
-        let group = quick.scene.projection()?.group(live);
+        let live = quick.fixture.live().await?;
+        let group = quick.fixture.projection()?.group(live);
         let ahead = group.standing().await?;
         let busy: Vec<u32> = ahead.iter().filter(|one| one.records > 0).map(|one| one.partition).collect();
         let shard = *busy.first().context("nothing lies ahead")?;
@@ -468,44 +471,44 @@ where
             async move {
                 meanwhile(quick.clone(), round).await?;
                 for other in (0..partitions).filter(|other| *other != shard) {
-                    quick.scene.step("home", other, 9).await?;
+                    quick.fixture.step("home", other, 9).await?;
                 }
                 Ok(())
             }
         });
-        slow.scene.step("home", shard, 9).await?;
-        quick.scene.drain().await?;
+        slow.fixture.step("home", shard, 9).await?;
+        quick.fixture.drain().await?;
         quick.is_true().await?;
     }
     cut.has_happened(2)?;
     quick.equals_a_rebuild().await
 }
 
-async fn a_post_and_a_follow_that_meet_lose_nothing(lab: &dyn Lab) -> Result<()> {
-    let first = async |home: &Home, round: i64| home.post(round, 10, "new").await.map(drop);
+async fn a_post_and_a_follow_that_meet_lose_nothing(namespace: &dyn TestNamespace) -> Result<()> {
+    let first = async |home: &FeedFixture, round: i64| home.post(round, 10, "new").await.map(drop);
     let few = blueprint(100, "30d");
-    meet(lab, (&few, 2), first, |home, round| async move { home.follow(10 + round, 10).await }).await
+    meet(namespace, (&few, 2), first, |home, round| async move { home.follow(10 + round, 10).await }).await
 }
 
-async fn an_unfollow_and_a_post_that_meet_leave_nothing(lab: &dyn Lab) -> Result<()> {
-    let first = async |home: &Home, round: i64| home.post(round, 10, "new").await.map(drop);
+async fn an_unfollow_and_a_post_that_meet_leave_nothing(namespace: &dyn TestNamespace) -> Result<()> {
+    let first = async |home: &FeedFixture, round: i64| home.post(round, 10, "new").await.map(drop);
     let few = blueprint(100, "30d");
-    meet(lab, (&few, 2), first, |home, round| async move { home.unfollow(round - 1, 10).await }).await
+    meet(namespace, (&few, 2), first, |home, round| async move { home.unfollow(round - 1, 10).await }).await
 }
 
-async fn authors_cross_the_line_in_both_directions(lab: &dyn Lab) -> Result<()> {
-    let home = Home::open(lab, 1).await?;
+async fn authors_cross_the_line_in_both_directions(namespace: &dyn TestNamespace) -> Result<()> {
+    let home = FeedFixture::open(namespace, 1).await?;
     home.post(1, 10, "pushed to nobody").await?;
     home.follow(1, 10).await?;
     home.follow(1, 20).await?;
     home.post(2, 10, "pushed").await?;
     home.post(3, 20, "pushed").await?;
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     // Now too many follow for a push, and old posts stay what they were.
     home.follow(2, 10).await?;
     home.post(4, 10, "pulled").await?;
     home.post(5, 20, "pushed").await?;
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     home.is_true().await?;
     let pushed = async |post: i64| -> Result<usize> {
         let rows = home.rows("user_feed").await?;
@@ -519,7 +522,7 @@ async fn authors_cross_the_line_in_both_directions(lab: &dyn Lab) -> Result<()> 
     home.edit(4, json!({"body": "edited", "created_at": home.at(40)})).await?;
     home.delete(2).await?;
     home.unfollow(2, 10).await?;
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     home.is_true().await?;
     same("a page over both kinds", &home.feed(1, 1).await?, &home.feed(1, 50).await?)?;
     // And back below the line.
@@ -528,31 +531,34 @@ async fn authors_cross_the_line_in_both_directions(lab: &dyn Lab) -> Result<()> 
     home.delete(6).await?;
     home.follow(6, 20).await?;
     home.edit(4, json!({"author_id": 20})).await?;
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     home.is_true().await?;
     same("rows of a post below the line", &pushed(7).await?, &1)?;
     home.equals_a_rebuild().await
 }
 
-async fn a_post_that_changes_its_way_is_shown_once(lab: &dyn Lab) -> Result<()> {
-    let (store, cut) = (lab.open().await?, Cut { before_reading: Some("user_feed_posts"), ..Cut::default() });
+async fn a_post_that_changes_its_way_is_shown_once(namespace: &dyn TestNamespace) -> Result<()> {
+    let (store, cut) = (
+        namespace.open().await?,
+        RunBefore { before_reading: Some("user_feed_posts"), ..RunBefore::default() },
+    );
     let cut = Arc::new(cut);
-    let reader = Home::over(Arc::new(Around::new(store.clone(), cut.clone())), 1).await?;
-    let home = Arc::new(Home::over(store, 1).await?);
+    let reader = FeedFixture::over(Arc::new(StoreProxy::new(store.clone(), cut.clone())), 1).await?;
+    let home = Arc::new(FeedFixture::over(store, 1).await?);
     home.follow(1, 10).await?;
     home.post(1, 10, "pushed").await?;
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     home.follow(2, 10).await?;
     home.post(2, 10, "pulled").await?;
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     // The reader has the rows that were pushed in hand, and not yet the author's list, when the post goes and comes back.
     cut.next({
         let home = home.clone();
         async move {
             home.delete(1).await?;
-            home.scene.drain().await?;
-            home.scene.any_version("post.restore", 1, json!({})).await?;
-            home.scene.drain().await
+            home.fixture.drain().await?;
+            home.fixture.any_version("post.restore", 1, json!({})).await?;
+            home.fixture.drain().await
         }
     });
     let shown: Vec<i64> = reader.feed(1, 9).await?.into_iter().map(|shown| shown.1).collect();
@@ -561,11 +567,11 @@ async fn a_post_that_changes_its_way_is_shown_once(lab: &dyn Lab) -> Result<()> 
     home.is_true().await
 }
 
-async fn records_that_come_again_change_nothing(lab: &dyn Lab) -> Result<()> {
-    let sound = lab.open().await?;
+async fn records_that_come_again_change_nothing(namespace: &dyn TestNamespace) -> Result<()> {
+    let sound = namespace.open().await?;
     let faulty = Arc::new(FaultyStore::over(sound, Arc::new(SystemClock), Odds::default(), 3));
-    let home = Home::over(faulty.clone(), 2).await?;
-    home.scene.drain().await?;
+    let home = FeedFixture::over(faulty.clone(), 2).await?;
+    home.fixture.drain().await?;
     for viewer in 1..=3 {
         home.follow(viewer, 10 * (1 + viewer % 2)).await?;
         home.post(viewer, 10, "one").await?;
@@ -577,27 +583,27 @@ async fn records_that_come_again_change_nothing(lab: &dyn Lab) -> Result<()> {
     faulty.set_odds(Odds { unknown_before: 0.2, unknown_after: 0.4, unavailable: 0.05, ..Odds::default() });
     for _ in 0..15 {
         // Whatever comes of it: the process may die here as well.
-        let _ = home.scene.work(2).await;
+        let _ = home.fixture.work(2).await;
     }
     let achieved = faulty.achieved();
     ensure!(achieved.unknown_after > 0 && achieved.unknown_before > 0, "{achieved}");
     faulty.set_odds(Odds::default());
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     home.is_true().await?;
-    let live = home.scene.live().await?;
-    let group = home.scene.projection()?.group(live);
+    let live = home.fixture.live().await?;
+    let group = home.fixture.projection()?.group(live);
     let before = home.rows("user_feed").await?.len();
     for partition in 0..faulty.partitions() {
         group.seek(partition, 0).await?;
     }
     ensure!(group.standing().await?.iter().any(|one| one.records > 0), "nothing lies ahead");
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     same("rows after a replay", &home.rows("user_feed").await?.len(), &before)?;
     home.is_true().await
 }
 
 /// Somebody does something.
-async fn act(home: &Home, random: &mut Random) -> Result<()> {
+async fn act(home: &FeedFixture, random: &mut Random) -> Result<()> {
     let post = 1 + i64::try_from(random.below(3))?;
     let (viewer, author) = (1 + i64::try_from(random.below(3))?, 10 * (1 + i64::try_from(random.below(2))?));
     match random.below(8) {
@@ -609,34 +615,34 @@ async fn act(home: &Home, random: &mut Random) -> Result<()> {
     }
 }
 
-async fn whoever_dies_the_feed_is_the_truth(lab: &dyn Lab) -> Result<()> {
-    let sound = lab.open().await?;
-    let quiet = Home::over(sound.clone(), 1).await?;
+async fn whoever_dies_the_feed_is_the_truth(namespace: &dyn TestNamespace) -> Result<()> {
+    let sound = namespace.open().await?;
+    let quiet = FeedFixture::over(sound.clone(), 1).await?;
     let mut died = 0;
     for seed in 1..=4 {
         let faulty = Arc::new(FaultyStore::over(sound.clone(), Arc::new(SystemClock), Odds::default(), seed));
-        let doomed = Arc::new(Home::over(faulty.clone(), 1).await?);
+        let doomed = Arc::new(FeedFixture::over(faulty.clone(), 1).await?);
         let mut random = Random::seeded(seed);
         for _ in 0..6 {
             act(&quiet, &mut random).await?;
         }
         if seed == 3 {
-            quiet.scene.drain().await?;
-            quiet.scene.projection()?.rebuild().await?;
+            quiet.fixture.drain().await?;
+            quiet.fixture.projection()?.rebuild().await?;
         }
         faulty.set_odds(Odds { crash_before: 0.05, crash_after: 0.2, ..Odds::default() });
         let process = tokio::spawn({
             let doomed = doomed.clone();
             async move {
                 for _ in 0..10 {
-                    let _ = doomed.scene.work(2).await;
+                    let _ = doomed.fixture.work(2).await;
                 }
             }
         });
         // Another process works meanwhile, on the same partitions: it takes the first one for dead.
         for _ in 0..3 {
             act(&quiet, &mut random).await?;
-            let _ = quiet.scene.work(2).await;
+            let _ = quiet.fixture.work(2).await;
         }
         for _ in 0..500 {
             let achieved = faulty.achieved();
@@ -652,9 +658,9 @@ async fn whoever_dies_the_feed_is_the_truth(lab: &dyn Lab) -> Result<()> {
     quiet.equals_a_rebuild().await
 }
 
-async fn readers_read_while_another_definition_is_built(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
-    let old = Home::over(store.clone(), 2).await?;
+async fn readers_read_while_another_definition_is_built(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
+    let old = FeedFixture::over(store.clone(), 2).await?;
     for viewer in 1..=3 {
         old.follow(viewer, 10).await?;
     }
@@ -662,81 +668,81 @@ async fn readers_read_while_another_definition_is_built(lab: &dyn Lab) -> Result
         old.post(post, if post < 3 { 20 } else { 10 }, "old").await?;
     }
     old.follow(1, 20).await?;
-    old.scene.drain().await?;
+    old.fixture.drain().await?;
     old.is_true().await?;
-    let (visitor, over) = (old.visitor().clone(), Arc::new(AtomicBool::new(false)));
+    let (client, over) = (old.client().clone(), Arc::new(AtomicBool::new(false)));
     let reader = tokio::spawn({
         let over = over.clone();
         async move {
             let (mut lists, mut lengths) = (0, BTreeSet::new());
             while !over.load(Ordering::SeqCst) {
-                lengths.insert(feed_of(&visitor, 1, 2).await?.len());
+                lengths.insert(feed_of(&client, 1, 2).await?.len());
                 lists += 1;
             }
             Ok::<_, anyhow::Error>((lists, lengths))
         }
     });
     // The new program keeps less, which is another definition; it builds while authors edit.
-    let new = Home::with(store, &blueprint(2, "20d"), Arc::new(SystemClock)).await?;
-    let before = new.scene.live().await?;
+    let new = FeedFixture::with(store, &blueprint(2, "20d"), Arc::new(SystemClock)).await?;
+    let before = new.fixture.live().await?;
     for round in 0..200 {
         if round < 4 {
             old.edit(1 + round, json!({"body": format!("edit {round}")})).await?;
         }
-        let busy = new.scene.work(1).await?;
-        old.scene.work(1).await?;
-        if !busy && new.scene.live().await? != before {
+        let busy = new.fixture.work(1).await?;
+        old.fixture.work(1).await?;
+        if !busy && new.fixture.live().await? != before {
             break;
         }
     }
-    new.scene.drain().await?;
+    new.fixture.drain().await?;
     over.store(true, Ordering::SeqCst);
     let (lists, lengths) = reader.await??;
     ensure!(lists > 0, "nobody read");
     same("how long the feed was, whenever it was read", &lengths, &BTreeSet::from([4]))?;
-    ensure!(new.scene.live().await? > before, "nothing was built");
+    ensure!(new.fixture.live().await? > before, "nothing was built");
     new.is_true().await
 }
 
-async fn a_post_goes_to_many_in_pieces(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+async fn a_post_goes_to_many_in_pieces(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     let faulty = Arc::new(FaultyStore::over(store.clone(), Arc::new(SystemClock), Odds::default(), 7));
-    let home = Home::over(faulty.clone(), 1_000).await?;
-    home.scene.drain().await?;
+    let home = FeedFixture::over(faulty.clone(), 1_000).await?;
+    home.fixture.drain().await?;
     let followers = 130;
     for viewer in 1..=followers {
         home.follow(viewer, 10).await?;
     }
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     home.post(1, 10, "to many").await?;
     // The projector fails again and again, between pieces and in them, and goes on where it was.
     faulty.set_odds(Odds { unknown_after: 0.2, unavailable: 0.2, ..Odds::default() });
     for _ in 0..40 {
-        let _ = home.scene.work(9).await;
+        let _ = home.fixture.work(9).await;
     }
     faulty.set_odds(Odds::default());
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     same("rows", &home.rows("user_feed").await?.len(), &usize::try_from(followers)?)?;
     home.is_true().await?;
     home.edit(1, json!({"created_at": home.at(9), "body": "moved"})).await?;
     home.unfollow(7, 10).await?;
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     home.is_true().await?;
     home.delete(1).await?;
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     same("rows that are left", &home.rows("user_feed").await?.len(), &0)
 }
 
-async fn a_reader_waits_for_a_post(lab: &dyn Lab) -> Result<()> {
-    let home = Home::open(lab, 1).await?;
+async fn a_reader_waits_for_a_post(namespace: &dyn TestNamespace) -> Result<()> {
+    let home = FeedFixture::open(namespace, 1).await?;
     for (viewer, author) in [(1, 10), (1, 20), (2, 20)] {
         home.follow(viewer, author).await?;
     }
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     let token = home.post(1, 10, "new").await?.context("a write without a token")?;
     let read = async |token: &str, wait_ms: i64| {
         let input = json!({"viewer_id": 1, "after": token, "wait_ms": wait_ms});
-        home.visitor().call("home.list", &[], input, None).await
+        home.client().call("home.list", &[], input, None).await
     };
     // Nobody works, so the feed cannot have it.
     let early = read(&token, 0).await;
@@ -750,7 +756,7 @@ async fn a_reader_waits_for_a_post(lab: &dyn Lab) -> Result<()> {
         random: Random::seeded(1),
         ..Options::default()
     };
-    home.visitor().house.start_workers(options);
+    home.client().house.start_workers(options);
     // One author is pushed, the other one pulled.
     for (post, author) in [(2, 10), (3, 20)] {
         let token = home.post(post, author, "newer").await?.context("a write without a token")?;
@@ -763,14 +769,14 @@ async fn a_reader_waits_for_a_post(lab: &dyn Lab) -> Result<()> {
         };
         same("the first of what the reader sees", &seen.body[0]["post_id"], &json!(post))?;
     }
-    home.visitor().house.stop_workers().await;
+    home.client().house.stop_workers().await;
     Ok(())
 }
 
-async fn what_is_over_is_not_shown_and_goes(lab: &dyn Lab) -> Result<()> {
+async fn what_is_over_is_not_shown_and_goes(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = Arc::new(ManualClock::at(Time::from_millis(1_800_000_000_000)));
-    let store = lab.open_at(clock.clone()).await?;
-    let home = Home::with(store, &blueprint(1, "2h"), clock.clone()).await?;
+    let store = namespace.open_at(clock.clone()).await?;
+    let home = FeedFixture::with(store, &blueprint(1, "2h"), clock.clone()).await?;
     for (viewer, author) in [(1, 10), (1, 20), (2, 20)] {
         home.follow(viewer, author).await?;
     }
@@ -780,7 +786,7 @@ async fn what_is_over_is_not_shown_and_goes(lab: &dyn Lab) -> Result<()> {
     }
     let old = Value::Time(clock.now().minus(Duration::from_secs(3 * 3_600))).to_json();
     home.edit(3, json!({"created_at": old})).await?;
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     let numbers = async || -> Result<Vec<i64>> {
         Ok(home.feed(1, 5).await?.into_iter().map(|shown| shown.1).collect())
     };
@@ -792,24 +798,24 @@ async fn what_is_over_is_not_shown_and_goes(lab: &dyn Lab) -> Result<()> {
     clock.advance(Duration::from_secs(2));
     same("after the end of both", &numbers().await?, &vec![])?;
     for _ in 0..4 {
-        home.scene.step_of("home.sweep", 0, 50).await?;
+        home.fixture.step_of("home.sweep", 0, 50).await?;
     }
     let left = (home.rows("user_feed").await?.len(), home.rows("user_feed_posts").await?.len());
     same("rows that are left", &left, &(0, 0))?;
     // What is over goes nowhere, also if it is edited; made new, it does.
     home.edit(1, json!({"body": "too late"})).await?;
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     same("rows of what is over", &home.rows("user_feed").await?.len(), &0)?;
     let new = Value::Time(clock.now()).to_json();
     home.edit(1, json!({"created_at": new})).await?;
-    home.scene.drain().await?;
+    home.fixture.drain().await?;
     same("what is shown again", &numbers().await?, &vec![1])
 }
 
-async fn the_cursor_never_goes_back(lab: &dyn Lab) -> Result<()> {
-    let home = Home::open(lab, 1).await?;
-    let visitor = home.visitor();
-    let nothing = visitor.done("home.read", &[1.into()], json!({}), None).await?.body;
+async fn the_cursor_never_goes_back(namespace: &dyn TestNamespace) -> Result<()> {
+    let home = FeedFixture::open(namespace, 1).await?;
+    let client = home.client();
+    let nothing = client.done("home.read", &[1.into()], json!({}), None).await?.body;
     same(
         "before anything was seen",
         &json!([nothing["last_seen_post_id"], nothing["version"]]),
@@ -817,7 +823,7 @@ async fn the_cursor_never_goes_back(lab: &dyn Lab) -> Result<()> {
     )?;
     let seen = async |post: i64, second: u64| {
         let input = json!({"post_id": post, "created_at": home.at(second)});
-        let answer = visitor.done("home.seen", &[1.into()], input, None).await?;
+        let answer = client.done("home.seen", &[1.into()], input, None).await?;
         Ok::<_, anyhow::Error>(answer.body["last_seen_post_id"].clone())
     };
     same("the first", &seen(5, 10).await?, &json!(5))?;
@@ -829,31 +835,32 @@ async fn the_cursor_never_goes_back(lab: &dyn Lab) -> Result<()> {
     for post in 7_i64..=12 {
         let second = if post % 2 == 0 { 30 - post } else { 10 + post };
         let input = json!({"post_id": post, "created_at": home.at(second.unsigned_abs())});
-        devices.push(visitor.start("home.seen", &[1.into()], input, None));
+        devices.push(client.start("home.seen", &[1.into()], input, None));
     }
     for device in devices {
         if let Err(refusal) = device.await? {
             ensure!(refusal.code == Code::Contended, "{refusal}");
             let newest = json!({"post_id": 8, "created_at": home.at(22)});
-            visitor.done("home.seen", &[1.into()], newest, None).await?;
+            client.done("home.seen", &[1.into()], newest, None).await?;
         }
     }
     same("the newest", &seen(8, 22).await?, &json!(8))?;
     // Who was paused comes too late: another device was first, or further, or the row is gone altogether.
     let reader = [Value::from(2)];
     let post = |post: i64, second: u64| json!({"post_id": post, "created_at": home.at(second)});
-    let draft = async |post: Json| visitor.drafted("home.seen", &reader, post, None).await;
+    let draft = async |post: Json| client.drafted("home.seen", &reader, post, None).await;
     for (drafted, meanwhile) in [(post(1, 1), post(5, 10)), (post(6, 11), post(7, 12))] {
         let late = draft(drafted).await?;
-        visitor.done("home.seen", &reader, meanwhile, None).await?;
-        visitor.too_late(&late).await?;
+        client.done("home.seen", &reader, meanwhile, None).await?;
+        client.too_late(&late).await?;
     }
     let late = draft(post(8, 20)).await?;
-    let (client, cursor) = (visitor.client()?, late.steps().first().context("nothing is written")?);
-    client.apply(client.one(Step::delete(&cursor.table, reader.iter().cloned()))).await?;
-    visitor.too_late(&late).await?;
-    let request = Visitor::request("home.seen", &[1.into()], &json!({"post_id": 1}), None::<Expected>);
-    let refused = visitor.house.call(&visitor.tenant, request, Operation::default()).await;
+    let (store_client, cursor) =
+        (client.store_client()?, late.steps().first().context("nothing is written")?);
+    store_client.apply(store_client.one(Step::delete(&cursor.table, reader.iter().cloned()))).await?;
+    client.too_late(&late).await?;
+    let request = TenantClient::request("home.seen", &[1.into()], &json!({"post_id": 1}), None::<Expected>);
+    let refused = client.house.call(&client.tenant, request, Operation::default()).await;
     ensure!(refused.as_ref().is_err_and(|refusal| refusal.code == Code::InvalidInput), "{refused:?}");
     Ok(())
 }

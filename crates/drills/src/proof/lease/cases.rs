@@ -13,10 +13,10 @@ use tokio::task::JoinHandle;
 
 use super::cases as lease;
 use crate::conformance::{Case, cases};
-use crate::harness::around::{Around, Delayed, LostThenUnavailable};
-use crate::harness::client::same;
-use crate::harness::engines::Lab;
-use crate::harness::house::{Visitor, shows};
+use crate::harness::engines::TestNamespace;
+use crate::harness::proxy::{Delayed, LostThenUnavailable, StoreProxy};
+use crate::harness::store_client::same;
+use crate::harness::tenant_client::{TenantClient, shows};
 
 pub(crate) const CASES: &[Case] = cases! {
     lease {
@@ -67,68 +67,67 @@ fn as_holder(holder: &str, epoch: i64) -> Json {
     json!({"holder": holder, "epoch": epoch})
 }
 
-async fn take(visitor: &Visitor, holder: &str) -> Result<Answer, Refusal> {
-    visitor.call("lock.acquire", &door(), json!({"holder": holder}), None).await
+async fn take(client: &TenantClient, holder: &str) -> Result<Answer, Refusal> {
+    client.call("lock.acquire", &door(), json!({"holder": holder}), None).await
 }
 
-async fn a_lease_lives_its_life(lab: &dyn Lab) -> Result<()> {
+async fn a_lease_lives_its_life(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let visitor = Visitor::open_at(lab, BLUEPRINT, Arc::new(clock.clone())).await?;
-    visitor.refused("lock.read", &door(), json!({}), None, Code::NotFound).await?;
+    let client = TenantClient::open_at(namespace, BLUEPRINT, Arc::new(clock.clone())).await?;
+    client.refused("lock.read", &door(), json!({}), None, Code::NotFound).await?;
     for action in ["lock.renew", "lock.release", "lock.check"] {
-        visitor.refused(action, &door(), as_holder("ann", 1), None, Code::NotFound).await?;
+        client.refused(action, &door(), as_holder("ann", 1), None, Code::NotFound).await?;
     }
     let start = clock.now();
-    let taken = take(&visitor, "ann").await?;
+    let taken = take(&client, "ann").await?;
     let ends = |span: u64| json!(start.plus(Duration::from_secs(span)).to_string());
     shows(
         &taken,
         &json!({"state": "HELD", "holder": "ann", "epoch": 1, "version": 1, "expires_at": ends(10)}),
     )?;
-    let refusal =
-        visitor.refused("lock.acquire", &door(), json!({"holder": "bob"}), None, Code::Held).await?;
+    let refusal = client.refused("lock.acquire", &door(), json!({"holder": "bob"}), None, Code::Held).await?;
     same("the version", &refusal.current_version, &Some(1))?;
     ensure!(refusal.message.contains("ann"), "{refusal}");
     // A holder is told the same: it has it already, and renews it.
-    visitor.refused("lock.acquire", &door(), json!({"holder": "ann"}), None, Code::Held).await?;
+    client.refused("lock.acquire", &door(), json!({"holder": "ann"}), None, Code::Held).await?;
     clock.advance(Duration::from_secs(4));
     let input = json!({"holder": "ann", "epoch": 1, "duration_ms": 20_000});
-    let renewed = visitor.done("lock.renew", &door(), input, None).await?;
+    let renewed = client.done("lock.renew", &door(), input, None).await?;
     shows(&renewed, &json!({"holder": "ann", "epoch": 1, "version": 2, "expires_at": ends(24)}))?;
     for wrong in [as_holder("bob", 1), as_holder("ann", 2), as_holder("ann", 0)] {
-        visitor.refused("lock.renew", &door(), wrong.clone(), None, Code::NotHolder).await?;
-        visitor.refused("lock.release", &door(), wrong.clone(), None, Code::NotHolder).await?;
-        visitor.refused("lock.check", &door(), wrong, None, Code::NotHolder).await?;
+        client.refused("lock.renew", &door(), wrong.clone(), None, Code::NotHolder).await?;
+        client.refused("lock.release", &door(), wrong.clone(), None, Code::NotHolder).await?;
+        client.refused("lock.check", &door(), wrong, None, Code::NotHolder).await?;
     }
-    visitor.done("lock.check", &door(), as_holder("ann", 1), None).await?;
-    let released = visitor.done("lock.release", &door(), as_holder("ann", 1), None).await?;
+    client.done("lock.check", &door(), as_holder("ann", 1), None).await?;
+    let released = client.done("lock.release", &door(), as_holder("ann", 1), None).await?;
     shows(&released, &json!({"state": "FREE", "holder": null, "epoch": 1, "expires_at": null}))?;
-    visitor.refused("lock.release", &door(), as_holder("ann", 1), None, Code::NotHolder).await?;
-    visitor.shows("lock", &door(), &json!({"state": "FREE", "epoch": 1})).await?;
-    shows(&take(&visitor, "bob").await?, &json!({"holder": "bob", "epoch": 2}))?;
+    client.refused("lock.release", &door(), as_holder("ann", 1), None, Code::NotHolder).await?;
+    client.shows("lock", &door(), &json!({"state": "FREE", "epoch": 1})).await?;
+    shows(&take(&client, "bob").await?, &json!({"holder": "bob", "epoch": 2}))?;
     for (input, pointer) in [
         (json!({"holder": ""}), "/holder"),
         (json!({"holder": "x", "duration_ms": 60_001}), "/duration_ms"),
         (json!({"holder": "x", "duration_ms": 0}), "/duration_ms"),
     ] {
         let refusal =
-            visitor.refused("lock.acquire", &["other".into()], input, None, Code::InvalidInput).await?;
+            client.refused("lock.acquire", &["other".into()], input, None, Code::InvalidInput).await?;
         same("the place", &refusal.misfits.first().map(|misfit| misfit.pointer.as_str()), &Some(pointer))?;
     }
-    let names = visitor.events(5).await?;
+    let names = client.events(5).await?;
     let expected =
         ["acquired", "renewed", "checked", "released", "acquired"].map(|what| format!("lock.{what}"));
     same("the events", &names, &expected.to_vec())
 }
 
-async fn of_many_claims_one_wins(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+async fn of_many_claims_one_wins(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
     let mut epochs = Vec::new();
     for round in 1..=3 {
         let calls: Vec<JoinHandle<Result<Answer, Refusal>>> = (0..12)
             .map(|claimant| {
-                let visitor = visitor.clone();
-                tokio::spawn(async move { take(&visitor, &format!("claimant-{claimant}")).await })
+                let client = client.clone();
+                tokio::spawn(async move { take(&client, &format!("claimant-{claimant}")).await })
             })
             .collect();
         let mut winners = Vec::new();
@@ -143,50 +142,50 @@ async fn of_many_claims_one_wins(lab: &dyn Lab) -> Result<()> {
             (winner.body["holder"].as_str().context("no holder")?, winner.body["epoch"].as_i64());
         epochs.push(epoch);
         let epoch = epoch.context("no epoch")?;
-        visitor.done("lock.release", &door(), as_holder(holder, epoch), None).await?;
+        client.done("lock.release", &door(), as_holder(holder, epoch), None).await?;
     }
     same("the epochs", &epochs, &vec![Some(1), Some(2), Some(3)])
 }
 
-async fn an_expired_lease_is_taken_by_whoever_comes(lab: &dyn Lab) -> Result<()> {
+async fn an_expired_lease_is_taken_by_whoever_comes(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let visitor = Visitor::open_at(lab, BLUEPRINT, Arc::new(clock.clone())).await?;
-    take(&visitor, "ann").await?;
+    let client = TenantClient::open_at(namespace, BLUEPRINT, Arc::new(clock.clone())).await?;
+    take(&client, "ann").await?;
     clock.advance(Duration::from_micros(9_999_999));
-    visitor.refused("lock.acquire", &door(), json!({"holder": "bob"}), None, Code::Held).await?;
-    visitor.shows("lock", &door(), &json!({"state": "HELD"})).await?;
+    client.refused("lock.acquire", &door(), json!({"holder": "bob"}), None, Code::Held).await?;
+    client.shows("lock", &door(), &json!({"state": "HELD"})).await?;
     clock.advance(Duration::from_micros(1));
-    visitor.shows("lock", &door(), &json!({"state": "EXPIRED", "holder": "ann", "epoch": 1})).await?;
-    shows(&take(&visitor, "bob").await?, &json!({"state": "HELD", "holder": "bob", "epoch": 2}))?;
+    client.shows("lock", &door(), &json!({"state": "EXPIRED", "holder": "ann", "epoch": 1})).await?;
+    shows(&take(&client, "bob").await?, &json!({"state": "HELD", "holder": "bob", "epoch": 2}))?;
     for action in ["lock.renew", "lock.release", "lock.check"] {
-        visitor.refused(action, &door(), as_holder("ann", 1), None, Code::NotHolder).await?;
+        client.refused(action, &door(), as_holder("ann", 1), None, Code::NotHolder).await?;
     }
-    visitor.shows("lock", &door(), &json!({"holder": "bob", "version": 2})).await
+    client.shows("lock", &door(), &json!({"holder": "bob", "version": 2})).await
 }
 
-async fn who_comes_too_late_cannot_renew(lab: &dyn Lab) -> Result<()> {
+async fn who_comes_too_late_cannot_renew(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let visitor = Visitor::open_at(lab, BLUEPRINT, Arc::new(clock.clone())).await?;
-    take(&visitor, "ann").await?;
+    let client = TenantClient::open_at(namespace, BLUEPRINT, Arc::new(clock.clone())).await?;
+    take(&client, "ann").await?;
     clock.advance(Duration::from_secs(10));
-    let refusal = visitor.refused("lock.renew", &door(), as_holder("ann", 1), None, Code::Expired).await?;
+    let refusal = client.refused("lock.renew", &door(), as_holder("ann", 1), None, Code::Expired).await?;
     same("the version", &refusal.current_version, &Some(1))?;
     // Nobody took it, so its guard still holds and it can be let go; to go on it is taken under a new epoch.
-    visitor.done("lock.check", &door(), as_holder("ann", 1), None).await?;
-    shows(&take(&visitor, "ann").await?, &json!({"holder": "ann", "epoch": 2}))?;
-    visitor.refused("lock.check", &door(), as_holder("ann", 1), None, Code::NotHolder).await?;
+    client.done("lock.check", &door(), as_holder("ann", 1), None).await?;
+    shows(&take(&client, "ann").await?, &json!({"holder": "ann", "epoch": 2}))?;
+    client.refused("lock.check", &door(), as_holder("ann", 1), None, Code::NotHolder).await?;
     Ok(())
 }
 
-async fn renewing_and_taking_contend_on_one_row(lab: &dyn Lab) -> Result<()> {
+async fn renewing_and_taking_contend_on_one_row(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let visitor = Visitor::open_at(lab, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let client = TenantClient::open_at(namespace, BLUEPRINT, Arc::new(clock.clone())).await?;
     for round in 0..8_i64 {
         let key = [Value::from(format!("door-{round}"))];
-        visitor.done("lock.acquire", &key, json!({"holder": "ann", "duration_ms": 1_000}), None).await?;
+        client.done("lock.acquire", &key, json!({"holder": "ann", "duration_ms": 1_000}), None).await?;
         // At the very end for some, a moment before it for others.
         clock.advance(Duration::from_micros(999_999 + u64::from(round % 2 == 0)));
-        let (ann, bob) = (visitor.clone(), visitor.clone());
+        let (ann, bob) = (client.clone(), client.clone());
         let (ann_key, bob_key) = (key.clone(), key.clone());
         let renewal =
             tokio::spawn(async move { ann.call("lock.renew", &ann_key, as_holder("ann", 1), None).await });
@@ -201,88 +200,93 @@ async fn renewing_and_taking_contend_on_one_row(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-async fn the_epoch_is_never_reset(lab: &dyn Lab) -> Result<()> {
+async fn the_epoch_is_never_reset(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let visitor = Visitor::open_at(lab, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let client = TenantClient::open_at(namespace, BLUEPRINT, Arc::new(clock.clone())).await?;
     for epoch in 1..=6_i64 {
-        shows(&take(&visitor, "ann").await?, &json!({"epoch": epoch}))?;
+        shows(&take(&client, "ann").await?, &json!({"epoch": epoch}))?;
         match epoch % 3 {
             0 => clock.advance(Duration::from_secs(10)),
-            _ => drop(visitor.done("lock.release", &door(), as_holder("ann", epoch), None).await?),
+            _ => drop(client.done("lock.release", &door(), as_holder("ann", epoch), None).await?),
         }
     }
-    let house = &visitor.house;
+    let house = &client.house;
     ensure!(house.resource("lock")?.action("delete").is_none(), "a lease can be deleted");
-    visitor.shows("lock", &door(), &json!({"epoch": 6})).await
+    client.shows("lock", &door(), &json!({"epoch": 6})).await
 }
 
-async fn what_a_stale_holder_writes_is_refused(lab: &dyn Lab) -> Result<()> {
+async fn what_a_stale_holder_writes_is_refused(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let visitor = Visitor::open_at(lab, BLUEPRINT, Arc::new(clock.clone())).await?;
-    visitor.done("account.create", &[], json!({"number": 1}), None).await?;
+    let client = TenantClient::open_at(namespace, BLUEPRINT, Arc::new(clock.clone())).await?;
+    client.done("account.create", &[], json!({"number": 1}), None).await?;
     // The effect and the guard on the lease are one plan.
     let pay = async |holder: &str, epoch: i64, amount: i64| {
         let requests = vec![
-            Visitor::request("lock.check", &door(), &as_holder(holder, epoch), None),
-            Visitor::request("account.patch", &[1.into()], &json!({"balance": amount}), Some(Expected::Any)),
+            TenantClient::request("lock.check", &door(), &as_holder(holder, epoch), None),
+            TenantClient::request(
+                "account.patch",
+                &[1.into()],
+                &json!({"balance": amount}),
+                Some(Expected::Any),
+            ),
         ];
-        visitor.house.batch(&visitor.tenant, requests, Operation::default()).await
+        client.house.batch(&client.tenant, requests, Operation::default()).await
     };
-    take(&visitor, "ann").await?;
+    take(&client, "ann").await?;
     ensure!(pay("ann", 1, 10).await.is_ok(), "the holder could not write");
     // Ann is paused for longer than her lease. Bob takes it and works; then Ann wakes and goes on where she was.
     clock.advance(Duration::from_secs(60));
-    take(&visitor, "bob").await?;
+    take(&client, "bob").await?;
     ensure!(pay("bob", 2, 20).await.is_ok(), "the new holder could not write");
     let refused = pay("ann", 1, 30).await.map_err(|(call, refusal)| (call, refusal.code));
     ensure!(matches!(refused, Err((Some(0), Code::NotHolder))), "a stale holder wrote: {refused:?}");
-    visitor.shows("account", &[1.into()], &json!({"balance": 20})).await?;
-    visitor.done("lock.release", &door(), as_holder("bob", 2), None).await?;
+    client.shows("account", &[1.into()], &json!({"balance": 20})).await?;
+    client.done("lock.release", &door(), as_holder("bob", 2), None).await?;
     let refused = pay("bob", 2, 40).await.map_err(|(_, refusal)| refusal.code);
     ensure!(matches!(refused, Err(Code::NotHolder)), "who has released it wrote: {refused:?}");
-    visitor.shows("account", &[1.into()], &json!({"balance": 20})).await
+    client.shows("account", &[1.into()], &json!({"balance": 20})).await
 }
 
-async fn a_clock_that_is_set_breaks_nothing(lab: &dyn Lab) -> Result<()> {
+async fn a_clock_that_is_set_breaks_nothing(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let visitor = Visitor::open_at(lab, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let client = TenantClient::open_at(namespace, BLUEPRINT, Arc::new(clock.clone())).await?;
     let minutes = Duration::from_secs(600);
-    take(&visitor, "ann").await?;
+    take(&client, "ann").await?;
     // Set back, it lasts longer for the others, and its holder goes on.
     clock.set(clock.now().minus(minutes));
-    visitor.refused("lock.acquire", &door(), json!({"holder": "bob"}), None, Code::Held).await?;
-    visitor.done("lock.renew", &door(), as_holder("ann", 1), None).await?;
+    client.refused("lock.acquire", &door(), json!({"holder": "bob"}), None, Code::Held).await?;
+    client.done("lock.renew", &door(), as_holder("ann", 1), None).await?;
     // Set forward, it ends early; the guard stops the holder that does not know.
     clock.set(clock.now().plus(2 * minutes));
-    shows(&take(&visitor, "bob").await?, &json!({"epoch": 2}))?;
-    visitor.refused("lock.check", &door(), as_holder("ann", 1), None, Code::NotHolder).await?;
+    shows(&take(&client, "bob").await?, &json!({"epoch": 2}))?;
+    client.refused("lock.check", &door(), as_holder("ann", 1), None, Code::NotHolder).await?;
     clock.set(clock.now().minus(minutes));
-    visitor.refused("lock.acquire", &door(), json!({"holder": "ann"}), None, Code::Held).await?;
-    visitor.done("lock.check", &door(), as_holder("bob", 2), None).await?;
+    client.refused("lock.acquire", &door(), json!({"holder": "ann"}), None, Code::Held).await?;
+    client.done("lock.check", &door(), as_holder("bob", 2), None).await?;
     Ok(())
 }
 
-async fn retries_get_the_first_answer(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+async fn retries_get_the_first_answer(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
     let call =
-        async |id: &str, action: &str, input: Json| visitor.call_as(id, action, &door(), input, None).await;
+        async |id: &str, action: &str, input: Json| client.call_as(id, action, &door(), input, None).await;
     let first = call("take", "lock.acquire", json!({"holder": "ann"})).await?;
     let freed = call("free", "lock.release", as_holder("ann", 1)).await?;
-    take(&visitor, "bob").await?;
+    take(&client, "bob").await?;
     same("a repeated claim", &call("take", "lock.acquire", json!({"holder": "ann"})).await?, &first)?;
     same("a repeated release", &call("free", "lock.release", as_holder("ann", 1)).await?, &freed)?;
-    visitor.shows("lock", &door(), &json!({"holder": "bob", "epoch": 2})).await
+    client.shows("lock", &door(), &json!({"holder": "bob", "epoch": 2})).await
 }
 
-async fn leases_are_listed_by_state_and_holder(lab: &dyn Lab) -> Result<()> {
+async fn leases_are_listed_by_state_and_holder(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let visitor = Visitor::open_at(lab, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let client = TenantClient::open_at(namespace, BLUEPRINT, Arc::new(clock.clone())).await?;
     for (number, holder) in ["ann", "bob", "ann", "cy", "ann"].into_iter().enumerate() {
         let input = json!({"holder": holder, "duration_ms": if holder == "cy" { 1 } else { 60_000 }});
-        visitor.done("lock.acquire", &[format!("k{number}").into()], input, None).await?;
+        client.done("lock.acquire", &[format!("k{number}").into()], input, None).await?;
         clock.advance(Duration::from_secs(1));
     }
-    visitor.done("lock.release", &["k2".into()], as_holder("ann", 1), None).await?;
+    client.done("lock.release", &["k2".into()], as_holder("ann", 1), None).await?;
     let expect = async |input: Json, expected: &[&str]| -> Result<()> {
         let (mut found, mut input) = (Vec::new(), input);
         for _ in 0..1_000 {
@@ -291,7 +295,7 @@ async fn leases_are_listed_by_state_and_holder(lab: &dyn Lab) -> Result<()> {
             loop {
                 let mut asked = input.clone();
                 asked.as_object_mut().context("an object")?.retain(|_, value| !value.is_null());
-                let page = visitor.done("lock.list", &[], asked, None).await?;
+                let page = client.done("lock.list", &[], asked, None).await?;
                 for row in page.body.as_array().context("no list")? {
                     found.push(format!(
                         "{}:{}",
@@ -305,7 +309,7 @@ async fn leases_are_listed_by_state_and_holder(lab: &dyn Lab) -> Result<()> {
             if found == expected {
                 return Ok(());
             }
-            crate::harness::client::pause().await;
+            crate::harness::store_client::pause().await;
         }
         anyhow::bail!("{input}: expected {expected:?}, got {found:?}")
     };
@@ -315,25 +319,25 @@ async fn leases_are_listed_by_state_and_holder(lab: &dyn Lab) -> Result<()> {
     expect(json!({"holder": "nobody"}), &[]).await
 }
 
-async fn tenants_hold_apart(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
-    let other = visitor.for_tenant("other")?;
-    take(&visitor, "ann").await?;
+async fn tenants_hold_apart(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
+    let other = client.for_tenant("other")?;
+    take(&client, "ann").await?;
     other.refused("lock.read", &door(), json!({}), None, Code::NotFound).await?;
     shows(&take(&other, "ann").await?, &json!({"epoch": 1}))?;
     other.done("lock.release", &door(), as_holder("ann", 1), None).await?;
-    visitor.shows("lock", &door(), &json!({"state": "HELD"})).await
+    client.shows("lock", &door(), &json!({"state": "HELD"})).await
 }
 
-fn leases(visitor: &Visitor, clock: Arc<dyn Clock>) -> Result<Leases> {
-    let table = visitor.table("locks")?.clone();
-    Ok(Leases::of(visitor.house.store().clone(), clock, table, visitor.tenant.clone()))
+fn leases(client: &TenantClient, clock: Arc<dyn Clock>) -> Result<Leases> {
+    let table = client.table("locks")?.clone();
+    Ok(Leases::of(client.house.store().clone(), clock, table, client.tenant.clone()))
 }
 
-async fn programs_hold_leases(lab: &dyn Lab) -> Result<()> {
+async fn programs_hold_leases(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let visitor = Visitor::open_at(lab, BLUEPRINT, Arc::new(clock.clone())).await?;
-    let leases = leases(&visitor, Arc::new(clock.clone()))?;
+    let client = TenantClient::open_at(namespace, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let leases = leases(&client, Arc::new(clock.clone()))?;
     let (span, keys) = (Duration::from_secs(10), ["a", "b", "c"].map(|key| [Value::from(key)]));
     let mut held = Vec::new();
     for key in &keys {
@@ -355,12 +359,15 @@ async fn programs_hold_leases(lab: &dyn Lab) -> Result<()> {
     let live: Vec<bool> = held.iter().map(|held| held.is_live(&clock)).collect();
     same("whose time is left", &live, &vec![true, false, true])?;
     // The guard stands in the plan of the effect.
-    let (table, client) = (visitor.table("accounts")?.clone(), visitor.client()?);
+    let (table, store_client) = (client.table("accounts")?.clone(), client.store_client()?);
     let effect = |number: i64, guard: Step| {
-        client.plan().step(guard).step(Step::insert(&table, [number.into()]).set("updated_at", clock.now()))
+        store_client
+            .plan()
+            .step(guard)
+            .step(Step::insert(&table, [number.into()]).set("updated_at", clock.now()))
     };
-    client.apply(effect(1, held[0].guard())).await?;
-    client.refuse(effect(2, held[1].guard())).await?;
+    store_client.apply(effect(1, held[0].guard())).await?;
+    store_client.refuse(effect(2, held[1].guard())).await?;
     same("a second release", &leases.release(&held[1]).await?, &false)?;
     // Whoever waits is told of the next change, and of the end.
     let seen = leases.read(&keys[0]).await?.context("the lease is missing")?;
@@ -371,16 +378,16 @@ async fn programs_hold_leases(lab: &dyn Lab) -> Result<()> {
     ensure!(leases.release(&held[0]).await?, "the lease was lost");
     while !waiting.is_finished() {
         clock.advance(Duration::from_millis(100));
-        crate::harness::client::pause().await;
+        crate::harness::store_client::pause().await;
     }
     same("who has it now", &waiting.await??.and_then(|lease| lease.holder), &None)
 }
 
-async fn programs_find_their_lease_after_a_lost_answer(lab: &dyn Lab) -> Result<()> {
-    let sound = lab.open().await?;
+async fn programs_find_their_lease_after_a_lost_answer(namespace: &dyn TestNamespace) -> Result<()> {
+    let sound = namespace.open().await?;
     let faulty = Arc::new(FaultyStore::over(sound, Arc::new(SystemClock), Odds::default(), 3));
-    let visitor = Visitor::over(faulty.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
-    let leases = leases(&visitor, Arc::new(SystemClock))?;
+    let client = TenantClient::over(faulty.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
+    let leases = leases(&client, Arc::new(SystemClock))?;
     faulty.set_odds(Odds { unknown_before: 0.2, unknown_after: 0.4, ..Odds::default() });
     let span = Duration::from_secs(600);
     let mut epochs = Vec::new();
@@ -400,11 +407,13 @@ async fn programs_find_their_lease_after_a_lost_answer(lab: &dyn Lab) -> Result<
     same("the epochs", &epochs, &(1..=10).collect::<Vec<i64>>())
 }
 
-async fn a_lost_answer_stays_unknown_if_the_retry_is_unavailable(lab: &dyn Lab) -> Result<()> {
+async fn a_lost_answer_stays_unknown_if_the_retry_is_unavailable(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let faults = Arc::new(LostThenUnavailable::default());
-    let store = Arc::new(Around::new(lab.open().await?, faults.clone()));
-    let visitor = Visitor::over(store, BLUEPRINT, Arc::new(SystemClock)).await?;
-    let leases = leases(&visitor, Arc::new(SystemClock))?;
+    let store = Arc::new(StoreProxy::new(namespace.open().await?, faults.clone()));
+    let client = TenantClient::over(store, BLUEPRINT, Arc::new(SystemClock)).await?;
+    let leases = leases(&client, Arc::new(SystemClock))?;
     let span = Duration::from_secs(600);
     faults.start();
     let acquired = leases.acquire(&door(), "me", span).await;
@@ -420,11 +429,11 @@ async fn a_lost_answer_stays_unknown_if_the_retry_is_unavailable(lab: &dyn Lab) 
     same("the holder", &leases.read(&door()).await?.and_then(|lease| lease.holder), &None)
 }
 
-async fn a_holders_own_deadline_is_early(lab: &dyn Lab) -> Result<()> {
+async fn a_holders_own_deadline_is_early(namespace: &dyn TestNamespace) -> Result<()> {
     // The holder's clock is an hour off and is set while it holds; its own deadline depends on neither.
     let (engine, own) = (standing(), ManualClock::at(Time::from_millis(1_700_000_000_000)));
-    let visitor = Visitor::open_at(lab, BLUEPRINT, Arc::new(engine.clone())).await?;
-    let leases = leases(&visitor, Arc::new(own.clone()))?;
+    let client = TenantClient::open_at(namespace, BLUEPRINT, Arc::new(engine.clone())).await?;
+    let leases = leases(&client, Arc::new(own.clone()))?;
     let span = Duration::from_secs(10);
     let held = leases.acquire(&door(), "me", span).await?.map_err(|lease| anyhow::anyhow!("{lease:?}"))?;
     own.set(Time::from_millis(1_900_000_000_000));
@@ -436,10 +445,10 @@ async fn a_holders_own_deadline_is_early(lab: &dyn Lab) -> Result<()> {
     own.advance(Duration::from_micros(1));
     ensure!(!held.is_live(&own), "its time is up");
     // The steps by themselves, as other rooms put them into their plans.
-    let (table, tenant) = (visitor.table("locks")?, &visitor.tenant);
+    let (table, tenant) = (client.table("locks")?, &client.tenant);
     let commit = async |step: Step| {
         let plan = Plan::of(tenant, "steps").step(step).build()?;
-        Ok::<bool, anyhow::Error>(matches!(visitor.house.store().commit(&plan).await?, Commit::Applied(_)))
+        Ok::<bool, anyhow::Error>(matches!(client.house.store().commit(&plan).await?, Commit::Applied(_)))
     };
     ensure!(
         commit(renew(table, door(), "me", 1, span)).await?,
@@ -452,10 +461,10 @@ async fn a_holders_own_deadline_is_early(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-async fn a_stale_program_neither_renews_nor_releases(lab: &dyn Lab) -> Result<()> {
+async fn a_stale_program_neither_renews_nor_releases(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let visitor = Visitor::open_at(lab, BLUEPRINT, Arc::new(clock.clone())).await?;
-    let leases = leases(&visitor, Arc::new(clock.clone()))?;
+    let client = TenantClient::open_at(namespace, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let leases = leases(&client, Arc::new(clock.clone()))?;
     let span = Duration::from_secs(10);
     let take =
         async || leases.acquire(&door(), "me", span).await?.map_err(|lease| anyhow::anyhow!("{lease:?}"));
@@ -468,13 +477,13 @@ async fn a_stale_program_neither_renews_nor_releases(lab: &dyn Lab) -> Result<()
     same("renewed by its former life", &leases.renew(vec![&mut first], span).await?.len(), &1)?;
     same("released by its former life", &leases.release(&first).await?, &false)?;
     // The epoch alone is not enough either: it can be read by anybody.
-    let (table, tenant) = (visitor.table("locks")?, &visitor.tenant);
+    let (table, tenant) = (client.table("locks")?, &client.tenant);
     for (operation, step) in [
         ("lease.renew", renew(table, door(), "you", 2, span)),
         ("lease.release", release(table, door(), "you", 2)),
     ] {
         let plan = Plan::of(tenant, operation).step(step).build()?;
-        let outcome = visitor.house.store().commit(&plan).await?;
+        let outcome = client.house.store().commit(&plan).await?;
         ensure!(matches!(outcome, Commit::Refused(_)), "{operation} by somebody else: {outcome:?}");
     }
     same("released by its holder", &leases.release(&second).await?, &true)
@@ -482,27 +491,27 @@ async fn a_stale_program_neither_renews_nor_releases(lab: &dyn Lab) -> Result<()
 
 /// Found by simulation: a claim whose answer was lost was repeated, refused, and reported as refused; and then the first
 /// request arrived, and took the lease for somebody who had gone away.
-async fn who_was_refused_does_not_get_it_later(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+async fn who_was_refused_does_not_get_it_later(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     let delayed = Arc::new(Delayed::default());
-    let slow = Arc::new(Around::new(store.clone(), delayed.clone()));
-    let slow = Visitor::over(slow, BLUEPRINT, Arc::new(SystemClock)).await?;
-    let visitor = Visitor::over(store.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
-    take(&visitor, "bob").await?;
+    let slow = Arc::new(StoreProxy::new(store.clone(), delayed.clone()));
+    let slow = TenantClient::over(slow, BLUEPRINT, Arc::new(SystemClock)).await?;
+    let client = TenantClient::over(store.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
+    take(&client, "bob").await?;
     delayed.next(1);
     slow.refused("lock.acquire", &door(), json!({"holder": "ann"}), None, Code::Held).await?;
-    visitor.done("lock.release", &door(), as_holder("bob", 1), None).await?;
+    client.done("lock.release", &door(), as_holder("bob", 1), None).await?;
     let late = store.commit(&delayed.kept().context("nothing is under way")?).await?;
     ensure!(late == Commit::Fenced, "a claim that was refused was applied after all: {late:?}");
-    visitor.shows("lock", &door(), &json!({"state": "FREE", "epoch": 1})).await
+    client.shows("lock", &door(), &json!({"state": "FREE", "epoch": 1})).await
 }
 
-async fn who_was_in_doubt_and_refused_does_not_get_it_later(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+async fn who_was_in_doubt_and_refused_does_not_get_it_later(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     let delayed = Arc::new(Delayed::default());
-    let slow = Arc::new(Around::new(store.clone(), delayed.clone()));
-    let slow = Visitor::over(slow, BLUEPRINT, Arc::new(SystemClock)).await?;
-    let visitor = Visitor::over(store.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
+    let slow = Arc::new(StoreProxy::new(store.clone(), delayed.clone()));
+    let slow = TenantClient::over(slow, BLUEPRINT, Arc::new(SystemClock)).await?;
+    let client = TenantClient::over(store.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
     // More than the house tries by itself.
     delayed.next(50);
     let ask = async || slow.call_as("op", "lock.acquire", &door(), json!({"holder": "ann"}), None).await;
@@ -510,10 +519,10 @@ async fn who_was_in_doubt_and_refused_does_not_get_it_later(lab: &dyn Lab) -> Re
     same("at first", &code(ask().await), &Some(Code::OutcomeUnknown))?;
     delayed.next(0);
     // Asked again under the same id, it is refused, because another was faster. Nothing else says that it was not done.
-    take(&visitor, "bob").await?;
+    take(&client, "bob").await?;
     same("asked again", &code(ask().await), &Some(Code::Held))?;
-    visitor.done("lock.release", &door(), as_holder("bob", 1), None).await?;
+    client.done("lock.release", &door(), as_holder("bob", 1), None).await?;
     let late = store.commit(&delayed.kept().context("nothing is under way")?).await?;
     ensure!(late == Commit::Fenced, "a claim that was refused was applied after all: {late:?}");
-    visitor.shows("lock", &door(), &json!({"state": "FREE", "epoch": 1})).await
+    client.shows("lock", &door(), &json!({"state": "FREE", "epoch": 1})).await
 }

@@ -7,11 +7,11 @@ use serde_json::json;
 use statehouse::Operation;
 use statehouse_store::Value;
 
-use crate::conformance::Verdict;
-use crate::harness::house::Visitor;
-use crate::harness::simulation::{Acting, Client, Course, End, Told};
+use crate::conformance::CaseFuture;
+use crate::harness::simulation::{CallOutcome, ClientFuture, FinishedHistory, SimulatedClient, Workload};
+use crate::harness::tenant_client::TenantClient;
 
-pub(crate) const COURSE: Course = Course {
+pub(crate) const WORKLOAD: Workload = Workload {
     archetype: "lease",
     blueprint: r#"
 [house]
@@ -23,21 +23,21 @@ duration = "2s"
 "#,
     resource: "lock",
     prepare: |_| Box::pin(async { Ok(()) }),
-    act: |client| -> Acting<'_> { Box::pin(act(client)) },
-    check: |end| -> Verdict<'_> { Box::pin(check(end)) },
+    act: |client| -> ClientFuture<'_> { Box::pin(act(client)) },
+    check: |end| -> CaseFuture<'_> { Box::pin(check(end)) },
 };
 
 const KEYS: u64 = 2;
 /// How the keys of effects begin: leases that are taken in one plan with the check of another.
 const EFFECT: &str = "effect ";
 
-async fn act(client: &mut Client) {
+async fn act(client: &mut SimulatedClient) {
     let key = [Value::from(format!("door {}", client.below(KEYS)))];
     let known = client.memory.clone();
     let held = known["key"] == json!(key[0].to_json());
     let mine = json!({"holder": client.name, "epoch": known["epoch"]});
     match client.below(8) {
-        0 | 1 if held => if let Told::Done(_) = client.call("lock.renew", &key, mine, None).await {},
+        0 | 1 if held => if let CallOutcome::Done(_) = client.call("lock.renew", &key, mine, None).await {},
         2 if held => {
             client.memory = json!(null);
             client.call("lock.release", &key, mine, None).await;
@@ -45,7 +45,7 @@ async fn act(client: &mut Client) {
         3..=6 if held => effect(client, &key, &mine).await,
         _ => {
             let holder = client.name.clone();
-            if let Told::Done(answer) =
+            if let CallOutcome::Done(answer) =
                 client.call("lock.acquire", &key, json!({"holder": holder}), None).await
             {
                 client.memory = json!({"key": key[0].to_json(), "epoch": answer.body["epoch"]});
@@ -55,21 +55,21 @@ async fn act(client: &mut Client) {
 }
 
 /// Something that only the holder may do, whether it still is or not.
-async fn effect(client: &mut Client, key: &[Value], mine: &serde_json::Value) {
+async fn effect(client: &mut SimulatedClient, key: &[Value], mine: &serde_json::Value) {
     let operation = client.operation();
     let other = [Value::from(format!("{EFFECT}{operation}"))];
     let requests = vec![
-        Visitor::request("lock.check", key, mine, None),
-        Visitor::request("lock.acquire", &other, &json!({"holder": client.name.as_str()}), None),
+        TenantClient::request("lock.check", key, mine, None),
+        TenantClient::request("lock.acquire", &other, &json!({"holder": client.name.as_str()}), None),
     ];
-    let visitor = client.read();
+    let house = client.read().house.clone();
     let under = Operation { id: Some(operation.clone()), fingerprint: operation.clone() };
-    if visitor.house.batch(&visitor.tenant, requests, under).await.is_ok() {
-        client.notes.lock().done.insert(operation);
+    if house.batch(&client.read().tenant, requests, under).await.is_ok() {
+        client.observations.lock().done.insert(operation);
     }
 }
 
-async fn check(end: &End) -> Result<()> {
+async fn check(end: &FinishedHistory) -> Result<()> {
     // Order: what a holder does stands between its claim and the next one.
     let mut holders: BTreeMap<String, (Option<String>, Option<i64>)> = BTreeMap::new();
     let mut effects = 0_u64;
@@ -100,7 +100,7 @@ async fn check(end: &End) -> Result<()> {
     }
     // Conservation: as many effects are stored as the log has.
     let table = end.sound.table("locks")?;
-    let rows = crate::harness::client::scan(
+    let rows = crate::harness::store_client::scan(
         end.sound.house.store().as_ref(),
         statehouse_store::Scan::of(table, &end.sound.tenant),
     );

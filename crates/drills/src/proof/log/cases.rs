@@ -29,11 +29,11 @@ use self::parking::*;
 use self::programs::*;
 use super::cases as log;
 use crate::conformance::{Case, cases};
-use crate::harness::client::{pause, same, scan, whole_log};
 use crate::harness::drill::Drill;
-use crate::harness::engines::Lab;
-use crate::harness::house::{Visitor, shows};
-use crate::harness::witness::aside;
+use crate::harness::engines::TestNamespace;
+use crate::harness::recorder::unattributed;
+use crate::harness::store_client::{pause, same, scan, whole_log};
+use crate::harness::tenant_client::{TenantClient, shows};
 
 pub(crate) const CASES: &[Case] = cases! {
     log {
@@ -120,7 +120,7 @@ lease = "10s"
 /// Writes down, for each subject, the numbers that its records have: a trail in which a repetition, a gap or another order
 /// shows.
 #[derive(Debug)]
-struct Scribe {
+struct TrailHandler {
     table: Arc<Table>,
     /// Records in one plan at most.
     most: usize,
@@ -133,7 +133,7 @@ struct Scribe {
     /// Numbers whose plan is refused.
     refused: Mutex<BTreeSet<i64>>,
     /// What happens once, when this number is handled, before anything is written.
-    gates: Mutex<BTreeMap<i64, Arc<Gate>>>,
+    gates: Mutex<BTreeMap<i64, Arc<HandlerPause>>>,
     handled: AtomicUsize,
     /// Whether it makes effects ahead, and how many it has made.
     looks_ahead: AtomicBool,
@@ -142,15 +142,15 @@ struct Scribe {
 
 /// Where a handler waits until it is let on.
 #[derive(Debug, Default)]
-struct Gate {
+struct HandlerPause {
     arrived: Notify,
     go_on: Notify,
 }
 
-impl Scribe {
-    fn of(visitor: &Visitor, most: usize) -> Result<Arc<Scribe>> {
-        Ok(Arc::new(Scribe {
-            table: visitor.table("trails")?.clone(),
+impl TrailHandler {
+    fn of(client: &TenantClient, most: usize) -> Result<Arc<TrailHandler>> {
+        Ok(Arc::new(TrailHandler {
+            table: client.table("trails")?.clone(),
             most,
             poison: Mutex::default(),
             panics: Mutex::default(),
@@ -163,8 +163,8 @@ impl Scribe {
         }))
     }
 
-    fn gate(&self, number: i64) -> Arc<Gate> {
-        let gate = Arc::new(Gate::default());
+    fn gate(&self, number: i64) -> Arc<HandlerPause> {
+        let gate = Arc::new(HandlerPause::default());
         self.gates.lock().unwrap_or_else(PoisonError::into_inner).insert(number, gate.clone());
         gate
     }
@@ -186,7 +186,7 @@ fn number_of(record: &Record) -> i64 {
 const GROUP: &str = "scribe";
 
 #[async_trait]
-impl Handler for Scribe {
+impl Handler for TrailHandler {
     fn group(&self) -> &str {
         GROUP
     }
@@ -258,52 +258,52 @@ fn step_that_is_refused(table: &Arc<Table>) -> Step {
     Step::update(table, ["nobody wrote this".into()])
 }
 
-/// A house with a scribe in it.
-struct Scene {
-    visitor: Visitor,
-    scribe: Arc<Scribe>,
+/// A house with a handler in it.
+struct LogFixture {
+    client: TenantClient,
+    handler: Arc<TrailHandler>,
 }
 
 const TENANTS: [&str; 3] = ["acme", "bond", "core"];
 
-impl Scene {
-    async fn open(lab: &dyn Lab, most: usize) -> Result<Scene> {
-        Scene::over(lab.open().await?, Arc::new(SystemClock), BLUEPRINT, most).await
+impl LogFixture {
+    async fn open(namespace: &dyn TestNamespace, most: usize) -> Result<LogFixture> {
+        LogFixture::over(namespace.open().await?, Arc::new(SystemClock), BLUEPRINT, most).await
     }
 
-    /// The same blueprint with a scribe of its own, as another process would have.
+    /// The same blueprint with a handler of its own, as another process would have.
     async fn over(
         store: Arc<dyn Store>,
         clock: Arc<dyn Clock>,
         blueprint: &str,
         most: usize,
-    ) -> Result<Scene> {
-        let visitor = Visitor::over(store.clone(), blueprint, clock.clone()).await?;
-        let scribe = Scribe::of(&visitor, most)?;
+    ) -> Result<LogFixture> {
+        let client = TenantClient::over(store.clone(), blueprint, clock.clone()).await?;
+        let handler = TrailHandler::of(&client, most)?;
         let ids = Ids::new(clock.clone(), Random::from_entropy());
         let house = House::with(store, &Blueprint::read("statehouse.toml", blueprint)?, clock, ids)?;
-        let house = Arc::new(house.with_consumer(scribe.clone()));
+        let house = Arc::new(house.with_consumer(handler.clone()));
         house.migrate(Migrate::Apply).await?;
-        Ok(Scene { visitor: Visitor { house, ..visitor }, scribe })
+        Ok(LogFixture { client: TenantClient { house, ..client }, handler })
     }
 
     fn group(&self) -> Group {
-        self.visitor.house.group(GROUP)
+        self.client.house.group(GROUP)
     }
 
     /// Writes a number to a note of a tenant.
     async fn write(&self, tenant: &str, id: i64, n: i64) -> Result<()> {
-        write(&self.visitor, tenant, id, n).await
+        write(&self.client, tenant, id, n).await
     }
 
     /// The trails of all tenants.
     async fn trails(&self) -> Result<BTreeMap<String, String>> {
-        trails(self.visitor.house.store().as_ref(), &self.scribe.table).await
+        trails(self.client.house.store().as_ref(), &self.handler.table).await
     }
 
     /// Steps until a step of every partition has nothing left.
     async fn drain(&self) -> Result<usize> {
-        self.visitor.drain_workers().await
+        self.client.drain_workers().await
     }
 
     /// Requires each note's trail to be the numbers that were written to it.
@@ -324,7 +324,7 @@ impl Scene {
     /// A lease on a partition, as a process of that name has it.
     async fn hold(&self, name: &str, partition: u32) -> Result<Held> {
         let (tenant, table) = (own::tenant().context("the house has no name")?, own::leases()?);
-        let house = &self.visitor.house;
+        let house = &self.client.house;
         let leases = Leases::of(house.store().clone(), house.clock().clone(), table, tenant);
         let key = ["worker.scribe".into(), format!("{partition:05}").into()];
         let held = leases.acquire(&key, name, Duration::from_secs(10)).await?;
@@ -333,23 +333,23 @@ impl Scene {
 
     /// One step of the group on a partition, by whoever has this lease.
     async fn step(&self, held: &Held, partition: u32, limit: usize) -> Result<Progress, StoreError> {
-        let house = &self.visitor.house;
-        let worker = Consumer::of(self.scribe.clone(), house.store().partitions());
+        let house = &self.client.house;
+        let worker = Consumer::of(self.handler.clone(), house.store().partitions());
         let (store, clock, ids) = (house.store(), &**house.clock(), house.ids());
         let outside = house.outside();
         worker.step(&Shift { store, clock, ids, outside, shard: partition, held }, limit).await
     }
 }
 
-async fn write(visitor: &Visitor, tenant: &str, id: i64, n: i64) -> Result<()> {
-    let visitor = visitor.for_tenant(tenant)?;
+async fn write(client: &TenantClient, tenant: &str, id: i64, n: i64) -> Result<()> {
+    let client = client.for_tenant(tenant)?;
     let key = [id.into()];
-    let request = Visitor::request("note.update", &key, &json!({"n": n}), Some(Expected::Any));
-    let updated = visitor.house.call(&visitor.tenant, request, Operation::default()).await;
+    let request = TenantClient::request("note.update", &key, &json!({"n": n}), Some(Expected::Any));
+    let updated = client.house.call(&client.tenant, request, Operation::default()).await;
     match updated {
         Ok(_) => Ok(()),
         Err(refusal) if refusal.code == Code::NotFound => {
-            visitor.done("note.create", &[], json!({"id": id, "n": n}), None).await.map(drop)
+            client.done("note.create", &[], json!({"id": id, "n": n}), None).await.map(drop)
         }
         Err(refusal) => Err(refusal.into()),
     }
@@ -365,12 +365,12 @@ async fn trails(store: &dyn Store, table: &Arc<Table>) -> Result<BTreeMap<String
 }
 
 /// Writes some numbers to some notes of all tenants, in turns, and says what the trails have to be.
-async fn busy(scene: &Scene, notes: i64, rounds: i64) -> Result<BTreeMap<String, String>> {
+async fn busy(fixture: &LogFixture, notes: i64, rounds: i64) -> Result<BTreeMap<String, String>> {
     let mut expected: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for n in 1..=rounds {
         for tenant in TENANTS {
             for id in 0..notes {
-                scene.write(tenant, id, n).await?;
+                fixture.write(tenant, id, n).await?;
                 expected.entry(format!("{tenant}/note/{id}")).or_default().push(n.to_string());
             }
         }
@@ -400,27 +400,27 @@ fn standing() -> ManualClock {
     ManualClock::at(Time::from_millis(1_800_000_000_000))
 }
 
-async fn each_record_has_its_effect_once_and_in_order(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+async fn each_record_has_its_effect_once_and_in_order(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     for most in [1, 5] {
-        let scene = Scene::over(store.clone(), Arc::new(SystemClock), BLUEPRINT, most).await?;
-        let before = scene.trails().await?;
-        let written = busy(&scene, 3, 4).await?;
-        ensure!(scene.ahead().await? > 0, "nothing lies ahead");
-        let behind = scene.group().standing().await?.into_iter().map(|one| one.behind).max();
+        let fixture = LogFixture::over(store.clone(), Arc::new(SystemClock), BLUEPRINT, most).await?;
+        let before = fixture.trails().await?;
+        let written = busy(&fixture, 3, 4).await?;
+        ensure!(fixture.ahead().await? > 0, "nothing lies ahead");
+        let behind = fixture.group().standing().await?.into_iter().map(|one| one.behind).max();
         ensure!(behind.is_some_and(|span| !span.is_zero()), "what lies ahead is not old: {behind:?}");
-        scene.drain().await?;
+        fixture.drain().await?;
         let joined = |(name, steps): (String, String)| {
             let before = before.get(&name).map(|before| format!("{before} ")).unwrap_or_default();
             (name, format!("{before}{steps}"))
         };
         let expected: BTreeMap<String, String> = written.into_iter().map(joined).collect();
-        scene.follows(&expected).await?;
-        same("what lies ahead", &scene.ahead().await?, &0)?;
+        fixture.follows(&expected).await?;
+        same("what lies ahead", &fixture.ahead().await?, &0)?;
         // Another process finds nothing left to do.
-        let later = Scene::over(store.clone(), Arc::new(SystemClock), BLUEPRINT, most).await?;
+        let later = LogFixture::over(store.clone(), Arc::new(SystemClock), BLUEPRINT, most).await?;
         later.drain().await?;
-        same("records handled again", &later.scribe.handled.load(Ordering::SeqCst), &0)?;
+        same("records handled again", &later.handler.handled.load(Ordering::SeqCst), &0)?;
         later.follows(&expected).await?;
     }
     Ok(())
@@ -428,67 +428,69 @@ async fn each_record_has_its_effect_once_and_in_order(lab: &dyn Lab) -> Result<(
 
 /// The records of one note are made from the trail that those before them leave, which is not there yet when they are made
 /// ahead; those of different notes are not.
-async fn what_is_made_ahead_is_made_anew_where_it_does_not_hold(lab: &dyn Lab) -> Result<()> {
+async fn what_is_made_ahead_is_made_anew_where_it_does_not_hold(namespace: &dyn TestNamespace) -> Result<()> {
     const WRITES: i64 = 24;
-    let scene = Scene::open(lab, 2).await?;
-    scene.scribe.looks_ahead.store(true, Ordering::SeqCst);
-    set(&scene.scribe.poison, &[7]);
-    set(&scene.scribe.panics, &[9]);
+    let fixture = LogFixture::open(namespace, 2).await?;
+    fixture.handler.looks_ahead.store(true, Ordering::SeqCst);
+    set(&fixture.handler.poison, &[7]);
+    set(&fixture.handler.panics, &[9]);
     let mut expected: BTreeMap<String, String> = BTreeMap::new();
     for (tenant, notes) in [("acme", 1), ("core", WRITES)] {
         for n in 0..WRITES {
-            scene.write(tenant, n % notes, n + 10).await?;
+            fixture.write(tenant, n % notes, n + 10).await?;
             let trail = expected.entry(format!("{tenant}/note/{}", n % notes)).or_default();
             *trail = format!("{trail} {}", n + 10).trim().to_owned();
         }
     }
     // What cannot be done ahead is parked when it is its turn.
     for (id, n) in [(1, 7), (2, 9), (2, 10)] {
-        scene.write("bond", id, n).await?;
+        fixture.write("bond", id, n).await?;
     }
-    scene.drain().await?;
-    scene.follows(&expected).await?;
-    same("what lies ahead", &scene.ahead().await?, &0)?;
-    let parked = scene.parked("bond").await?;
+    fixture.drain().await?;
+    fixture.follows(&expected).await?;
+    same("what lies ahead", &fixture.ahead().await?, &0)?;
+    let parked = fixture.parked("bond").await?;
     let subjects: BTreeSet<&str> = parked.iter().map(|one| one.subject.as_str()).collect();
     same("what is parked", &subjects, &BTreeSet::from(["note/1", "note/2"]))?;
-    ensure!(scene.scribe.made_ahead.load(Ordering::SeqCst) > 0, "nothing was made ahead");
-    let handled = i64::try_from(scene.scribe.handled.load(Ordering::SeqCst))?;
+    ensure!(fixture.handler.made_ahead.load(Ordering::SeqCst) > 0, "nothing was made ahead");
+    let handled = i64::try_from(fixture.handler.handled.load(Ordering::SeqCst))?;
     ensure!(handled > 2 * WRITES + 3, "what was made ahead was not made anew: {handled}");
     Ok(())
 }
 
-async fn lost_answers_do_nothing_twice(lab: &dyn Lab) -> Result<()> {
-    let sound = lab.open().await?;
+async fn lost_answers_do_nothing_twice(namespace: &dyn TestNamespace) -> Result<()> {
+    let sound = namespace.open().await?;
     let faulty = Arc::new(FaultyStore::over(sound.clone(), Arc::new(SystemClock), Odds::default(), 11));
-    let scene = Scene::over(faulty.clone(), Arc::new(SystemClock), BLUEPRINT, 4).await?;
-    let expected = busy(&scene, 3, 4).await?;
+    let fixture = LogFixture::over(faulty.clone(), Arc::new(SystemClock), BLUEPRINT, 4).await?;
+    let expected = busy(&fixture, 3, 4).await?;
     faulty.set_odds(Odds { unknown_before: 0.3, unknown_after: 0.4, unavailable: 0.05, ..Odds::default() });
     for _ in 0..60 {
         // Whatever comes of it: the process may die here as well.
-        let _ = scene.visitor.work(4).await;
+        let _ = fixture.client.work(4).await;
     }
     let achieved = faulty.achieved();
     ensure!(achieved.unknown_after > 0 && achieved.unknown_before > 0, "{achieved}");
     faulty.set_odds(Odds::default());
-    scene.drain().await?;
-    scene.follows(&expected).await
+    fixture.drain().await?;
+    fixture.follows(&expected).await
 }
 
-async fn a_process_that_dies_between_effect_and_answer_repeats_nothing(lab: &dyn Lab) -> Result<()> {
-    let sound = lab.open().await?;
-    let quiet = Scene::over(sound.clone(), Arc::new(SystemClock), BLUEPRINT, 3).await?;
+async fn a_process_that_dies_between_effect_and_answer_repeats_nothing(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
+    let sound = namespace.open().await?;
+    let quiet = LogFixture::over(sound.clone(), Arc::new(SystemClock), BLUEPRINT, 3).await?;
     let expected = busy(&quiet, 3, 3).await?;
     let mut died = 0;
     for seed in 1..=8 {
         let odds = Odds { crash_before: 0.1, crash_after: 0.3, ..Odds::default() };
         let faulty = Arc::new(FaultyStore::over(sound.clone(), Arc::new(SystemClock), Odds::default(), seed));
-        let scene = Scene::over(faulty.clone(), Arc::new(SystemClock), BLUEPRINT, 3).await?;
+        let fixture = LogFixture::over(faulty.clone(), Arc::new(SystemClock), BLUEPRINT, 3).await?;
         faulty.set_odds(odds);
-        let visitor = scene.visitor.clone();
+        let client = fixture.client.clone();
         let process = tokio::spawn(async move {
             for _ in 0..20 {
-                let _ = visitor.work(3).await;
+                let _ = client.work(3).await;
             }
         });
         // A call that never returns is a process that is gone.
@@ -507,36 +509,37 @@ async fn a_process_that_dies_between_effect_and_answer_repeats_nothing(lab: &dyn
     quiet.follows(&expected).await
 }
 
-async fn the_mark_is_never_ahead_of_the_work(lab: &dyn Lab) -> Result<()> {
-    let scene = Scene::open(lab, 4).await?;
+async fn the_mark_is_never_ahead_of_the_work(namespace: &dyn TestNamespace) -> Result<()> {
+    let fixture = LogFixture::open(namespace, 4).await?;
     // One tenant's record cannot be done now; the others of its partition can.
     for tenant in TENANTS {
         for id in 0..4 {
-            scene.write(tenant, id, 1).await?;
+            fixture.write(tenant, id, 1).await?;
         }
     }
-    scene.write("bond", 2, 77).await?;
+    fixture.write("bond", 2, 77).await?;
     for tenant in TENANTS {
         for id in 0..4 {
-            scene.write(tenant, id, 2).await?;
+            fixture.write(tenant, id, 2).await?;
         }
     }
-    set(&scene.scribe.later, &[77]);
-    let (partition, offset) = place(scene.visitor.house.store().as_ref(), "bond", 2, 77).await?;
+    set(&fixture.handler.later, &[77]);
+    let (partition, offset) = place(fixture.client.house.store().as_ref(), "bond", 2, 77).await?;
     for _ in 0..30 {
-        let _ = scene.visitor.work(100).await;
+        let _ = fixture.client.work(100).await;
     }
     let reached = |standings: Vec<statehouse::infra::log::Standing>| {
         standings.into_iter().find(|one| one.partition == partition).map(|one| one.reached)
     };
-    let mark = reached(scene.group().standing().await?).context("no standing")?;
+    let mark = reached(fixture.group().standing().await?).context("no standing")?;
     ensure!(mark < offset, "the mark is at {mark}, and {offset} is not done");
-    let trails = scene.trails().await?;
+    let trails = fixture.trails().await?;
     same("another tenant", &trails.get("acme/note/2").map(String::as_str), &Some("1 2"))?;
     same("the one that waits", &trails.get("bond/note/2").map(String::as_str), &Some("1"))?;
     // A process that takes over begins at the mark, and does what was left, and only that.
-    set(&scene.scribe.later, &[]);
-    let next = Scene::over(scene.visitor.house.store().clone(), Arc::new(SystemClock), BLUEPRINT, 4).await?;
+    set(&fixture.handler.later, &[]);
+    let next =
+        LogFixture::over(fixture.client.house.store().clone(), Arc::new(SystemClock), BLUEPRINT, 4).await?;
     next.drain().await?;
     let trails = next.trails().await?;
     same("what was left", &trails.get("bond/note/2").map(String::as_str), &Some("1 77 2"))?;
@@ -547,17 +550,17 @@ async fn the_mark_is_never_ahead_of_the_work(lab: &dyn Lab) -> Result<()> {
 }
 
 /// Writes the first records of one note, and says where it stands.
-async fn one_note(scene: &Scene, numbers: &[i64]) -> Result<u32> {
+async fn one_note(fixture: &LogFixture, numbers: &[i64]) -> Result<u32> {
     for n in numbers {
-        scene.write("acme", 1, *n).await?;
+        fixture.write("acme", 1, *n).await?;
     }
     let last = numbers.last().copied().unwrap_or(0);
-    Ok(place(scene.visitor.house.store().as_ref(), "acme", 1, last).await?.0)
+    Ok(place(fixture.client.house.store().as_ref(), "acme", 1, last).await?.0)
 }
 
-async fn a_paused_holder_wakes_in_vain(lab: &dyn Lab) -> Result<()> {
+async fn a_paused_holder_wakes_in_vain(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let store = lab.open_at(Arc::new(clock.clone())).await?;
+    let store = namespace.open_at(Arc::new(clock.clone())).await?;
     // Another process takes over, or the same one does, under a new epoch.
     for (id, successor) in [(1, "second"), (2, "first")] {
         overtaken(store.clone(), &clock, id, successor).await?;
@@ -567,7 +570,7 @@ async fn a_paused_holder_wakes_in_vain(lab: &dyn Lab) -> Result<()> {
 }
 
 async fn overtaken(store: Arc<dyn Store>, clock: &ManualClock, id: i64, successor: &str) -> Result<()> {
-    let first = Arc::new(Scene::over(store.clone(), Arc::new(clock.clone()), BLUEPRINT, 1).await?);
+    let first = Arc::new(LogFixture::over(store.clone(), Arc::new(clock.clone()), BLUEPRINT, 1).await?);
     first.write("acme", id, 9).await?;
     let partition = place(store.as_ref(), "acme", id, 9).await?.0;
     let held = first.hold("first", partition).await?;
@@ -576,7 +579,7 @@ async fn overtaken(store: Arc<dyn Store>, clock: &ManualClock, id: i64, successo
         first.write("acme", id, n).await?;
     }
     place(store.as_ref(), "acme", id, 3).await?;
-    let gate = first.scribe.gate(2);
+    let gate = first.handler.gate(2);
     let sleeper = tokio::spawn({
         let first = first.clone();
         async move { first.step(&held, partition, 50).await }
@@ -584,7 +587,7 @@ async fn overtaken(store: Arc<dyn Store>, clock: &ManualClock, id: i64, successo
     gate.arrived.notified().await;
     // While the first one sleeps in the middle of a record, its time runs out and another does everything.
     clock.advance(Duration::from_secs(11));
-    let second = Scene::over(store.clone(), Arc::new(clock.clone()), BLUEPRINT, 1).await?;
+    let second = LogFixture::over(store.clone(), Arc::new(clock.clone()), BLUEPRINT, 1).await?;
     let held = second.hold(successor, partition).await?;
     ensure!(held.epoch() >= 2, "the epoch is {}", held.epoch());
     second.step(&held, partition, 50).await?;
@@ -599,12 +602,12 @@ async fn overtaken(store: Arc<dyn Store>, clock: &ManualClock, id: i64, successo
     same("the trail", &second.trails().await?.get(&name).map(String::as_str), &Some("9 1 2 3"))
 }
 
-async fn a_holder_of_an_older_epoch_writes_nothing(lab: &dyn Lab) -> Result<()> {
+async fn a_holder_of_an_older_epoch_writes_nothing(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let store = lab.open_at(Arc::new(clock.clone())).await?;
-    let first = Arc::new(Scene::over(store.clone(), Arc::new(clock.clone()), BLUEPRINT, 1).await?);
+    let store = namespace.open_at(Arc::new(clock.clone())).await?;
+    let first = Arc::new(LogFixture::over(store.clone(), Arc::new(clock.clone()), BLUEPRINT, 1).await?);
     let partition = one_note(&first, &[13]).await?;
-    set(&first.scribe.poison, &[13]);
+    set(&first.handler.poison, &[13]);
     let held = first.hold("first", partition).await?;
     first.step(&held, partition, 50).await?;
     same("what is parked", &first.parked("acme").await?.len(), &1)?;
@@ -617,7 +620,7 @@ async fn a_holder_of_an_older_epoch_writes_nothing(lab: &dyn Lab) -> Result<()> 
             break;
         }
     }
-    let gate = first.scribe.gate(5);
+    let gate = first.handler.gate(5);
     let sleeper = tokio::spawn({
         let (first, held) = (first.clone(), held.clone());
         async move { first.step(&held, partition, 50).await }
@@ -626,12 +629,12 @@ async fn a_holder_of_an_older_epoch_writes_nothing(lab: &dyn Lab) -> Result<()> 
     clock.advance(Duration::from_secs(11));
     // The second tries what is parked again, in vain, and cannot go on for now: the offset and the number of what is
     // parked are as the first one has read them, and only the epoch tells.
-    let second = Scene::over(store.clone(), Arc::new(clock.clone()), BLUEPRINT, 1).await?;
-    set(&second.scribe.poison, &[13]);
-    set(&second.scribe.later, &[5]);
+    let second = LogFixture::over(store.clone(), Arc::new(clock.clone()), BLUEPRINT, 1).await?;
+    set(&second.handler.poison, &[13]);
+    set(&second.handler.later, &[5]);
     let held = second.hold("second", partition).await?;
     let subject = second.parked("acme").await?[0].subject.clone();
-    ensure!(second.group().replay(&second.visitor.tenant, partition, &subject).await?, "nothing was parked");
+    ensure!(second.group().replay(&second.client.tenant, partition, &subject).await?, "nothing was parked");
     for tries in 0.. {
         let _ = second.step(&held, partition, 50).await;
         if second.parked("acme").await?[0].tries == 2 {
@@ -645,56 +648,64 @@ async fn a_holder_of_an_older_epoch_writes_nothing(lab: &dyn Lab) -> Result<()> 
     ensure!(woken.as_ref().is_ok_and(|step| !step.failures.is_empty()) || woken.is_err(), "{woken:?}");
     let name = format!("acme/note/{id}");
     same("what the first one wrote", &second.trails().await?.get(&name), &None)?;
-    set(&second.scribe.later, &[]);
+    set(&second.handler.later, &[]);
     second.step(&held, partition, 50).await?;
     same("what the second wrote", &second.trails().await?.get(&name).map(String::as_str), &Some("5"))
 }
 
-async fn a_group_goes_back_and_does_everything_again(lab: &dyn Lab) -> Result<()> {
-    let scene = Scene::open(lab, 3).await?;
-    let partition = one_note(&scene, &[1, 2, 3, 4]).await?;
-    scene.drain().await?;
-    let (_, offset) = place(scene.visitor.house.store().as_ref(), "acme", 1, 2).await?;
-    scene.group().seek(partition, offset).await?;
-    ensure!(scene.ahead().await? >= 2, "nothing lies ahead");
-    scene.drain().await?;
-    same("the trail", &scene.trails().await?.get("acme/note/1").map(String::as_str), &Some("1 2 3 4 3 4"))?;
-    scene.write("acme", 1, 5).await?;
-    scene.drain().await?;
-    same("the trail", &scene.trails().await?.get("acme/note/1").map(String::as_str), &Some("1 2 3 4 3 4 5"))?;
+async fn a_group_goes_back_and_does_everything_again(namespace: &dyn TestNamespace) -> Result<()> {
+    let fixture = LogFixture::open(namespace, 3).await?;
+    let partition = one_note(&fixture, &[1, 2, 3, 4]).await?;
+    fixture.drain().await?;
+    let (_, offset) = place(fixture.client.house.store().as_ref(), "acme", 1, 2).await?;
+    fixture.group().seek(partition, offset).await?;
+    ensure!(fixture.ahead().await? >= 2, "nothing lies ahead");
+    fixture.drain().await?;
+    same("the trail", &fixture.trails().await?.get("acme/note/1").map(String::as_str), &Some("1 2 3 4 3 4"))?;
+    fixture.write("acme", 1, 5).await?;
+    fixture.drain().await?;
+    same(
+        "the trail",
+        &fixture.trails().await?.get("acme/note/1").map(String::as_str),
+        &Some("1 2 3 4 3 4 5"),
+    )?;
     // Forward, over what is not to be done.
-    let partition = one_note(&scene, &[6, 7]).await?;
-    let (_, offset) = place(scene.visitor.house.store().as_ref(), "acme", 1, 6).await?;
-    scene.group().seek(partition, offset).await?;
-    scene.drain().await?;
-    same("the trail", &scene.trails().await?.get("acme/note/1").map(String::as_str), &Some("1 2 3 4 3 4 5 7"))
+    let partition = one_note(&fixture, &[6, 7]).await?;
+    let (_, offset) = place(fixture.client.house.store().as_ref(), "acme", 1, 6).await?;
+    fixture.group().seek(partition, offset).await?;
+    fixture.drain().await?;
+    same(
+        "the trail",
+        &fixture.trails().await?.get("acme/note/1").map(String::as_str),
+        &Some("1 2 3 4 3 4 5 7"),
+    )
 }
 
-async fn going_back_is_not_lost_to_a_step_under_way(lab: &dyn Lab) -> Result<()> {
-    let scene = Arc::new(Scene::open(lab, 1).await?);
-    let partition = one_note(&scene, &[1]).await?;
-    scene.drain().await?;
-    let mark = scene.group().standing().await?[partition as usize].reached;
-    scene.write("acme", 1, 2).await?;
-    place(scene.visitor.house.store().as_ref(), "acme", 1, 2).await?;
-    let gate = scene.scribe.gate(2);
-    let held = scene.hold("first", partition).await?;
+async fn going_back_is_not_lost_to_a_step_under_way(namespace: &dyn TestNamespace) -> Result<()> {
+    let fixture = Arc::new(LogFixture::open(namespace, 1).await?);
+    let partition = one_note(&fixture, &[1]).await?;
+    fixture.drain().await?;
+    let mark = fixture.group().standing().await?[partition as usize].reached;
+    fixture.write("acme", 1, 2).await?;
+    place(fixture.client.house.store().as_ref(), "acme", 1, 2).await?;
+    let gate = fixture.handler.gate(2);
+    let held = fixture.hold("first", partition).await?;
     let step = tokio::spawn({
-        let (scene, held) = (scene.clone(), held.clone());
-        async move { scene.step(&held, partition, 50).await }
+        let (fixture, held) = (fixture.clone(), held.clone());
+        async move { fixture.step(&held, partition, 50).await }
     });
     gate.arrived.notified().await;
     // To the very place where the mark is: all that follows is to be done again, also what is under way.
-    scene.group().seek(partition, mark).await?;
+    fixture.group().seek(partition, mark).await?;
     gate.go_on.notify_one();
     step.await??;
-    scene.drain().await?;
-    same("the trail", &scene.trails().await?.get("acme/note/1").map(String::as_str), &Some("1 2 2"))
+    fixture.drain().await?;
+    same("the trail", &fixture.trails().await?.get("acme/note/1").map(String::as_str), &Some("1 2 2"))
 }
 
-async fn processes_share_the_partitions_and_survive_each_other(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
-    let open = async || Scene::over(store.clone(), Arc::new(SystemClock), BLUEPRINT, 4).await;
+async fn processes_share_the_partitions_and_survive_each_other(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
+    let open = async || LogFixture::over(store.clone(), Arc::new(SystemClock), BLUEPRINT, 4).await;
     let options = || Options {
         lease: Duration::from_millis(1_500),
         idle_max: Duration::from_millis(100),
@@ -702,16 +713,16 @@ async fn processes_share_the_partitions_and_survive_each_other(lab: &dyn Lab) ->
         ..Options::default()
     };
     let (first, second) = (open().await?, open().await?);
-    first.visitor.house.start_workers(options());
+    first.client.house.start_workers(options());
     let mut expected = busy(&first, 3, 2).await?;
-    second.visitor.house.start_workers(options());
+    second.client.house.start_workers(options());
     expected = joined(expected, busy(&second, 3, 2).await?);
     eventually(&second, &expected).await?;
     // One is killed with its leases in its hands.
     drop(first);
     expected = joined(expected, busy(&second, 3, 2).await?);
     eventually(&second, &expected).await?;
-    second.visitor.house.stop_workers().await;
+    second.client.house.stop_workers().await;
     second.follows(&expected).await
 }
 
@@ -723,10 +734,10 @@ fn joined(mut all: BTreeMap<String, String>, more: BTreeMap<String, String>) -> 
     all
 }
 
-async fn eventually(scene: &Scene, expected: &BTreeMap<String, String>) -> Result<()> {
+async fn eventually(fixture: &LogFixture, expected: &BTreeMap<String, String>) -> Result<()> {
     let mut found = BTreeMap::new();
     for _ in 0..3_000 {
-        found = scene.trails().await?;
+        found = fixture.trails().await?;
         if found == *expected {
             return Ok(());
         }
@@ -746,87 +757,87 @@ async fn oldest(store: &dyn Store, partition: u32) -> Result<u64> {
     Ok(store.read_log(partition, 0, 1).await?.oldest)
 }
 
-async fn the_log_is_kept_until_it_was_read(lab: &dyn Lab) -> Result<()> {
+async fn the_log_is_kept_until_it_was_read(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let store = lab.open_at(Arc::new(clock.clone())).await?;
+    let store = namespace.open_at(Arc::new(clock.clone())).await?;
     // A group that no program reads would keep everything.
     let blueprint = kept("").replace("\n[log.other]\n", "\n");
-    let scene = Scene::over(store.clone(), Arc::new(clock.clone()), &blueprint, 4).await?;
-    let visitor = &scene.visitor;
+    let fixture = LogFixture::over(store.clone(), Arc::new(clock.clone()), &blueprint, 4).await?;
+    let client = &fixture.client;
     let create = json!({"id": 1, "n": 13});
-    let first = visitor.call_as("first", "note.create", &[], create.clone(), None).await?;
+    let first = client.call_as("first", "note.create", &[], create.clone(), None).await?;
     let partition = place(store.as_ref(), "acme", 1, 13).await?.0;
     // A program's group that has claimed and read nothing, and a parked record, keep what they need.
     let key = [i64::from(partition).into()];
     let claimed =
-        visitor.done("audit.claim", &key, json!({"holder": "me", "duration_ms": 3_600_000}), None).await?;
-    set(&scene.scribe.poison, &[13]);
+        client.done("audit.claim", &key, json!({"holder": "me", "duration_ms": 3_600_000}), None).await?;
+    set(&fixture.handler.poison, &[13]);
     for n in [1, 2] {
-        scene.write("acme", 1, n).await?;
+        fixture.write("acme", 1, n).await?;
     }
-    scene.drain().await?;
+    fixture.drain().await?;
     clock.advance(Duration::from_secs(7_200));
-    scene.write("acme", 1, 3).await?;
-    scene.drain().await?;
+    fixture.write("acme", 1, 3).await?;
+    fixture.drain().await?;
     same("the oldest, while a program has it ahead", &oldest(store.as_ref(), partition).await?, &1)?;
     let head = place(store.as_ref(), "acme", 1, 3).await?.1;
     let epoch = claimed.body["epoch"].clone();
     let commit = json!({"holder": "me", "epoch": epoch, "from": 0, "to": head});
-    visitor.done("audit.commit", &key, commit, None).await?;
-    eventually_oldest(&scene, partition, 1).await?;
-    let retried = visitor.call_as("first", "note.create", &[], create.clone(), None).await?;
+    client.done("audit.commit", &key, commit, None).await?;
+    eventually_oldest(&fixture, partition, 1).await?;
+    let retried = client.call_as("first", "note.create", &[], create.clone(), None).await?;
     same("a retry", &retried.body, &first.body)?;
     // What was parked is given up: nobody needs the old ones any more.
-    for parked in scene.parked("acme").await? {
-        scene.group().discard(&visitor.tenant, &parked).await?;
+    for parked in fixture.parked("acme").await? {
+        fixture.group().discard(&client.tenant, &parked).await?;
     }
-    eventually_oldest(&scene, partition, head).await?;
+    eventually_oldest(&fixture, partition, head).await?;
     // With its record, an operation is forgotten: a retry that comes so late is a new request.
-    let late = visitor.call_as("first", "note.create", &[], create, None).await;
+    let late = client.call_as("first", "note.create", &[], create, None).await;
     ensure!(late.as_ref().is_err_and(|refusal| refusal.code == Code::AlreadyExists), "{late:?}");
-    visitor.shows("note", &[1.into()], &json!({"n": 3})).await
+    client.shows("note", &[1.into()], &json!({"n": 3})).await
 }
 
 /// Trims until the oldest record is this one, and sees that it stays so. The index by which readers are found may lag.
-async fn eventually_oldest(scene: &Scene, partition: u32, offset: u64) -> Result<()> {
-    let store = scene.visitor.house.store();
+async fn eventually_oldest(fixture: &LogFixture, partition: u32, offset: u64) -> Result<()> {
+    let store = fixture.client.house.store();
     for _ in 0..1_000 {
-        scene.drain().await?;
+        fixture.drain().await?;
         if oldest(store.as_ref(), partition).await? == offset {
             break;
         }
         pause().await;
     }
-    scene.drain().await?;
+    fixture.drain().await?;
     same("the oldest", &oldest(store.as_ref(), partition).await?, &offset)
 }
 
-async fn what_was_trimmed_unread_is_counted(lab: &dyn Lab) -> Result<()> {
+async fn what_was_trimmed_unread_is_counted(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let store = lab.open_at(Arc::new(clock.clone())).await?;
+    let store = namespace.open_at(Arc::new(clock.clone())).await?;
     let blueprint = kept("log_keep_unread = false\n");
-    let scene = Scene::over(store.clone(), Arc::new(clock.clone()), &blueprint, 4).await?;
-    let partition = one_note(&scene, &[1]).await?;
-    scene.drain().await?;
-    set(&scene.scribe.later, &[2, 3, 4]);
+    let fixture = LogFixture::over(store.clone(), Arc::new(clock.clone()), &blueprint, 4).await?;
+    let partition = one_note(&fixture, &[1]).await?;
+    fixture.drain().await?;
+    set(&fixture.handler.later, &[2, 3, 4]);
     for n in [2, 3, 4] {
-        scene.write("acme", 1, n).await?;
+        fixture.write("acme", 1, n).await?;
     }
     let key = [i64::from(partition).into()];
-    visitor_claims(&scene.visitor, &key).await?;
+    visitor_claims(&fixture.client, &key).await?;
     clock.advance(Duration::from_secs(7_200));
-    scene.write("acme", 1, 5).await?;
+    fixture.write("acme", 1, 5).await?;
     let (_, last) = place(store.as_ref(), "acme", 1, 5).await?;
     for _ in 0..50 {
-        let _ = scene.visitor.work(3).await;
+        let _ = fixture.client.work(3).await;
     }
     // The group could not read on, and the log was trimmed past it; it says so and goes on with what there is.
-    set(&scene.scribe.later, &[]);
-    scene.drain().await?;
-    let standing = &scene.group().standing().await?[partition as usize];
+    set(&fixture.handler.later, &[]);
+    fixture.drain().await?;
+    let standing = &fixture.group().standing().await?[partition as usize];
     ensure!(standing.missed >= 3, "{standing:?}");
-    same("the trail", &scene.trails().await?.get("acme/note/1").map(String::as_str), &Some("1 5"))?;
-    let poll = scene.visitor.done("audit.poll", &key, json!({}), None).await?;
+    same("the trail", &fixture.trails().await?.get("acme/note/1").map(String::as_str), &Some("1 5"))?;
+    let poll = fixture.client.done("audit.poll", &key, json!({}), None).await?;
     same("what a program missed", &poll.body["missed"], &json!(last - 1))?;
     same("what it gets", &poll.body["records"][0]["log_offset"], &json!(last))
 }

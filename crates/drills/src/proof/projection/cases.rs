@@ -25,12 +25,12 @@ use self::rebuilds::*;
 use self::sources::*;
 use super::cases as projection;
 use crate::conformance::{Case, cases};
-use crate::harness::around::{Around, Hook};
-use crate::harness::client::{pause, same, scan};
 use crate::harness::drill::Drill;
-use crate::harness::engines::Lab;
-use crate::harness::house::Visitor;
-use crate::harness::witness::{Actor, on_behalf};
+use crate::harness::engines::TestNamespace;
+use crate::harness::proxy::{Interceptor, StoreProxy};
+use crate::harness::recorder::{Actor, on_behalf};
+use crate::harness::store_client::{pause, same, scan};
+use crate::harness::tenant_client::TenantClient;
 
 pub(crate) const CASES: &[Case] = cases! {
     projection {
@@ -120,24 +120,25 @@ fn blueprint(views: &str) -> String {
     format!("{SOURCE}{views}")
 }
 
-/// A visitor, and a lease on the shards of its projections.
-pub(crate) struct Scene {
-    pub visitor: Visitor,
+/// A client, and a lease on the shards of its projections.
+pub(crate) struct ProjectionFixture {
+    pub client: TenantClient,
     held: Held,
 }
 
-impl Scene {
-    async fn open(lab: &dyn Lab, views: &str) -> Result<Scene> {
-        Scene::over(lab.open().await?, views).await
+impl ProjectionFixture {
+    async fn open(namespace: &dyn TestNamespace, views: &str) -> Result<ProjectionFixture> {
+        ProjectionFixture::over(namespace.open().await?, views).await
     }
 
-    async fn over(store: Arc<dyn Store>, views: &str) -> Result<Scene> {
-        Scene::of(Visitor::over(store, &blueprint(views), Arc::new(SystemClock)).await?).await
+    async fn over(store: Arc<dyn Store>, views: &str) -> Result<ProjectionFixture> {
+        ProjectionFixture::of(TenantClient::over(store, &blueprint(views), Arc::new(SystemClock)).await?)
+            .await
     }
 
-    pub async fn of(visitor: Visitor) -> Result<Scene> {
+    pub async fn of(client: TenantClient) -> Result<ProjectionFixture> {
         let (tenant, table) = (own::tenant().context("the house has no name")?, own::leases()?);
-        let house = &visitor.house;
+        let house = &client.house;
         let leases = Leases::of(house.store().clone(), house.clock().clone(), table, tenant);
         let key = ["drill".into(), house.ids().next().into()];
         let held = loop {
@@ -147,11 +148,11 @@ impl Scene {
                 Err(error) => ensure!(error.is_transient(), "{error}"),
             }
         };
-        Ok(Scene { visitor, held })
+        Ok(ProjectionFixture { client, held })
     }
 
     fn projections(&self) -> Vec<Projection> {
-        self.visitor.house.projections()
+        self.client.house.projections()
     }
 
     pub fn projection(&self) -> Result<Projection> {
@@ -173,7 +174,7 @@ impl Scene {
 
     /// One step of one shard of a worker.
     pub async fn step_of(&self, name: &str, shard: u32, limit: usize) -> Result<(), StoreError> {
-        let house = &self.visitor.house;
+        let house = &self.client.house;
         let missing = || StoreError::schema(name, "there is no such worker");
         let worker = house.workers().iter().find(|worker| worker.name() == name).ok_or_else(missing)?;
         let owner = name.split('.').next().and_then(|owner| house.resource(owner).ok());
@@ -224,7 +225,7 @@ impl Scene {
 
     /// Gives a profile these fields, whatever it was.
     async fn put(&self, id: i64, team: &str, points: i64) -> Result<Option<String>> {
-        put(&self.visitor, id, team, points).await
+        put(&self.client, id, team, points).await
     }
 
     async fn delete(&self, id: i64) -> Result<()> {
@@ -232,19 +233,19 @@ impl Scene {
     }
 
     pub async fn any_version(&self, action: &str, id: i64, input: Json) -> Result<()> {
-        let request = Visitor::request(action, &[id.into()], &input, Some(Expected::Any));
-        self.visitor.house.call(&self.visitor.tenant, request, Operation::default()).await?;
+        let request = TenantClient::request(action, &[id.into()], &input, Some(Expected::Any));
+        self.client.house.call(&self.client.tenant, request, Operation::default()).await?;
         Ok(())
     }
 
     /// What the view of teams shows, by team: count, sum, least and greatest.
     async fn teams(&self) -> Result<BTreeMap<String, Json>> {
-        teams(&self.visitor).await
+        teams(&self.client).await
     }
 
     /// The same, computed from the profiles.
     async fn truth(&self) -> Result<BTreeMap<String, Json>> {
-        truth(&self.visitor).await
+        truth(&self.client).await
     }
 
     /// Requires the view to be what the profiles say.
@@ -269,33 +270,33 @@ impl Scene {
 
 /// Shows some rows to scans as they were before, and holds a plan back.
 #[derive(Debug, Default)]
-struct Late {
+struct LateReads {
     rows: Mutex<Vec<Row>>,
-    held_back: Mutex<Option<(&'static str, Arc<Gate>)>>,
+    held_back: Mutex<Option<(&'static str, Arc<PlanPause>)>>,
 }
 
 /// Where a plan waits until it is let on.
 #[derive(Debug, Default)]
-struct Gate {
+struct PlanPause {
     arrived: Notify,
     go_on: Notify,
 }
 
-impl Late {
-    /// The store of a lab, one that is late over it, and what makes it so.
-    async fn over(lab: &dyn Lab) -> Result<(Arc<dyn Store>, Arc<dyn Store>, Arc<Late>)> {
-        let (store, late) = (lab.open().await?, Arc::new(Late::default()));
-        Ok((store.clone(), Arc::new(Around::new(store, late.clone())), late))
+impl LateReads {
+    /// The store of a namespace, one that is late over it, and what makes it so.
+    async fn over(namespace: &dyn TestNamespace) -> Result<(Arc<dyn Store>, Arc<dyn Store>, Arc<LateReads>)> {
+        let (store, late) = (namespace.open().await?, Arc::new(LateReads::default()));
+        Ok((store.clone(), Arc::new(StoreProxy::new(store, late.clone())), late))
     }
 
     /// Holds back the next plan of no group that writes this table.
-    fn hold_back(&self, table: &'static str) -> Arc<Gate> {
-        let gate = Arc::new(Gate::default());
+    fn hold_back(&self, table: &'static str) -> Arc<PlanPause> {
+        let gate = Arc::new(PlanPause::default());
         *self.held_back.lock().unwrap_or_else(PoisonError::into_inner) = Some((table, gate.clone()));
         gate
     }
 
-    fn gate_of(&self, plan: &Plan) -> Option<Arc<Gate>> {
+    fn gate_of(&self, plan: &Plan) -> Option<Arc<PlanPause>> {
         let mut held_back = self.held_back.lock().unwrap_or_else(PoisonError::into_inner);
         let has = |name: &str| plan.steps().iter().any(|step| step.table.name() == name);
         held_back.take_if(|(table, _)| has(table) && !has("house_progress")).map(|(_, gate)| gate)
@@ -303,7 +304,7 @@ impl Late {
 }
 
 #[async_trait]
-impl Hook for Arc<Late> {
+impl Interceptor for Arc<LateReads> {
     async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
         if let Some(gate) = self.gate_of(plan) {
             gate.arrived.notify_one();
@@ -324,24 +325,24 @@ impl Hook for Arc<Late> {
     }
 }
 
-async fn put(visitor: &Visitor, id: i64, team: &str, points: i64) -> Result<Option<String>> {
+async fn put(client: &TenantClient, id: i64, team: &str, points: i64) -> Result<Option<String>> {
     let team = if team.is_empty() { Json::Null } else { json!(team) };
     let fields = json!({"team": team, "points": points});
-    let request = Visitor::request("profile.patch", &[id.into()], &fields, Some(Expected::Any));
-    match visitor.house.call(&visitor.tenant, request, Operation::default()).await {
+    let request = TenantClient::request("profile.patch", &[id.into()], &fields, Some(Expected::Any));
+    match client.house.call(&client.tenant, request, Operation::default()).await {
         Ok(answer) => Ok(answer.token),
         Err(refusal) if refusal.code == Code::NotFound => {
             let input = json!({"id": id, "team": team, "points": points});
-            Ok(visitor.done("profile.create", &[], input, None).await?.token)
+            Ok(client.done("profile.create", &[], input, None).await?.token)
         }
         Err(refusal) => Err(refusal.into()),
     }
 }
 
-pub(crate) async fn teams(visitor: &Visitor) -> Result<BTreeMap<String, Json>> {
+pub(crate) async fn teams(client: &TenantClient) -> Result<BTreeMap<String, Json>> {
     let (mut found, mut generations, mut input) = (BTreeMap::new(), BTreeSet::new(), json!({"limit": 2}));
     loop {
-        let page = visitor.done("teams.list", &[], input.clone(), None).await?;
+        let page = client.done("teams.list", &[], input.clone(), None).await?;
         for row in page.body.as_array().into_iter().flatten() {
             generations.insert(row["generation"].as_i64());
             let team = row["team"].as_str().unwrap_or("").to_owned();
@@ -355,9 +356,9 @@ pub(crate) async fn teams(visitor: &Visitor) -> Result<BTreeMap<String, Json>> {
     Ok(found)
 }
 
-pub(crate) async fn truth(visitor: &Visitor) -> Result<BTreeMap<String, Json>> {
-    let table = visitor.table("profiles")?;
-    let rows = scan(visitor.house.store().as_ref(), Scan::of(table, &visitor.tenant)).await?;
+pub(crate) async fn truth(client: &TenantClient) -> Result<BTreeMap<String, Json>> {
+    let table = client.table("profiles")?;
+    let rows = scan(client.house.store().as_ref(), Scan::of(table, &client.tenant)).await?;
     let mut groups: BTreeMap<String, Vec<i64>> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.text("status") == Some("ACTIVE")) {
         let team = row.text("team").unwrap_or("").to_owned();
@@ -372,43 +373,43 @@ pub(crate) async fn truth(visitor: &Visitor) -> Result<BTreeMap<String, Json>> {
 
 const NAMES: [&str; 4] = ["red", "green", "blue", ""];
 
-async fn a_view_follows_its_source(lab: &dyn Lab) -> Result<()> {
-    let scene = Scene::open(lab, TEAMS).await?;
+async fn a_view_follows_its_source(namespace: &dyn TestNamespace) -> Result<()> {
+    let fixture = ProjectionFixture::open(namespace, TEAMS).await?;
     // Before anything was built nobody is told a number.
-    scene.visitor.refused("teams.list", &[], json!({}), None, Code::Unavailable).await?;
+    fixture.client.refused("teams.list", &[], json!({}), None, Code::Unavailable).await?;
     for id in 0..6 {
-        scene.put(id, NAMES[id as usize % 4], 10 * id).await?;
+        fixture.put(id, NAMES[id as usize % 4], 10 * id).await?;
     }
-    scene.drain().await?;
-    scene.is_true().await?;
-    same("the groups", &scene.teams().await?.len(), &4)?;
+    fixture.drain().await?;
+    fixture.is_true().await?;
+    same("the groups", &fixture.teams().await?.len(), &4)?;
     // From one group to another, other numbers, out of every group and back.
-    scene.put(0, "blue", 7).await?;
-    scene.put(1, "green", -3).await?;
-    scene.delete(2).await?;
-    scene.drain().await?;
-    scene.is_true().await?;
-    scene.any_version("profile.restore", 2, json!({})).await?;
-    scene.put(6, "white", 1).await?;
-    scene.drain().await?;
-    scene.is_true().await?;
-    scene.delete(6).await?;
-    scene.drain().await?;
-    scene.is_true().await?;
-    ensure!(!scene.teams().await?.contains_key("white"), "a group without rows is listed");
-    let read = scene.visitor.done("teams.read", &["blue".into()], json!({}), None).await?.body;
+    fixture.put(0, "blue", 7).await?;
+    fixture.put(1, "green", -3).await?;
+    fixture.delete(2).await?;
+    fixture.drain().await?;
+    fixture.is_true().await?;
+    fixture.any_version("profile.restore", 2, json!({})).await?;
+    fixture.put(6, "white", 1).await?;
+    fixture.drain().await?;
+    fixture.is_true().await?;
+    fixture.delete(6).await?;
+    fixture.drain().await?;
+    fixture.is_true().await?;
+    ensure!(!fixture.teams().await?.contains_key("white"), "a group without rows is listed");
+    let read = fixture.client.done("teams.read", &["blue".into()], json!({}), None).await?.body;
     let [count, sum] = ["count", "sum_points"].map(|name| read[name].clone());
     same(
         "one group",
         &json!([count, sum, read["min_points"], read["max_points"]]),
-        &scene.truth().await?["blue"],
+        &fixture.truth().await?["blue"],
     )?;
-    let none = scene.visitor.done("teams.read", &["nobody".into()], json!({}), None).await?.body;
+    let none = fixture.client.done("teams.read", &["nobody".into()], json!({}), None).await?.body;
     same("none", &json!([none["count"], none["sum_points"], none["min_points"]]), &json!([0, 0, null]))?;
-    scene.equals_a_rebuild().await
+    fixture.equals_a_rebuild().await
 }
 
-async fn extremes_are_right_after_removals(lab: &dyn Lab) -> Result<()> {
+async fn extremes_are_right_after_removals(namespace: &dyn TestNamespace) -> Result<()> {
     let views = r#"
 [view.tall]
 of     = "profile"
@@ -416,14 +417,14 @@ min    = ["height"]
 max    = ["height", "points"]
 latest = "points"
 "#;
-    let scene = Scene::open(lab, views).await?;
+    let fixture = ProjectionFixture::open(namespace, views).await?;
     for (id, height) in [(1, 1.5), (2, -0.25), (3, 2.75)] {
         let input = json!({"id": id, "points": id, "height": height});
-        scene.visitor.done("profile.create", &[], input, None).await?;
+        fixture.client.done("profile.create", &[], input, None).await?;
     }
     let shown = async || -> Result<Json> {
-        scene.drain().await?;
-        let body = scene.visitor.done("tall.list", &[], json!({}), None).await?.body;
+        fixture.drain().await?;
+        let body = fixture.client.done("tall.list", &[], json!({}), None).await?.body;
         Ok(json!([
             body[0]["min_height"],
             body[0]["max_height"],
@@ -433,27 +434,27 @@ latest = "points"
     };
     same("all", &shown().await?, &json!([-0.25, 2.75, 3, "3"]))?;
     // The row that had the greatest goes; the one that had the least gets another.
-    scene.delete(3).await?;
-    scene.any_version("profile.patch", 2, json!({"height": 9.5})).await?;
+    fixture.delete(3).await?;
+    fixture.any_version("profile.patch", 2, json!({"height": 9.5})).await?;
     same("after", &shown().await?, &json!([1.5, 9.5, 2, "2"]))?;
-    scene.any_version("profile.patch", 2, json!({"height": null, "points": 0})).await?;
+    fixture.any_version("profile.patch", 2, json!({"height": null, "points": 0})).await?;
     same("without one", &shown().await?, &json!([1.5, 1.5, 1, "1"]))?;
-    scene.any_version("profile.restore", 3, json!({})).await?;
+    fixture.any_version("profile.restore", 3, json!({})).await?;
     same("back again", &shown().await?, &json!([1.5, 2.75, 3, "3"]))
 }
 
-async fn deleted_rows_count_nowhere_unless_asked_for(lab: &dyn Lab) -> Result<()> {
+async fn deleted_rows_count_nowhere_unless_asked_for(namespace: &dyn TestNamespace) -> Result<()> {
     let views = "[view.total]\nof = \"profile\"\nsum = [\"points\"]\ncount = true\n\
                  [view.by_status]\nof = \"profile\"\ngroup_by = [\"status\"]\n";
-    let scene = Scene::open(lab, views).await?;
+    let fixture = ProjectionFixture::open(namespace, views).await?;
     for id in 1..=4 {
-        scene.put(id, "red", id).await?;
+        fixture.put(id, "red", id).await?;
     }
-    scene.delete(4).await?;
-    scene.drain().await?;
-    let total = scene.visitor.done("total.list", &[], json!({}), None).await?.body;
+    fixture.delete(4).await?;
+    fixture.drain().await?;
+    let total = fixture.client.done("total.list", &[], json!({}), None).await?.body;
     same("the total", &json!([total[0]["count"], total[0]["sum_points"]]), &json!([3, 6]))?;
-    let list = scene.visitor.done("by_status.list", &[], json!({}), None).await?.body;
+    let list = fixture.client.done("by_status.list", &[], json!({}), None).await?.body;
     let counts: Vec<(&str, i64)> = list
         .as_array()
         .into_iter()
@@ -463,86 +464,86 @@ async fn deleted_rows_count_nowhere_unless_asked_for(lab: &dyn Lab) -> Result<()
     same("by status", &counts, &vec![("ACTIVE", 3), ("DELETED", 1)])
 }
 
-async fn versions_count_once_from_whichever_partition(lab: &dyn Lab) -> Result<()> {
-    let scene = Scene::open(lab, TEAMS).await?;
+async fn versions_count_once_from_whichever_partition(namespace: &dyn TestNamespace) -> Result<()> {
+    let fixture = ProjectionFixture::open(namespace, TEAMS).await?;
     for id in 0..4 {
-        scene.put(id, "red", 1).await?;
+        fixture.put(id, "red", 1).await?;
     }
-    scene.drain().await?;
+    fixture.drain().await?;
     // A batch stands under its first row: the second row's older version is in another partition than its newer one.
     for (number, (first, second)) in [(0, 1), (2, 3)].into_iter().enumerate() {
         let patch = |id: i64, points: i64| {
             let input = json!({"team": "blue", "points": points});
-            Visitor::request("profile.patch", &[id.into()], &input, Some(Expected::Any))
+            TenantClient::request("profile.patch", &[id.into()], &input, Some(Expected::Any))
         };
         let batch = vec![patch(first, 5), patch(second, 50)];
-        let done = scene.visitor.house.batch(&scene.visitor.tenant, batch, Operation::default()).await;
+        let done = fixture.client.house.batch(&fixture.client.tenant, batch, Operation::default()).await;
         done.map_err(|(_, refusal)| refusal)?;
-        scene.put(second, "green", 7).await?;
-        let mut shards: Vec<u32> = (0..scene.visitor.house.store().partitions()).collect();
+        fixture.put(second, "green", 7).await?;
+        let mut shards: Vec<u32> = (0..fixture.client.house.store().partitions()).collect();
         // From the first partition to the last, and the other way round: in one of them the newer version is first.
         if number == 1 {
             shards.reverse();
         }
         for _ in 0..4 {
             for shard in &shards {
-                scene.step("teams", *shard, 1).await?;
+                fixture.step("teams", *shard, 1).await?;
             }
         }
-        scene.drain().await?;
-        scene.is_true().await?;
+        fixture.drain().await?;
+        fixture.is_true().await?;
     }
-    scene.equals_a_rebuild().await
+    fixture.equals_a_rebuild().await
 }
 
-async fn a_replay_changes_nothing(lab: &dyn Lab) -> Result<()> {
-    let scene = Scene::open(lab, TEAMS).await?;
-    scene.drain().await?;
+async fn a_replay_changes_nothing(namespace: &dyn TestNamespace) -> Result<()> {
+    let fixture = ProjectionFixture::open(namespace, TEAMS).await?;
+    fixture.drain().await?;
     for id in 0..5 {
-        scene.put(id, NAMES[id as usize % 4], id).await?;
-        scene.put(id, NAMES[(id as usize + 1) % 4], 2 * id).await?;
+        fixture.put(id, NAMES[id as usize % 4], id).await?;
+        fixture.put(id, NAMES[(id as usize + 1) % 4], 2 * id).await?;
     }
-    scene.delete(3).await?;
-    scene.drain().await?;
-    let (projection, live) = (scene.projection()?, scene.live().await?);
-    let before = (scene.teams().await?, projection.digest(live).await?);
+    fixture.delete(3).await?;
+    fixture.drain().await?;
+    let (projection, live) = (fixture.projection()?, fixture.live().await?);
+    let before = (fixture.teams().await?, projection.digest(live).await?);
     let group = projection.group(live);
-    for partition in 0..scene.visitor.house.store().partitions() {
+    for partition in 0..fixture.client.house.store().partitions() {
         group.seek(partition, 0).await?;
     }
     ensure!(group.standing().await?.iter().any(|one| one.records > 0), "nothing lies ahead");
-    scene.drain().await?;
-    same("after the replay", &(scene.teams().await?, projection.digest(live).await?), &before)?;
-    scene.is_true().await
+    fixture.drain().await?;
+    same("after the replay", &(fixture.teams().await?, projection.digest(live).await?), &before)?;
+    fixture.is_true().await
 }
 
-async fn lost_answers_count_nothing_twice(lab: &dyn Lab) -> Result<()> {
-    let sound = lab.open().await?;
+async fn lost_answers_count_nothing_twice(namespace: &dyn TestNamespace) -> Result<()> {
+    let sound = namespace.open().await?;
     let faulty = Arc::new(FaultyStore::over(sound, Arc::new(SystemClock), Odds::default(), 3));
-    let scene = Scene::over(faulty.clone(), TEAMS).await?;
-    scene.drain().await?;
+    let fixture = ProjectionFixture::over(faulty.clone(), TEAMS).await?;
+    fixture.drain().await?;
     for id in 0..5 {
-        scene.put(id, NAMES[id as usize % 3], id).await?;
-        scene.put(id, NAMES[(id as usize + 1) % 3], 3 * id).await?;
+        fixture.put(id, NAMES[id as usize % 3], id).await?;
+        fixture.put(id, NAMES[(id as usize + 1) % 3], 3 * id).await?;
     }
     faulty.set_odds(Odds { unknown_before: 0.2, unknown_after: 0.4, unavailable: 0.05, ..Odds::default() });
     for round in 0..25 {
         if round == 8 {
             // And in the middle of it a rebuild.
-            let _ = scene.projection()?.rebuild().await;
+            let _ = fixture.projection()?.rebuild().await;
         }
         // Whatever comes of it: the process may die here as well.
-        let _ = scene.work(1).await;
+        let _ = fixture.work(1).await;
     }
     let achieved = faulty.achieved();
     ensure!(achieved.unknown_after > 0 && achieved.unknown_before > 0, "{achieved}");
     faulty.set_odds(Odds::default());
-    scene.equals_a_rebuild().await
+    fixture.equals_a_rebuild().await
 }
 
-async fn a_projector_that_is_killed_leaves_what_a_replay_gives(lab: &dyn Lab) -> Result<()> {
-    let sound = lab.open().await?;
-    let quiet = Scene::over(sound.clone(), TEAMS).await?;
+async fn a_projector_that_is_killed_leaves_what_a_replay_gives(namespace: &dyn TestNamespace) -> Result<()> {
+    let sound = namespace.open().await?;
+    let quiet = ProjectionFixture::over(sound.clone(), TEAMS).await?;
     quiet.drain().await?;
     let mut died = 0;
     for seed in 1..=6 {
@@ -550,16 +551,16 @@ async fn a_projector_that_is_killed_leaves_what_a_replay_gives(lab: &dyn Lab) ->
             quiet.put(id, NAMES[(id as usize + seed as usize) % 4], id + seed as i64).await?;
         }
         let faulty = Arc::new(FaultyStore::over(sound.clone(), Arc::new(SystemClock), Odds::default(), seed));
-        let scene = Arc::new(Scene::over(faulty.clone(), TEAMS).await?);
+        let fixture = Arc::new(ProjectionFixture::over(faulty.clone(), TEAMS).await?);
         if seed == 3 {
-            scene.projection()?.rebuild().await?;
+            fixture.projection()?.rebuild().await?;
         }
         faulty.set_odds(Odds { crash_before: 0.1, crash_after: 0.3, ..Odds::default() });
         let process = tokio::spawn({
-            let scene = scene.clone();
+            let fixture = fixture.clone();
             async move {
                 for _ in 0..10 {
-                    let _ = scene.work(1).await;
+                    let _ = fixture.work(1).await;
                 }
             }
         });
@@ -578,18 +579,18 @@ async fn a_projector_that_is_killed_leaves_what_a_replay_gives(lab: &dyn Lab) ->
     quiet.equals_a_rebuild().await
 }
 
-async fn what_does_not_fit_is_parked_alone(lab: &dyn Lab) -> Result<()> {
-    let scene = Scene::open(lab, TEAMS).await?;
-    scene.drain().await?;
+async fn what_does_not_fit_is_parked_alone(namespace: &dyn TestNamespace) -> Result<()> {
+    let fixture = ProjectionFixture::open(namespace, TEAMS).await?;
+    fixture.drain().await?;
     let long = "x".repeat(400);
-    scene.put(1, "red", 1).await?;
-    scene.put(2, &long, 2).await?;
-    scene.put(3, "red", 3).await?;
-    scene.put(2, "red", 5).await?;
-    scene.drain().await?;
-    same("the others", &scene.teams().await?, &BTreeMap::from([("red".to_owned(), json!([2, 4, 1, 3]))]))?;
-    let group = scene.projection()?.group(scene.live().await?);
-    let parked = group.parked(&scene.visitor.tenant).await?;
+    fixture.put(1, "red", 1).await?;
+    fixture.put(2, &long, 2).await?;
+    fixture.put(3, "red", 3).await?;
+    fixture.put(2, "red", 5).await?;
+    fixture.drain().await?;
+    same("the others", &fixture.teams().await?, &BTreeMap::from([("red".to_owned(), json!([2, 4, 1, 3]))]))?;
+    let group = fixture.projection()?.group(fixture.live().await?);
+    let parked = group.parked(&fixture.client.tenant).await?;
     same(
         "what is parked",
         &parked.iter().map(|one| one.subject.as_str()).collect::<Vec<_>>(),
@@ -597,29 +598,29 @@ async fn what_does_not_fit_is_parked_alone(lab: &dyn Lab) -> Result<()> {
     )?;
     ensure!(parked[0].reason.contains("bytes"), "{parked:?}");
     // The first is given up; what is behind it is tried again.
-    ensure!(group.discard(&scene.visitor.tenant, &parked[0]).await?, "it was not parked");
+    ensure!(group.discard(&fixture.client.tenant, &parked[0]).await?, "it was not parked");
     ensure!(
-        group.replay(&scene.visitor.tenant, parked[1].partition, "profile/2").await?,
+        group.replay(&fixture.client.tenant, parked[1].partition, "profile/2").await?,
         "nothing was parked"
     );
     for _ in 0..1_000 {
-        scene.step("teams", parked[1].partition, 1).await?;
-        if group.parked(&scene.visitor.tenant).await?.is_empty() {
+        fixture.step("teams", parked[1].partition, 1).await?;
+        if group.parked(&fixture.client.tenant).await?.is_empty() {
             break;
         }
         pause().await;
     }
-    scene.is_true().await?;
-    scene.equals_a_rebuild().await
+    fixture.is_true().await?;
+    fixture.equals_a_rebuild().await
 }
 
-async fn a_reader_waits_for_its_own_write(lab: &dyn Lab) -> Result<()> {
-    let scene = Scene::open(lab, TEAMS).await?;
-    scene.drain().await?;
-    let token = scene.put(1, "red", 5).await?.context("a write without a token")?;
+async fn a_reader_waits_for_its_own_write(namespace: &dyn TestNamespace) -> Result<()> {
+    let fixture = ProjectionFixture::open(namespace, TEAMS).await?;
+    fixture.drain().await?;
+    let token = fixture.put(1, "red", 5).await?.context("a write without a token")?;
     let read = async |token: &str, wait_ms: i64| {
         let input = json!({"after": token, "wait_ms": wait_ms});
-        scene.visitor.call("teams.read", &["red".into()], input, None).await
+        fixture.client.call("teams.read", &["red".into()], input, None).await
     };
     // Nobody works, so the view cannot have it.
     let early = read(&token, 0).await;
@@ -633,9 +634,9 @@ async fn a_reader_waits_for_its_own_write(lab: &dyn Lab) -> Result<()> {
         random: Random::seeded(1),
         ..Options::default()
     };
-    scene.visitor.house.start_workers(options);
+    fixture.client.house.start_workers(options);
     for points in [6, 7, 8] {
-        let token = scene.put(1, "red", points).await?.context("a write without a token")?;
+        let token = fixture.put(1, "red", points).await?.context("a write without a token")?;
         let seen = loop {
             match read(&token, 30_000).await {
                 Ok(seen) => break seen,
@@ -645,29 +646,35 @@ async fn a_reader_waits_for_its_own_write(lab: &dyn Lab) -> Result<()> {
         };
         same("what the reader sees", &seen.body["sum_points"], &json!(points))?;
     }
-    scene.visitor.house.stop_workers().await;
+    fixture.client.house.stop_workers().await;
     Ok(())
 }
 
-async fn tenants_count_apart(lab: &dyn Lab) -> Result<()> {
-    let scene = Scene::open(lab, TEAMS).await?;
-    let other = scene.visitor.for_tenant("other")?;
+async fn tenants_count_apart(namespace: &dyn TestNamespace) -> Result<()> {
+    let fixture = ProjectionFixture::open(namespace, TEAMS).await?;
+    let other = fixture.client.for_tenant("other")?;
     for id in 0..4 {
-        scene.put(id, "red", 1).await?;
+        fixture.put(id, "red", 1).await?;
         put(&other, id, "red", 100).await?;
     }
     put(&other, 7, "blue", 5).await?;
-    scene.drain().await?;
-    for visitor in [&scene.visitor, &other] {
-        same(visitor.tenant.as_str(), &teams(visitor).await?, &truth(visitor).await?)?;
+    fixture.drain().await?;
+    for client in [&fixture.client, &other] {
+        same(client.tenant.as_str(), &teams(client).await?, &truth(client).await?)?;
     }
-    same("the first one's", &scene.teams().await?, &BTreeMap::from([("red".to_owned(), json!([4, 4, 1, 1]))]))
+    same(
+        "the first one's",
+        &fixture.teams().await?,
+        &BTreeMap::from([("red".to_owned(), json!([4, 4, 1, 1]))]),
+    )
 }
 
-async fn processes_share_a_projection_and_survive_each_other(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
-    let (first, second) =
-        (Scene::over(store.clone(), TEAMS).await?, Scene::over(store.clone(), TEAMS).await?);
+async fn processes_share_a_projection_and_survive_each_other(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
+    let (first, second) = (
+        ProjectionFixture::over(store.clone(), TEAMS).await?,
+        ProjectionFixture::over(store.clone(), TEAMS).await?,
+    );
     let options = || Options {
         lease: Duration::from_millis(1_500),
         step_rows: 1,
@@ -675,12 +682,12 @@ async fn processes_share_a_projection_and_survive_each_other(lab: &dyn Lab) -> R
         random: Random::seeded(1),
         ..Options::default()
     };
-    for scene in [&first, &second] {
-        scene.visitor.house.start_workers(options());
+    for fixture in [&first, &second] {
+        fixture.client.house.start_workers(options());
     }
     let settle = async || -> Result<()> {
         for tries in 0.. {
-            let shown = match teams(&second.visitor).await {
+            let shown = match teams(&second.client).await {
                 Ok(shown) => shown,
                 // It is being built for the first time.
                 Err(_) if tries < 20_000 => BTreeMap::new(),
@@ -713,11 +720,11 @@ async fn processes_share_a_projection_and_survive_each_other(lab: &dyn Lab) -> R
         pause().await;
     }
     settle().await?;
-    second.visitor.house.stop_workers().await;
+    second.client.house.stop_workers().await;
     second.equals_a_rebuild().await
 }
 
-async fn views_that_cannot_be_are_refused(_: &dyn Lab) -> Result<()> {
+async fn views_that_cannot_be_are_refused(_: &dyn TestNamespace) -> Result<()> {
     let others = r#"
 [relation.follow]
 from = { a = "int" }

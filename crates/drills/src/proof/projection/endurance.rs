@@ -19,11 +19,11 @@ use statehouse_store::faulty::{FaultyStore, Odds};
 use statehouse_store::{Clock, Random, Scan, Store, SystemClock, Time, Value};
 use tokio::task::JoinSet;
 
-use crate::harness::client::{pause, same};
-use crate::harness::engines::{Engine, Sqlite};
-use crate::harness::house::Visitor;
+use crate::harness::engines::{Sqlite, TestEngine};
+use crate::harness::store_client::{pause, same};
+use crate::harness::tenant_client::TenantClient;
 use crate::proof::feed::cases::feed_of;
-use crate::proof::projection::cases::Scene;
+use crate::proof::projection::cases::ProjectionFixture;
 
 const BLUEPRINT: &str = r#"
 [house]
@@ -81,7 +81,7 @@ const TABLES: [&str; 2] = ["teams", "teams_order"];
 
 /// What came of a run.
 #[derive(Clone, Debug)]
-pub struct Endured {
+pub struct EnduranceReport {
     /// Events that were written and projected.
     pub events: u64,
     /// Processes that were killed, before and after their plan was written.
@@ -92,9 +92,9 @@ pub struct Endured {
     pub elapsed: Duration,
 }
 
-impl fmt::Display for Endured {
+impl fmt::Display for EnduranceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Endured { events, killed: (before, after), rows, elapsed } = self;
+        let EnduranceReport { events, killed: (before, after), rows, elapsed } = self;
         let seconds = elapsed.as_secs();
         write!(
             f,
@@ -105,17 +105,17 @@ impl fmt::Display for Endured {
 }
 
 /// Sends at least so many events through the projectors, on SQLite, and compares.
-pub async fn run(events: u64, seed: u64) -> Result<Endured> {
-    let lab = Sqlite.lab("endurance")?;
-    let store = lab.open().await?;
-    let visitor = Visitor::over(store.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
+pub async fn run(events: u64, seed: u64) -> Result<EnduranceReport> {
+    let namespace = Sqlite.namespace("endurance")?;
+    let store = namespace.open().await?;
+    let client = TenantClient::over(store.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
     let watch = Stopwatch::start();
     let mut random = Random::seeded(seed);
     let (left, is_written) = (Arc::new(AtomicU64::new(events)), Arc::new(AtomicBool::new(false)));
     let base = Time::from_millis(SystemClock.now().micros() / 1_000).minus(Duration::from_secs(86_400));
     let mut writers: JoinSet<Result<u64>> = JoinSet::new();
     for number in 0..WRITERS {
-        let writer = Writer::new(number, visitor.clone(), random.fork(), base);
+        let writer = EventWriter::new(number, client.clone(), random.fork(), base);
         writers.spawn(writer.write(left.clone()));
     }
     let written = tokio::spawn({
@@ -133,20 +133,20 @@ pub async fn run(events: u64, seed: u64) -> Result<Endured> {
     loop {
         let was_written = is_written.load(Ordering::SeqCst) || written.is_finished();
         match live(&store, random.next_u64(), DEATH.min(DEATHS / events as f64)).await? {
-            Death::Before => killed.0 += 1,
-            Death::After => killed.1 += 1,
-            Death::Idle if was_written => break,
-            Death::Idle => pause().await,
+            ProcessEnd::Before => killed.0 += 1,
+            ProcessEnd::After => killed.1 += 1,
+            ProcessEnd::Idle if was_written => break,
+            ProcessEnd::Idle => pause().await,
         }
     }
     let (events, elapsed) = (written.await??, watch.elapsed());
     let rows = compare(&store).await?;
     store.close().await;
-    Ok(Endured { events, killed, rows, elapsed })
+    Ok(EnduranceReport { events, killed, rows, elapsed })
 }
 
 /// How the life of a process ended.
-enum Death {
+enum ProcessEnd {
     Before,
     After,
     /// It had nothing more to do.
@@ -154,21 +154,21 @@ enum Death {
 }
 
 /// One process that projects until it is killed, which is so likely with each plan, or everything is read.
-async fn live(store: &Arc<dyn Store>, seed: u64, death: f64) -> Result<Death> {
+async fn live(store: &Arc<dyn Store>, seed: u64, death: f64) -> Result<ProcessEnd> {
     let faulty = Arc::new(FaultyStore::over(store.clone(), Arc::new(SystemClock), Odds::default(), seed));
-    let visitor = Visitor::over(faulty.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
-    let scene = Scene::of(visitor).await?;
+    let client = TenantClient::over(faulty.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
+    let fixture = ProjectionFixture::of(client).await?;
     faulty.set_odds(Odds { crash_before: death, crash_after: death, ..Odds::default() });
-    let process = tokio::spawn(async move { while scene.work(STEP).await.unwrap_or(true) {} });
+    let process = tokio::spawn(async move { while fixture.work(STEP).await.unwrap_or(true) {} });
     loop {
         let achieved = faulty.achieved();
         if achieved.crashes_before + achieved.crashes_after > 0 {
             process.abort();
-            return Ok(if achieved.crashes_after > 0 { Death::After } else { Death::Before });
+            return Ok(if achieved.crashes_after > 0 { ProcessEnd::After } else { ProcessEnd::Before });
         }
         if process.is_finished() {
             process.await.context("a process ended in another way")?;
-            return Ok(Death::Idle);
+            return Ok(ProcessEnd::Idle);
         }
         pause().await;
     }
@@ -176,23 +176,23 @@ async fn live(store: &Arc<dyn Store>, seed: u64, death: f64) -> Result<Death> {
 
 /// Builds everything anew, and requires it to be what was projected. Says how many rows readers see.
 async fn compare(store: &Arc<dyn Store>) -> Result<u64> {
-    let visitor = Visitor::over(store.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
-    let scene = Scene::of(visitor.clone()).await?;
-    let projections = visitor.house.projections();
+    let client = TenantClient::over(store.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
+    let fixture = ProjectionFixture::of(client.clone()).await?;
+    let projections = client.house.projections();
     let mut before = Vec::new();
     for projection in &projections {
         let live = projection.state().await?.live.context("nothing is live")?.number;
-        before.push((projection.digest(live).await?, shown(&visitor, projection.name(), live).await?));
+        before.push((projection.digest(live).await?, shown(&client, projection.name(), live).await?));
         ensure!(projection.rebuild().await?, "no build of {} could be begun", projection.name());
     }
-    while scene.work(STEP).await? {}
+    while fixture.work(STEP).await? {}
     let mut rows = 0;
     for (projection, (digest, (sum, count))) in projections.iter().zip(before) {
         let (name, state) = (projection.name(), projection.state().await?);
         same(&format!("whether {name} is the source's"), &state.verified, &Some(true))?;
         let live = state.live.context("nothing is live")?.number;
         same(&format!("the digest of {name}"), &projection.digest(live).await?, &digest)?;
-        same(&format!("the rows of {name}"), &shown(&visitor, name, live).await?, &(sum, count))?;
+        same(&format!("the rows of {name}"), &shown(&client, name, live).await?, &(sum, count))?;
         ensure!(count > 0, "{name} shows nothing");
         rows += count;
     }
@@ -201,21 +201,21 @@ async fn compare(store: &Arc<dyn Store>) -> Result<u64> {
 
 /// A digest of what readers see of the live generation, in which the order does not count, and how many rows that are. Whether a
 /// post was pushed to a reader or is pulled is no difference: a build decides it by how many follow now.
-async fn shown(visitor: &Visitor, name: &str, generation: i64) -> Result<(u128, u64)> {
-    let mut seen = Seen::default();
+async fn shown(client: &TenantClient, name: &str, generation: i64) -> Result<(u128, u64)> {
+    let mut seen = DigestSum::default();
     if name == FEED {
         for reader in 0..READERS_EACH * WRITERS {
             let reader = i64::try_from(reader)?;
-            for row in feed_of(visitor, reader, PAGE).await? {
+            for row in feed_of(client, reader, PAGE).await? {
                 seen.add(&format!("{reader} {row:?}"));
             }
         }
         return Ok((seen.sum, seen.count));
     }
     for table in TABLES {
-        let mut scan = Scan::all(visitor.table(table)?);
+        let mut scan = Scan::all(client.table(table)?);
         loop {
-            let page = visitor.house.store().scan(&scan).await?;
+            let page = client.house.store().scan(&scan).await?;
             for row in page.rows.iter().filter(|row| row.int("generation") == Some(generation)) {
                 let mut row = row.to_json();
                 // How often a row was written is not what it says.
@@ -233,12 +233,12 @@ async fn shown(visitor: &Visitor, name: &str, generation: i64) -> Result<(u128, 
 
 /// Texts, added up.
 #[derive(Default)]
-struct Seen {
+struct DigestSum {
     sum: u128,
     count: u64,
 }
 
-impl Seen {
+impl DigestSum {
     fn add(&mut self, text: &str) {
         let digest = text.bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, |hash, byte| {
             (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
@@ -248,9 +248,9 @@ impl Seen {
 }
 
 /// Somebody who writes. Nobody else touches the same rows, so nothing is ever refused.
-struct Writer {
+struct EventWriter {
     number: u64,
-    visitor: Visitor,
+    client: TenantClient,
     random: Random,
     base: Time,
     /// Whether each profile is there; `None` before it was made.
@@ -260,10 +260,10 @@ struct Writer {
     follows: BTreeSet<(u64, u64)>,
 }
 
-impl Writer {
-    fn new(number: u64, visitor: Visitor, random: Random, base: Time) -> Writer {
+impl EventWriter {
+    fn new(number: u64, client: TenantClient, random: Random, base: Time) -> EventWriter {
         let profiles = vec![None; PROFILES_EACH as usize];
-        Writer { number, visitor, random, base, profiles, posts: Vec::new(), follows: BTreeSet::new() }
+        EventWriter { number, client, random, base, profiles, posts: Vec::new(), follows: BTreeSet::new() }
     }
 
     /// Writes as long as events are left. Says how many it has written.
@@ -278,7 +278,7 @@ impl Writer {
                 vec![self.change_post()?]
             };
             let events = requests.len() as u64;
-            let Visitor { house, tenant } = &self.visitor;
+            let TenantClient { house, tenant } = &self.client;
             let done = house.batch(tenant, requests, Operation::default()).await;
             done.map_err(|(number, refusal)| anyhow::anyhow!("request {number:?}: {refusal}"))?;
             written += events;
@@ -291,7 +291,7 @@ impl Writer {
 
     fn request(action: &str, key: u64, input: &Json) -> Result<Request> {
         let key = [Value::from(i64::try_from(key)?)];
-        Ok(Visitor::request(action, &key, input, Some(Expected::Any)))
+        Ok(TenantClient::request(action, &key, input, Some(Expected::Any)))
     }
 
     fn change_profiles(&mut self) -> Result<Vec<Request>> {
@@ -307,7 +307,7 @@ impl Writer {
             let (action, input, after) = match *profile {
                 None => {
                     let input = json!({"id": id, "team": team, "points": 1});
-                    requests.push(Visitor::request("profile.create", &[], &input, None));
+                    requests.push(TenantClient::request("profile.create", &[], &input, None));
                     *profile = Some(true);
                     continue;
                 }
@@ -316,7 +316,7 @@ impl Writer {
                 Some(false) => ("profile.restore", json!({}), true),
             };
             *profile = Some(after);
-            requests.push(Writer::request(action, id, &input)?);
+            requests.push(EventWriter::request(action, id, &input)?);
         }
         Ok(requests)
     }
@@ -329,7 +329,7 @@ impl Writer {
             let author = self.random.below(AUTHORS);
             self.posts.push(true);
             let input = json!({"post_id": id, "author_id": author, "created_at": at, "body": "new"});
-            return Ok(Visitor::request("post.create", &[], &input, None));
+            return Ok(TenantClient::request("post.create", &[], &input, None));
         }
         let place = self.random.below(place);
         let id = place * WRITERS + self.number;
@@ -344,7 +344,7 @@ impl Writer {
             (true, choice) => ("post.patch", json!({"body": format!("edited {choice}")})),
         };
         *post = action != "post.delete";
-        Writer::request(action, id, &input)
+        EventWriter::request(action, id, &input)
     }
 
     fn change_follow(&mut self) -> Request {
@@ -357,6 +357,6 @@ impl Writer {
             "follow.add"
         };
         let key = [edge.0, edge.1].map(|end| Value::from(i64::try_from(end).unwrap_or_default()));
-        Visitor::request(action, &key, &json!({}), None)
+        TenantClient::request(action, &key, &json!({}), None)
     }
 }

@@ -12,11 +12,11 @@ use statehouse_store::{ManualClock, Random, Scan, Step, SystemClock, Time, Value
 
 use super::{cases as relation, invariants};
 use crate::conformance::{Case, cases};
-use crate::harness::around::{Around, Meanwhile};
-use crate::harness::client::{same, scan};
 use crate::harness::drill::Drill;
-use crate::harness::engines::Lab;
-use crate::harness::house::{Visitor, shows};
+use crate::harness::engines::TestNamespace;
+use crate::harness::proxy::{Meanwhile, StoreProxy};
+use crate::harness::store_client::{same, scan};
+use crate::harness::tenant_client::{TenantClient, shows};
 
 pub(crate) const CASES: &[Case] = cases! {
     relation {
@@ -83,24 +83,24 @@ fn edge(from: i64, to: i64) -> [Value; 2] {
     [from.into(), to.into()]
 }
 
-async fn add(visitor: &Visitor, from: i64, to: i64) -> Result<()> {
-    visitor.done("follow.add", &edge(from, to), json!({}), None).await.map(drop)
+async fn add(client: &TenantClient, from: i64, to: i64) -> Result<()> {
+    client.done("follow.add", &edge(from, to), json!({}), None).await.map(drop)
 }
 
-async fn remove(visitor: &Visitor, from: i64, to: i64) -> Result<()> {
-    visitor.done("follow.remove", &edge(from, to), json!({}), None).await.map(drop)
+async fn remove(client: &TenantClient, from: i64, to: i64) -> Result<()> {
+    client.done("follow.remove", &edge(from, to), json!({}), None).await.map(drop)
 }
 
-async fn count(visitor: &Visitor, end: &str, who: i64) -> Result<Option<i64>> {
-    let counted = visitor.done(&format!("follow_{end}.count"), &[who.into()], json!({}), None).await?;
+async fn count(client: &TenantClient, end: &str, who: i64) -> Result<Option<i64>> {
+    let counted = client.done(&format!("follow_{end}.count"), &[who.into()], json!({}), None).await?;
     Ok(counted.body["count"].as_i64())
 }
 
 /// Who is at the other end, page by page, in the order of the list.
-async fn list(visitor: &Visitor, end: &str, who: i64, limit: i64) -> Result<Vec<i64>> {
+async fn list(client: &TenantClient, end: &str, who: i64, limit: i64) -> Result<Vec<i64>> {
     let (mut found, mut cursor) = (Vec::new(), None);
     loop {
-        let (listed, next) = page(visitor, end, who, limit, cursor).await?;
+        let (listed, next) = page(client, end, who, limit, cursor).await?;
         found.extend(listed);
         if next.is_none() {
             return Ok(found);
@@ -111,7 +111,7 @@ async fn list(visitor: &Visitor, end: &str, who: i64, limit: i64) -> Result<Vec<
 
 /// One page of a list, and the cursor of the next.
 async fn page(
-    visitor: &Visitor,
+    client: &TenantClient,
     end: &str,
     who: i64,
     limit: i64,
@@ -122,7 +122,7 @@ async fn page(
     if let Some(cursor) = cursor {
         input["cursor"] = Json::String(cursor);
     }
-    let page = visitor.done(&format!("follow_{end}.list"), &[], input, None).await?;
+    let page = client.done(&format!("follow_{end}.list"), &[], input, None).await?;
     let rows = page.body.as_array().context("no list")?;
     ensure!(rows.len() <= usize::try_from(limit)?, "{} rows in a page of {limit}", rows.len());
     let mut found = Vec::new();
@@ -134,8 +134,8 @@ async fn page(
 }
 
 /// Checks the invariants, and returns the edges that are there.
-async fn check_rows(visitor: &Visitor) -> Result<BTreeSet<(i64, i64)>> {
-    let scope = visitor.scope("follow");
+async fn check_rows(client: &TenantClient) -> Result<BTreeSet<(i64, i64)>> {
+    let scope = client.scope("follow");
     invariants::check(&scope).await?;
     let edge = |key: String| -> Result<(i64, i64)> {
         let (from, to) = key.split_once(',').context("an edge with one end")?;
@@ -144,113 +144,105 @@ async fn check_rows(visitor: &Visitor) -> Result<BTreeSet<(i64, i64)>> {
     invariants::check_rows(&scope).await?.into_iter().map(edge).collect()
 }
 
-async fn an_edge_comes_and_goes(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+async fn an_edge_comes_and_goes(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
     let has = async |expected: Json| -> Result<()> {
-        let answer = visitor.done("follow.has", &edge(1, 2), json!({}), None).await?;
+        let answer = client.done("follow.has", &edge(1, 2), json!({}), None).await?;
         shows(&answer, &expected)
     };
     has(json!({"follower": 1, "followee": 2, "has": false, "since": null, "version": 0})).await?;
-    let added = visitor.done("follow.add", &edge(1, 2), json!({"note": "met"}), None).await?;
+    let added = client.done("follow.add", &edge(1, 2), json!({"note": "met"}), None).await?;
     shows(&added, &json!({"has": true, "note": "met", "level": 1, "version": 1}))?;
     ensure!(added.body.get("out_bucket").is_none(), "{}", added.body);
     has(json!({"has": true, "since": added.body["since"], "note": "met"})).await?;
-    same("one way only", &list(&visitor, "out", 2, 10).await?, &vec![])?;
-    same("out", &list(&visitor, "out", 1, 10).await?, &vec![2])?;
-    same("in", &list(&visitor, "in", 2, 10).await?, &vec![1])?;
-    same(
-        "counts",
-        &(count(&visitor, "out", 1).await?, count(&visitor, "in", 2).await?),
-        &(Some(1), Some(1)),
-    )?;
-    let removed = visitor.done("follow.remove", &edge(1, 2), json!({}), None).await?;
+    same("one way only", &list(&client, "out", 2, 10).await?, &vec![])?;
+    same("out", &list(&client, "out", 1, 10).await?, &vec![2])?;
+    same("in", &list(&client, "in", 2, 10).await?, &vec![1])?;
+    same("counts", &(count(&client, "out", 1).await?, count(&client, "in", 2).await?), &(Some(1), Some(1)))?;
+    let removed = client.done("follow.remove", &edge(1, 2), json!({}), None).await?;
     shows(&removed, &json!({"has": false, "since": null, "note": null, "version": 2}))?;
     has(json!({"has": false, "version": 2})).await?;
-    same("in, after", &list(&visitor, "in", 2, 10).await?, &vec![])?;
-    same(
-        "counts",
-        &(count(&visitor, "out", 1).await?, count(&visitor, "in", 2).await?),
-        &(Some(0), Some(0)),
-    )?;
-    add(&visitor, 1, 2).await?;
+    same("in, after", &list(&client, "in", 2, 10).await?, &vec![])?;
+    same("counts", &(count(&client, "out", 1).await?, count(&client, "in", 2).await?), &(Some(0), Some(0)))?;
+    add(&client, 1, 2).await?;
     has(json!({"has": true, "note": null, "level": 1, "version": 3})).await?;
-    visitor.refused("follow.add", &edge(1, 2), json!({"nota": "x"}), None, Code::InvalidInput).await?;
-    visitor.refused("follow_in.list", &[], json!({}), None, Code::InvalidInput).await?;
-    check_rows(&visitor).await?;
-    same("what is told", &visitor.events(3).await?.len(), &3)
+    client.refused("follow.add", &edge(1, 2), json!({"nota": "x"}), None, Code::InvalidInput).await?;
+    client.refused("follow_in.list", &[], json!({}), None, Code::InvalidInput).await?;
+    check_rows(&client).await?;
+    same("what is told", &client.events(3).await?.len(), &3)
 }
 
-async fn what_changes_nothing_writes_nothing(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
-    remove(&visitor, 1, 2).await?;
+async fn what_changes_nothing_writes_nothing(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
+    remove(&client, 1, 2).await?;
     for _ in 0..3 {
-        let added = visitor.done("follow.add", &edge(1, 2), json!({"note": "met"}), None).await?;
+        let added = client.done("follow.add", &edge(1, 2), json!({"note": "met"}), None).await?;
         shows(&added, &json!({"has": true, "note": "met", "version": 1}))?;
     }
     let changed =
-        visitor.done("follow.add", &edge(1, 2), json!({"note": "friends", "level": 2}), None).await?;
+        client.done("follow.add", &edge(1, 2), json!({"note": "friends", "level": 2}), None).await?;
     shows(&changed, &json!({"note": "friends", "level": 2, "version": 2}))?;
     for _ in 0..3 {
-        let removed = visitor.done("follow.remove", &edge(1, 2), json!({}), None).await?;
+        let removed = client.done("follow.remove", &edge(1, 2), json!({}), None).await?;
         shows(&removed, &json!({"has": false, "version": 3}))?;
     }
-    let mut told = visitor.events(3).await?;
+    let mut told = client.events(3).await?;
     told.sort();
     same(
         "what was written",
         &told,
         &["follow.added", "follow.changed", "follow.removed"].map(str::to_owned).to_vec(),
     )?;
-    check_rows(&visitor).await.map(drop)
+    check_rows(&client).await.map(drop)
 }
 
-async fn a_retry_makes_no_second_edge(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+async fn a_retry_makes_no_second_edge(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
     let key = edge(1, 2);
     let mut answers = Vec::new();
     // Under one operation id, then under others, then by many at once.
     for operation in ["op-1", "op-1", "op-2", "op-3"] {
-        answers.push(visitor.call_as(operation, "follow.add", &key, json!({}), None).await?.body);
+        answers.push(client.call_as(operation, "follow.add", &key, json!({}), None).await?.body);
     }
     ensure!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{answers:?}");
     let callers: Vec<_> = (0..8)
         .map(|_| {
-            let visitor = visitor.clone();
-            tokio::spawn(async move { visitor.call("follow.add", &edge(3, 2), json!({}), None).await })
+            let client = client.clone();
+            tokio::spawn(async move { client.call("follow.add", &edge(3, 2), json!({}), None).await })
         })
         .collect();
     for caller in callers {
         shows(&caller.await??, &json!({"has": true, "version": 1}))?;
     }
-    same("how many", &count(&visitor, "in", 2).await?, &Some(2))?;
-    same("the edges", &check_rows(&visitor).await?, &BTreeSet::from([(1, 2), (3, 2)]))
+    same("how many", &count(&client, "in", 2).await?, &Some(2))?;
+    same("the edges", &check_rows(&client).await?, &BTreeSet::from([(1, 2), (3, 2)]))
 }
 
-async fn a_late_retry_brings_nothing_back(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+async fn a_late_retry_brings_nothing_back(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
     let key = edge(1, 2);
-    let added = visitor.call_as("op-1", "follow.add", &key, json!({}), None).await?;
-    let removed = visitor.call_as("op-2", "follow.remove", &key, json!({}), None).await?;
-    let again = visitor.call_as("op-1", "follow.add", &key, json!({}), None).await?;
+    let added = client.call_as("op-1", "follow.add", &key, json!({}), None).await?;
+    let removed = client.call_as("op-2", "follow.remove", &key, json!({}), None).await?;
+    let again = client.call_as("op-1", "follow.add", &key, json!({}), None).await?;
     same("the answer of the late one", &again.body, &added.body)?;
-    same("what is there", &check_rows(&visitor).await?, &BTreeSet::new())?;
-    add(&visitor, 1, 2).await?;
-    let again = visitor.call_as("op-2", "follow.remove", &key, json!({}), None).await?;
+    same("what is there", &check_rows(&client).await?, &BTreeSet::new())?;
+    add(&client, 1, 2).await?;
+    let again = client.call_as("op-2", "follow.remove", &key, json!({}), None).await?;
     same("the answer of the late one", &again.body, &removed.body)?;
-    same("what is there", &check_rows(&visitor).await?, &BTreeSet::from([(1, 2)]))
+    same("what is there", &check_rows(&client).await?, &BTreeSet::from([(1, 2)]))
 }
 
-async fn adding_and_removing_contend_on_one_row(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+async fn adding_and_removing_contend_on_one_row(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
     for round in 0..6 {
         if round % 2 == 0 {
-            add(&visitor, 1, 2).await?;
+            add(&client, 1, 2).await?;
         }
         let callers: Vec<_> = (0..6)
             .map(|caller| {
-                let visitor = visitor.clone();
+                let client = client.clone();
                 let action = if caller % 2 == 0 { "follow.remove" } else { "follow.add" };
-                tokio::spawn(async move { visitor.call(action, &edge(1, 2), json!({}), None).await })
+                tokio::spawn(async move { client.call(action, &edge(1, 2), json!({}), None).await })
             })
             .collect();
         for caller in callers {
@@ -258,38 +250,38 @@ async fn adding_and_removing_contend_on_one_row(lab: &dyn Lab) -> Result<()> {
                 ensure!(refusal.code == Code::Contended, "{refusal}");
             }
         }
-        let there = check_rows(&visitor).await?;
-        let has = visitor.done("follow.has", &edge(1, 2), json!({}), None).await?;
+        let there = check_rows(&client).await?;
+        let has = client.done("follow.has", &edge(1, 2), json!({}), None).await?;
         same("whether it is there", &has.body["has"], &json!(there.contains(&(1, 2))))?;
         // What comes after all of them is what counts.
         if round % 3 == 0 {
-            remove(&visitor, 1, 2).await?;
-            same("after the last", &check_rows(&visitor).await?, &BTreeSet::new())?;
+            remove(&client, 1, 2).await?;
+            same("after the last", &check_rows(&client).await?, &BTreeSet::new())?;
         }
     }
     Ok(())
 }
 
-async fn edges_can_be_changed_under_a_version(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+async fn edges_can_be_changed_under_a_version(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
     let key = edge(1, 2);
-    visitor.refused("follow.add", &key, json!({}), Some(1), Code::NotFound).await?;
-    add(&visitor, 1, 2).await?;
-    visitor.refused("follow.add", &key, json!({"note": "x"}), Some(7), Code::VersionConflict).await?;
-    let refusal = visitor.refused("follow.remove", &key, json!({}), Some(7), Code::VersionConflict).await?;
+    client.refused("follow.add", &key, json!({}), Some(1), Code::NotFound).await?;
+    add(&client, 1, 2).await?;
+    client.refused("follow.add", &key, json!({"note": "x"}), Some(7), Code::VersionConflict).await?;
+    let refusal = client.refused("follow.remove", &key, json!({}), Some(7), Code::VersionConflict).await?;
     same("the version as it is", &refusal.current_version, &Some(1))?;
-    visitor.done("follow.add", &key, json!({"note": "x"}), Some(1)).await?;
-    visitor.done("follow.remove", &key, json!({}), Some(2)).await?;
-    visitor.done("follow.add", &key, json!({}), Some(3)).await?;
+    client.done("follow.add", &key, json!({"note": "x"}), Some(1)).await?;
+    client.done("follow.remove", &key, json!({}), Some(2)).await?;
+    client.done("follow.add", &key, json!({}), Some(3)).await?;
     // Many who have seen the same version: one of them has it.
     let callers: Vec<_> = (0..6)
         .map(|caller| {
-            let visitor = visitor.clone();
+            let client = client.clone();
             let (action, input) = match caller % 2 {
                 0 => ("follow.remove", json!({})),
                 _ => ("follow.add", json!({"level": 10 + caller})),
             };
-            tokio::spawn(async move { visitor.call(action, &edge(1, 2), input, Some(4)).await })
+            tokio::spawn(async move { client.call(action, &edge(1, 2), input, Some(4)).await })
         })
         .collect();
     let mut done = 0;
@@ -300,98 +292,98 @@ async fn edges_can_be_changed_under_a_version(lab: &dyn Lab) -> Result<()> {
         }
     }
     same("who was first", &done, &1)?;
-    let any = Visitor::request("follow.remove", &edge(8, 9), &json!({}), Some(Expected::Any));
-    let any = visitor.house.call(&visitor.tenant, any, statehouse::Operation::default()).await;
+    let any = TenantClient::request("follow.remove", &edge(8, 9), &json!({}), Some(Expected::Any));
+    let any = client.house.call(&client.tenant, any, statehouse::Operation::default()).await;
     same(
         "an edge that was never there",
         &any.map(drop).map_err(|refusal| refusal.code),
         &Err(Code::NotFound),
     )?;
-    check_rows(&visitor).await.map(drop)
+    check_rows(&client).await.map(drop)
 }
 
-async fn who_was_paused_comes_too_late(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+async fn who_was_paused_comes_too_late(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
     let key = edge(1, 2);
     let at = |version: i64| Some(Expected::Version(version));
     // Each of these is drafted, and then others act before it is committed.
-    let add_first = visitor.drafted("follow.add", &key, json!({}), None).await?;
-    add(&visitor, 1, 2).await?;
-    visitor.too_late(&add_first).await?;
-    let change = visitor.drafted("follow.add", &key, json!({"level": 5}), at(1)).await?;
-    let change_any = visitor.drafted("follow.add", &key, json!({"level": 6}), Some(Expected::Any)).await?;
-    let end = visitor.drafted("follow.remove", &key, json!({}), at(1)).await?;
-    visitor.done("follow.add", &key, json!({"level": 2}), None).await?;
-    visitor.too_late(&change).await?;
-    visitor.too_late(&end).await?;
+    let add_first = client.drafted("follow.add", &key, json!({}), None).await?;
+    add(&client, 1, 2).await?;
+    client.too_late(&add_first).await?;
+    let change = client.drafted("follow.add", &key, json!({"level": 5}), at(1)).await?;
+    let change_any = client.drafted("follow.add", &key, json!({"level": 6}), Some(Expected::Any)).await?;
+    let end = client.drafted("follow.remove", &key, json!({}), at(1)).await?;
+    client.done("follow.add", &key, json!({"level": 2}), None).await?;
+    client.too_late(&change).await?;
+    client.too_late(&end).await?;
     // The edge goes and comes back: it is another one, at another place in the lists.
-    let end_any = visitor.drafted("follow.remove", &key, json!({}), None).await?;
-    remove(&visitor, 1, 2).await?;
-    visitor.too_late(&end_any).await?;
-    visitor.too_late(&change_any).await?;
-    let revive = visitor.drafted("follow.add", &key, json!({}), at(3)).await?;
-    add(&visitor, 1, 2).await?;
-    visitor.too_late(&end_any).await?;
-    visitor.too_late(&change_any).await?;
+    let end_any = client.drafted("follow.remove", &key, json!({}), None).await?;
+    remove(&client, 1, 2).await?;
+    client.too_late(&end_any).await?;
+    client.too_late(&change_any).await?;
+    let revive = client.drafted("follow.add", &key, json!({}), at(3)).await?;
+    add(&client, 1, 2).await?;
+    client.too_late(&end_any).await?;
+    client.too_late(&change_any).await?;
     // It is gone again, and not as it was when the caller saw it.
-    remove(&visitor, 1, 2).await?;
-    visitor.too_late(&revive).await?;
-    same("what is there", &check_rows(&visitor).await?, &BTreeSet::new())?;
+    remove(&client, 1, 2).await?;
+    client.too_late(&revive).await?;
+    same("what is there", &check_rows(&client).await?, &BTreeSet::new())?;
     // Its row is gone altogether, past the actions.
     let key = edge(3, 4);
-    add(&visitor, 3, 4).await?;
+    add(&client, 3, 4).await?;
     let mut plans = Vec::new();
     for expected in [at(1), Some(Expected::Any)] {
-        plans.push(visitor.drafted("follow.add", &key, json!({"level": 5}), expected).await?);
-        plans.push(visitor.drafted("follow.remove", &key, json!({}), expected).await?);
+        plans.push(client.drafted("follow.add", &key, json!({"level": 5}), expected).await?);
+        plans.push(client.drafted("follow.remove", &key, json!({}), expected).await?);
     }
-    let client = visitor.client()?;
-    client.apply(client.one(Step::delete(visitor.table("follows")?, key))).await?;
+    let store_client = client.store_client()?;
+    store_client.apply(store_client.one(Step::delete(client.table("follows")?, key))).await?;
     for plan in &plans {
-        visitor.too_late(plan).await?;
+        client.too_late(plan).await?;
     }
     Ok(())
 }
 
-async fn lists_that_do_not_agree_are_not_made_worse(lab: &dyn Lab) -> Result<()> {
+async fn lists_that_do_not_agree_are_not_made_worse(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = Arc::new(ManualClock::at(Time::from_millis(1_800_000_000_000)));
-    let visitor = Visitor::open_at(lab, BLUEPRINT, clock).await?;
-    let client = visitor.client()?;
+    let client = TenantClient::open_at(namespace, BLUEPRINT, clock).await?;
+    let store_client = client.store_client()?;
     // Somebody writes past the actions. Nobody should, and if somebody does, it shows.
     for (from, list) in [(1, "follows_out"), (2, "follows_in")] {
-        add(&visitor, from, 9).await?;
-        let table = visitor.table(list)?.clone();
-        let listed = scan(client.store.as_ref(), Scan::of(&table, &visitor.tenant)).await?;
+        add(&client, from, 9).await?;
+        let table = client.table(list)?.clone();
+        let listed = scan(store_client.store.as_ref(), Scan::of(&table, &client.tenant)).await?;
         let row = listed.iter().find(|row| row.int("follower") == Some(from)).context("not listed")?;
         let place = || row.key().to_vec();
-        client.apply(client.one(Step::delete(&table, place()))).await?;
-        visitor.refused("follow.remove", &edge(from, 9), json!({}), None, Code::Internal).await?;
-        client.apply(client.one(Step::insert(&table, place()))).await?;
-        remove(&visitor, from, 9).await?;
-        client.apply(client.one(Step::insert(&table, place()))).await?;
+        store_client.apply(store_client.one(Step::delete(&table, place()))).await?;
+        client.refused("follow.remove", &edge(from, 9), json!({}), None, Code::Internal).await?;
+        store_client.apply(store_client.one(Step::insert(&table, place()))).await?;
+        remove(&client, from, 9).await?;
+        store_client.apply(store_client.one(Step::insert(&table, place()))).await?;
         // The clock stands, so this is the place where the edge would stand again.
-        visitor.refused("follow.add", &edge(from, 9), json!({}), None, Code::Internal).await?;
-        client.apply(client.one(Step::delete(&table, place()))).await?;
+        client.refused("follow.add", &edge(from, 9), json!({}), None, Code::Internal).await?;
+        store_client.apply(store_client.one(Step::delete(&table, place()))).await?;
     }
-    same("what is there", &check_rows(&visitor).await?, &BTreeSet::new())
+    same("what is there", &check_rows(&client).await?, &BTreeSet::new())
 }
 
-async fn lists_are_in_order_and_paged_over_buckets(lab: &dyn Lab) -> Result<()> {
+async fn lists_are_in_order_and_paged_over_buckets(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = Arc::new(ManualClock::at(Time::from_millis(1_800_000_000_000)));
-    let visitor = Visitor::open_at(lab, BLUEPRINT, clock.clone()).await?;
+    let client = TenantClient::open_at(namespace, BLUEPRINT, clock.clone()).await?;
     // Four at a time come at one moment, and then stand by their keys.
     for follower in 0..24 {
-        add(&visitor, follower, 100).await?;
-        add(&visitor, 100, follower).await?;
+        add(&client, follower, 100).await?;
+        add(&client, 100, follower).await?;
         if follower % 4 == 3 {
             clock.advance(Duration::from_millis(1));
         }
     }
     // One that comes back is the newest.
-    remove(&visitor, 5, 100).await?;
-    add(&visitor, 5, 100).await?;
+    remove(&client, 5, 100).await?;
+    add(&client, 5, 100).await?;
     let buckets: BTreeSet<Option<i64>> =
-        scan(visitor.house.store().as_ref(), Scan::of(visitor.table("follows_in")?, &visitor.tenant))
+        scan(client.house.store().as_ref(), Scan::of(client.table("follows_in")?, &client.tenant))
             .await?
             .iter()
             .map(|row| row.int("bucket"))
@@ -399,43 +391,43 @@ async fn lists_are_in_order_and_paged_over_buckets(lab: &dyn Lab) -> Result<()> 
     same("the buckets of one who is followed by many", &buckets.len(), &3)?;
     let mut expected: Vec<i64> = (0..24).rev().collect();
     for limit in [1, 2, 5, 7, 23, 24, 25, 500] {
-        same(&format!("out, by {limit}"), &list(&visitor, "out", 100, limit).await?, &expected)?;
+        same(&format!("out, by {limit}"), &list(&client, "out", 100, limit).await?, &expected)?;
     }
     expected.retain(|follower| *follower != 5);
     expected.insert(0, 5);
     for limit in [1, 3, 8, 24, 100] {
-        same(&format!("in, by {limit}"), &list(&visitor, "in", 100, limit).await?, &expected)?;
+        same(&format!("in, by {limit}"), &list(&client, "in", 100, limit).await?, &expected)?;
     }
-    same("how many", &count(&visitor, "in", 100).await?, &Some(24))?;
-    check_rows(&visitor).await.map(drop)
+    same("how many", &count(&client, "in", 100).await?, &Some(24))?;
+    check_rows(&client).await.map(drop)
 }
 
-async fn a_list_of_one_bucket_goes_on(lab: &dyn Lab) -> Result<()> {
+async fn a_list_of_one_bucket_goes_on(namespace: &dyn TestNamespace) -> Result<()> {
     let blueprint =
         "[relation.follow]\nfrom = { follower = \"int\" }\nto = { followee = \"int\" }\nbuckets = 1\n";
-    let visitor = Visitor::open(lab, blueprint).await?;
+    let client = TenantClient::open(namespace, blueprint).await?;
     for other in 1..=5 {
-        add(&visitor, 9, other).await?;
-        add(&visitor, other, 9).await?;
+        add(&client, 9, other).await?;
+        add(&client, other, 9).await?;
     }
     for limit in [1, 2, 5] {
         for end in ["out", "in"] {
-            same(&format!("{end}, by {limit}"), &list(&visitor, end, 9, limit).await?, &vec![5, 4, 3, 2, 1])?;
+            same(&format!("{end}, by {limit}"), &list(&client, end, 9, limit).await?, &vec![5, 4, 3, 2, 1])?;
         }
     }
     Ok(())
 }
 
 /// Adds and removes edges to one end, as its seed says.
-struct Mover {
-    visitor: Visitor,
+struct EdgeMover {
+    client: TenantClient,
     clock: Arc<ManualClock>,
     random: Random,
     there: BTreeSet<i64>,
     moves: usize,
 }
 
-impl Mover {
+impl EdgeMover {
     /// Changes one of nine edges, or removes one and adds it again.
     async fn go(&mut self) -> Result<()> {
         let follower = 1_000 + i64::try_from(self.random.below(9))?;
@@ -443,9 +435,9 @@ impl Mover {
         for _ in 0..times {
             self.clock.advance(Duration::from_millis(1));
             if self.there.remove(&follower) {
-                remove(&self.visitor, follower, 7).await?;
+                remove(&self.client, follower, 7).await?;
             } else {
-                add(&self.visitor, follower, 7).await?;
+                add(&self.client, follower, 7).await?;
                 self.there.insert(follower);
             }
             self.moves += 1;
@@ -456,20 +448,20 @@ impl Mover {
 
 /// What happens between pages, and within one between the reading of the list and that of its edges, follows from a seed: the
 /// same seed gives the same history, however busy the machine is.
-async fn pages_hold_while_others_come_and_go(lab: &dyn Lab) -> Result<()> {
+async fn pages_hold_while_others_come_and_go(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = Arc::new(ManualClock::at(Time::from_millis(1_800_000_000_000)));
-    let store = lab.open_at(clock.clone()).await?;
-    let mover = Visitor::seeded(store.clone(), BLUEPRINT, clock.clone(), 1).await?;
+    let store = namespace.open_at(clock.clone()).await?;
+    let mover = TenantClient::seeded(store.clone(), BLUEPRINT, clock.clone(), 1).await?;
     let meanwhile = Arc::new(Meanwhile::default());
-    let around = Arc::new(Around::new(store, meanwhile.clone()));
-    let reader = Visitor::seeded(around, BLUEPRINT, clock.clone(), 2).await?;
+    let around = Arc::new(StoreProxy::new(store, meanwhile.clone()));
+    let reader = TenantClient::seeded(around, BLUEPRINT, clock.clone(), 2).await?;
     let still: BTreeSet<i64> = (0..30).collect();
     for follower in &still {
         add(&mover, *follower, 7).await?;
         clock.advance(Duration::from_millis(1));
     }
     let (random, there) = (Random::seeded(3), BTreeSet::new());
-    let mover = Mover { visitor: mover, clock, random, there, moves: 0 };
+    let mover = EdgeMover { client: mover, clock, random, there, moves: 0 };
     let mover = Arc::new(tokio::sync::Mutex::new(mover));
     for limit in [1, 4, 9, 4, 11] {
         let (mut listed, mut cursor) = (Vec::new(), None);
@@ -498,14 +490,14 @@ async fn pages_hold_while_others_come_and_go(lab: &dyn Lab) -> Result<()> {
     let mover = mover.lock().await;
     ensure!(mover.moves > 100, "only {} moves", mover.moves);
     let expected: BTreeSet<(i64, i64)> = still.iter().chain(&mover.there).map(|one| (*one, 7)).collect();
-    same("the edges", &check_rows(&mover.visitor).await?, &expected)
+    same("the edges", &check_rows(&mover.client).await?, &expected)
 }
 
-async fn counts_are_the_edges_after_a_storm(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+async fn counts_are_the_edges_after_a_storm(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
     let callers: Vec<_> = (0..8_u64)
         .map(|caller| {
-            let visitor = visitor.clone();
+            let client = client.clone();
             tokio::spawn(async move {
                 let mut random = Random::seeded(caller);
                 for _ in 0..14 {
@@ -515,7 +507,7 @@ async fn counts_are_the_edges_after_a_storm(lab: &dyn Lab) -> Result<()> {
                     let action = if random.chance(0.4) { "follow.remove" } else { "follow.add" };
                     let level = json!({"level": i64::try_from(random.below(2))?});
                     let input = if action == "follow.add" { level } else { json!({}) };
-                    match visitor.call(action, &edge(from, to), input, None).await {
+                    match client.call(action, &edge(from, to), input, None).await {
                         Err(refusal) if refusal.code != Code::Contended => return Err(refusal.into()),
                         _ => {}
                     }
@@ -527,21 +519,21 @@ async fn counts_are_the_edges_after_a_storm(lab: &dyn Lab) -> Result<()> {
     for caller in callers {
         caller.await??;
     }
-    let there = check_rows(&visitor).await?;
+    let there = check_rows(&client).await?;
     for who in [10, 11] {
         let followers: BTreeSet<i64> =
             there.iter().filter(|(_, to)| *to == who).map(|(from, _)| *from).collect();
-        same("the count", &count(&visitor, "in", who).await?, &Some(i64::try_from(followers.len())?))?;
-        let listed: BTreeSet<i64> = list(&visitor, "in", who, 3).await?.into_iter().collect();
+        same("the count", &count(&client, "in", who).await?, &Some(i64::try_from(followers.len())?))?;
+        let listed: BTreeSet<i64> = list(&client, "in", who, 3).await?.into_iter().collect();
         same("the list", &listed, &followers)?;
     }
     Ok(())
 }
 
-async fn lost_answers_count_nothing_twice(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+async fn lost_answers_count_nothing_twice(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     let faulty = Arc::new(FaultyStore::over(store, Arc::new(SystemClock), Odds::default(), 3));
-    let visitor = Visitor::over(faulty.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
+    let client = TenantClient::over(faulty.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
     faulty.set_odds(Odds { unknown_before: 0.25, unknown_after: 0.35, unavailable: 0.05, ..Odds::default() });
     let mut expected = BTreeSet::new();
     for turn in 0..30_i64 {
@@ -552,7 +544,7 @@ async fn lost_answers_count_nothing_twice(lab: &dyn Lab) -> Result<()> {
         let mut done = false;
         for attempt in 0..60 {
             let operation = format!("op-{turn}-{}", if turn % 2 == 0 { 0 } else { attempt });
-            match visitor.call_as(&operation, action, &edge(from, to), json!({}), None).await {
+            match client.call_as(&operation, action, &edge(from, to), json!({}), None).await {
                 Ok(_) => {
                     done = true;
                     break;
@@ -573,12 +565,12 @@ async fn lost_answers_count_nothing_twice(lab: &dyn Lab) -> Result<()> {
     let achieved = faulty.achieved();
     ensure!(achieved.unknown_after > 5 && achieved.unknown_before > 5, "{achieved}");
     faulty.set_odds(Odds::default());
-    same("what is there", &check_rows(&visitor).await?, &expected)
+    same("what is there", &check_rows(&client).await?, &expected)
 }
 
-async fn buckets_can_be_added_later(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
-    let before = Visitor::over(store.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
+async fn buckets_can_be_added_later(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
+    let before = TenantClient::over(store.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
     for follower in 0..12 {
         add(&before, follower, 7).await?;
     }
@@ -586,7 +578,7 @@ async fn buckets_can_be_added_later(lab: &dyn Lab) -> Result<()> {
         .replace("buckets      = 3", "buckets      = 8")
         .replace("out_buckets  = 2", "out_buckets  = 3")
         .replace("count_shards = 2", "count_shards = 5");
-    let after = Visitor::over(store, &wider, Arc::new(SystemClock)).await?;
+    let after = TenantClient::over(store, &wider, Arc::new(SystemClock)).await?;
     for follower in 6..18 {
         add(&after, follower, 7).await?;
     }
@@ -600,16 +592,16 @@ async fn buckets_can_be_added_later(lab: &dyn Lab) -> Result<()> {
     check_rows(&after).await.map(drop)
 }
 
-async fn edges_of_tenants_are_apart(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
-    let other = visitor.for_tenant("zeta")?;
-    add(&visitor, 1, 2).await?;
+async fn edges_of_tenants_are_apart(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
+    let other = client.for_tenant("zeta")?;
+    add(&client, 1, 2).await?;
     let has = other.done("follow.has", &edge(1, 2), json!({}), None).await?;
     shows(&has, &json!({"has": false, "version": 0}))?;
     remove(&other, 1, 2).await?;
     add(&other, 5, 2).await?;
     same("the list of the other", &list(&other, "in", 2, 5).await?, &vec![5])?;
     same("the count of the other", &count(&other, "in", 2).await?, &Some(1))?;
-    same("the first one's edges", &check_rows(&visitor).await?, &BTreeSet::from([(1, 2)]))?;
+    same("the first one's edges", &check_rows(&client).await?, &BTreeSet::from([(1, 2)]))?;
     same("the other's edges", &check_rows(&other).await?, &BTreeSet::from([(5, 2)]))
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::harness::client::same;
 use crate::harness::invariants::{CheckScope, columns_text};
+use crate::harness::store_client::same;
 
 /// Everything below.
 pub(crate) async fn check(scope: &CheckScope<'_>) -> Result<()> {

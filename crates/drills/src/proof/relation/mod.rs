@@ -11,7 +11,7 @@ pub const PROOF: Proof = Proof {
     archetype: "relation",
     cases: cases::CASES,
     drills: cases::DRILLS,
-    workload: Some(&workload::COURSE),
+    workload: Some(&workload::WORKLOAD),
     invariants: Some(|scope| Box::pin(invariants::check(scope))),
     also_judges: &[],
     redundant: &[],

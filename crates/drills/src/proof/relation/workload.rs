@@ -3,9 +3,9 @@
 use serde_json::json;
 use statehouse_store::Value;
 
-use crate::harness::simulation::{Acting, Client, Course};
+use crate::harness::simulation::{ClientFuture, SimulatedClient, Workload};
 
-pub(crate) const COURSE: Course = Course {
+pub(crate) const WORKLOAD: Workload = Workload {
     archetype: "relation",
     blueprint: r#"
 [house]
@@ -19,13 +19,13 @@ buckets      = 2
 "#,
     resource: "follow",
     prepare: |_| Box::pin(async { Ok(()) }),
-    act: |client| -> Acting<'_> { Box::pin(act(client)) },
+    act: |client| -> ClientFuture<'_> { Box::pin(act(client)) },
     check: |_| Box::pin(async { Ok(()) }),
 };
 
 const PEOPLE: u64 = 3;
 
-async fn act(client: &mut Client) {
+async fn act(client: &mut SimulatedClient) {
     let edge = [Value::from(client.below(PEOPLE)), Value::from(client.below(PEOPLE))];
     match client.below(5) {
         0 | 1 => drop(client.call("follow.add", &edge, json!({}), None).await),

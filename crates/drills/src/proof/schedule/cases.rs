@@ -33,11 +33,11 @@ use self::late::*;
 use self::races::*;
 use super::cases as schedule;
 use crate::conformance::{Case, cases};
-use crate::harness::around::{Around, Hook, LostThenUnavailable, Paused};
-use crate::harness::client::{pause, same, whole_log};
 use crate::harness::drill::{Drill, DrillClock};
-use crate::harness::engines::Lab;
-use crate::harness::house::{Visitor, shows};
+use crate::harness::engines::TestNamespace;
+use crate::harness::proxy::{Interceptor, LostThenUnavailable, Paused, StoreProxy};
+use crate::harness::store_client::{pause, same, whole_log};
+use crate::harness::tenant_client::{TenantClient, shows};
 
 pub(crate) const CASES: &[Case] = cases! {
     schedule {
@@ -162,30 +162,30 @@ fn standing() -> ManualClock {
     ManualClock::at(Time::from_millis(1_800_000_000_000))
 }
 
-async fn desk(lab: &dyn Lab) -> Result<(Visitor, ManualClock)> {
+async fn desk(namespace: &dyn TestNamespace) -> Result<(TenantClient, ManualClock)> {
     let clock = standing();
-    Ok((Visitor::open_at(lab, BLUEPRINT, Arc::new(clock.clone())).await?, clock))
+    Ok((TenantClient::open_at(namespace, BLUEPRINT, Arc::new(clock.clone())).await?, clock))
 }
 
 fn id(job: &str) -> [Value; 1] {
     [job.into()]
 }
 
-async fn enqueue(visitor: &Visitor, job: &str, mut input: Json) -> Result<()> {
+async fn enqueue(client: &TenantClient, job: &str, mut input: Json) -> Result<()> {
     input["job_id"] = json!(job);
-    visitor.done("job.enqueue", &[], input, None).await.map(drop)
+    client.done("job.enqueue", &[], input, None).await.map(drop)
 }
 
 /// One claim of what there is: ids and attempts.
-async fn claim_once(visitor: &Visitor, input: Json) -> Result<Vec<(String, i64)>> {
-    claim_from(visitor, "job", input).await
+async fn claim_once(client: &TenantClient, input: Json) -> Result<Vec<(String, i64)>> {
+    claim_from(client, "job", input).await
 }
 
-async fn claim_from(visitor: &Visitor, resource: &str, mut input: Json) -> Result<Vec<(String, i64)>> {
+async fn claim_from(client: &TenantClient, resource: &str, mut input: Json) -> Result<Vec<(String, i64)>> {
     if input.get("worker").is_none() {
         input["worker"] = json!("ann");
     }
-    let claimed = visitor.done(&format!("{resource}_queue.claim"), &id("default"), input, None).await?;
+    let claimed = client.done(&format!("{resource}_queue.claim"), &id("default"), input, None).await?;
     jobs_in(&claimed.body)
 }
 
@@ -199,19 +199,19 @@ fn jobs_in(body: &Json) -> Result<Vec<(String, i64)>> {
 }
 
 /// Claims until there are so many, because an index may lag.
-async fn claim(visitor: &Visitor, limit: usize, expected: usize) -> Result<Vec<(String, i64)>> {
-    claim_until(visitor, "job", limit, expected).await
+async fn claim(client: &TenantClient, limit: usize, expected: usize) -> Result<Vec<(String, i64)>> {
+    claim_until(client, "job", limit, expected).await
 }
 
 async fn claim_until(
-    visitor: &Visitor,
+    client: &TenantClient,
     resource: &str,
     limit: usize,
     expected: usize,
 ) -> Result<Vec<(String, i64)>> {
     let mut jobs = Vec::new();
     for _ in 0..LOOKS_MAX {
-        jobs.extend(claim_from(visitor, resource, json!({"limit": limit - jobs.len()})).await?);
+        jobs.extend(claim_from(client, resource, json!({"limit": limit - jobs.len()})).await?);
         if jobs.len() >= expected {
             break;
         }
@@ -222,42 +222,42 @@ async fn claim_until(
 }
 
 /// Requires that nothing can be claimed, as often as an index might lag.
-async fn claims_nothing(visitor: &Visitor) -> Result<()> {
+async fn claims_nothing(client: &TenantClient) -> Result<()> {
     for _ in 0..3 {
-        same("what can be claimed", &claim_once(visitor, json!({"limit": 98})).await?, &vec![])?;
+        same("what can be claimed", &claim_once(client, json!({"limit": 98})).await?, &vec![])?;
     }
     Ok(())
 }
 
-async fn complete(visitor: &Visitor, job: &str, attempt: i64) -> Result<()> {
+async fn complete(client: &TenantClient, job: &str, attempt: i64) -> Result<()> {
     let input = json!({"attempt": attempt, "result": {"by": attempt}});
-    visitor.done("job.complete", &id(job), input, None).await.map(drop)
+    client.done("job.complete", &id(job), input, None).await.map(drop)
 }
 
-async fn all_rows(visitor: &Visitor, table: &str) -> Result<Vec<Row>> {
-    crate::harness::client::scan(
-        visitor.house.store().as_ref(),
-        Scan::of(visitor.table(table)?, &visitor.tenant),
+async fn all_rows(client: &TenantClient, table: &str) -> Result<Vec<Row>> {
+    crate::harness::store_client::scan(
+        client.house.store().as_ref(),
+        Scan::of(client.table(table)?, &client.tenant),
     )
     .await
 }
 
-async fn a_job_is_enqueued_claimed_and_completed(lab: &dyn Lab) -> Result<()> {
-    let (visitor, clock) = desk(lab).await?;
+async fn a_job_is_enqueued_claimed_and_completed(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, clock) = desk(namespace).await?;
     let enqueued =
-        visitor.done("job.enqueue", &[], json!({"job_id": "a", "payload": {"to": "ann"}}), None).await?;
+        client.done("job.enqueue", &[], json!({"job_id": "a", "payload": {"to": "ann"}}), None).await?;
     same("the key", &enqueued.created.as_deref(), &Some("a"))?;
     let now = clock.now().to_string();
     shows(
         &enqueued,
         &json!({"state": "PENDING", "queue": "default", "attempt": 0, "attempts_max": 3, "run_at": now, "version": 1}),
     )?;
-    visitor.refused("job.enqueue", &[], json!({"job_id": "a"}), None, Code::AlreadyExists).await?;
-    visitor.refused("job.read", &id("b"), json!({}), None, Code::NotFound).await?;
-    let made = visitor.done("job.enqueue", &[], json!({"queue": "mail"}), None).await?;
+    client.refused("job.enqueue", &[], json!({"job_id": "a"}), None, Code::AlreadyExists).await?;
+    client.refused("job.read", &id("b"), json!({}), None, Code::NotFound).await?;
+    let made = client.done("job.enqueue", &[], json!({"queue": "mail"}), None).await?;
     ensure!(made.created.is_some_and(|id| id.len() == 36), "an id was to be made");
     let claimed =
-        visitor.done("job_queue.claim", &id("default"), json!({"worker": "ann", "limit": 9}), None).await?;
+        client.done("job_queue.claim", &id("default"), json!({"worker": "ann", "limit": 9}), None).await?;
     let end = clock.now().plus(SECOND * 30).to_string();
     let job = &claimed.body[0];
     same("how many", &claimed.body.as_array().map(Vec::len), &Some(1))?;
@@ -271,35 +271,35 @@ async fn a_job_is_enqueued_claimed_and_completed(lab: &dyn Lab) -> Result<()> {
     ] {
         same(name, &job[name], &expected)?;
     }
-    claims_nothing(&visitor).await?;
+    claims_nothing(&client).await?;
     for attempt in [0, 2] {
-        visitor.refused("job.complete", &id("a"), json!({"attempt": attempt}), None, Code::NotHolder).await?;
+        client.refused("job.complete", &id("a"), json!({"attempt": attempt}), None, Code::NotHolder).await?;
     }
-    visitor.refused("job.complete", &id("b"), json!({"attempt": 1}), None, Code::NotFound).await?;
+    client.refused("job.complete", &id("b"), json!({"attempt": 1}), None, Code::NotFound).await?;
     clock.advance(SECOND);
     let input = json!({"attempt": 1, "result": [1, "done"]});
-    let done = visitor.done("job.complete", &id("a"), input.clone(), None).await?;
+    let done = client.done("job.complete", &id("a"), input.clone(), None).await?;
     shows(&done, &json!({"state": "COMPLETED", "result": [1, "done"], "attempt": 1}))?;
     let expected = json!({"state": "COMPLETED", "result": [1, "done"], "run_at": null});
-    visitor.shows("job", &id("a"), &expected).await?;
+    client.shows("job", &id("a"), &expected).await?;
     for action in ["complete", "fail"] {
         let action = format!("job.{action}");
-        visitor.refused(&action, &id("a"), json!({"attempt": 1}), None, Code::WrongState).await?;
+        client.refused(&action, &id("a"), json!({"attempt": 1}), None, Code::WrongState).await?;
     }
-    visitor.refused("job.cancel", &id("a"), json!({}), None, Code::WrongState).await?;
-    visitor.refused("job.replay", &id("a"), json!({}), None, Code::WrongState).await?;
+    client.refused("job.cancel", &id("a"), json!({}), None, Code::WrongState).await?;
+    client.refused("job.replay", &id("a"), json!({}), None, Code::WrongState).await?;
     clock.advance(SECOND * 60);
-    claims_nothing(&visitor).await?;
-    listed(&visitor, json!({"state": "COMPLETED"}), &["a"]).await?;
-    listed(&visitor, json!({"state": "IN_PROGRESS"}), &[]).await?;
-    let names: Vec<String> = visitor.events(3).await?;
+    claims_nothing(&client).await?;
+    listed(&client, json!({"state": "COMPLETED"}), &["a"]).await?;
+    listed(&client, json!({"state": "IN_PROGRESS"}), &[]).await?;
+    let names: Vec<String> = client.events(3).await?;
     same("what the log says of results", &names.iter().filter(|name| *name == "job.completed").count(), &1)
 }
 
-async fn listed(visitor: &Visitor, filter: Json, expected: &[&str]) -> Result<()> {
+async fn listed(client: &TenantClient, filter: Json, expected: &[&str]) -> Result<()> {
     let mut found = Vec::new();
     for _ in 0..LOOKS_MAX {
-        let list = visitor.done("job.list", &[], filter.clone(), None).await?;
+        let list = client.done("job.list", &[], filter.clone(), None).await?;
         let rows = list.body.as_array().context("no list")?.iter();
         found = rows.filter_map(|row| row["job_id"].as_str().map(str::to_owned)).collect::<Vec<_>>();
         if found == expected {
@@ -310,243 +310,235 @@ async fn listed(visitor: &Visitor, filter: Json, expected: &[&str]) -> Result<()
     bail!("{filter}: expected {expected:?}, got {found:?}")
 }
 
-async fn a_job_is_not_claimed_before_its_time(lab: &dyn Lab) -> Result<()> {
-    let (visitor, clock) = desk(lab).await?;
+async fn a_job_is_not_claimed_before_its_time(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, clock) = desk(namespace).await?;
     let at = clock.now().plus(SECOND * 20).to_string();
-    enqueue(&visitor, "at", json!({"at": at})).await?;
-    enqueue(&visitor, "after", json!({"after_ms": 10_000})).await?;
-    enqueue(&visitor, "both", json!({"at": at, "after_ms": 10_000})).await?;
+    enqueue(&client, "at", json!({"at": at})).await?;
+    enqueue(&client, "after", json!({"after_ms": 10_000})).await?;
+    enqueue(&client, "both", json!({"at": at, "after_ms": 10_000})).await?;
     for (wait, expected) in [(10, "after"), (10, "at"), (10, "both")] {
         clock.advance(SECOND * wait - Duration::from_micros(1));
-        claims_nothing(&visitor).await?;
+        claims_nothing(&client).await?;
         clock.advance(Duration::from_micros(1));
-        same("what is due", &claim(&visitor, 5, 1).await?, &vec![(expected.to_owned(), 1)])?;
-        complete(&visitor, expected, 1).await?;
+        same("what is due", &claim(&client, 5, 1).await?, &vec![(expected.to_owned(), 1)])?;
+        complete(&client, expected, 1).await?;
     }
     Ok(())
 }
 
-async fn a_failed_job_rests_and_is_tried_again(lab: &dyn Lab) -> Result<()> {
-    let (visitor, clock) = desk(lab).await?;
-    enqueue(&visitor, "a", json!({})).await?;
+async fn a_failed_job_rests_and_is_tried_again(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, clock) = desk(namespace).await?;
+    enqueue(&client, "a", json!({})).await?;
     // At most three attempts, with rests of 5 to 10 and of 10 to 20 seconds between them.
     for (attempt, rest) in [(1, 10), (2, 20)] {
-        same("the attempt", &claim(&visitor, 1, 1).await?, &vec![("a".to_owned(), attempt)])?;
-        visitor.refused("job.fail", &id("a"), json!({"attempt": attempt + 1}), None, Code::NotHolder).await?;
+        same("the attempt", &claim(&client, 1, 1).await?, &vec![("a".to_owned(), attempt)])?;
+        client.refused("job.fail", &id("a"), json!({"attempt": attempt + 1}), None, Code::NotHolder).await?;
         let failed =
-            visitor.done("job.fail", &id("a"), json!({"attempt": attempt, "error": "no line"}), None).await?;
+            client.done("job.fail", &id("a"), json!({"attempt": attempt, "error": "no line"}), None).await?;
         shows(&failed, &json!({"state": "RETRYING", "error": "no line", "attempt": attempt}))?;
-        visitor
-            .refused("job.complete", &id("a"), json!({"attempt": attempt}), None, Code::WrongState)
-            .await?;
-        visitor.refused("job.fail", &id("a"), json!({"attempt": attempt}), None, Code::WrongState).await?;
+        client.refused("job.complete", &id("a"), json!({"attempt": attempt}), None, Code::WrongState).await?;
+        client.refused("job.fail", &id("a"), json!({"attempt": attempt}), None, Code::WrongState).await?;
         clock.advance(SECOND * rest / 2 - Duration::from_micros(1));
-        claims_nothing(&visitor).await?;
+        claims_nothing(&client).await?;
         clock.advance(SECOND * rest / 2 + Duration::from_micros(1));
     }
-    same("the last attempt", &claim(&visitor, 1, 1).await?, &vec![("a".to_owned(), 3)])?;
-    let failed = visitor.done("job.fail", &id("a"), json!({"attempt": 3, "error": "still"}), None).await?;
+    same("the last attempt", &claim(&client, 1, 1).await?, &vec![("a".to_owned(), 3)])?;
+    let failed = client.done("job.fail", &id("a"), json!({"attempt": 3, "error": "still"}), None).await?;
     shows(&failed, &json!({"state": "FAILED", "error": "still", "run_at": null}))?;
     clock.advance(SECOND * 3_600);
-    claims_nothing(&visitor).await?;
-    listed(&visitor, json!({"state": "FAILED"}), &["a"]).await?;
+    claims_nothing(&client).await?;
+    listed(&client, json!({"state": "FAILED"}), &["a"]).await?;
     // One that is of no use is failed at once; one that may be tried once has one attempt.
-    enqueue(&visitor, "b", json!({})).await?;
-    claim(&visitor, 1, 1).await?;
-    let failed = visitor.done("job.fail", &id("b"), json!({"attempt": 1, "final": true}), None).await?;
+    enqueue(&client, "b", json!({})).await?;
+    claim(&client, 1, 1).await?;
+    let failed = client.done("job.fail", &id("b"), json!({"attempt": 1, "final": true}), None).await?;
     shows(&failed, &json!({"state": "FAILED"}))?;
-    enqueue(&visitor, "c", json!({"attempts_max": 1})).await?;
-    claim(&visitor, 1, 1).await?;
-    shows(
-        &visitor.done("job.fail", &id("c"), json!({"attempt": 1}), None).await?,
-        &json!({"state": "FAILED"}),
-    )
+    enqueue(&client, "c", json!({"attempts_max": 1})).await?;
+    claim(&client, 1, 1).await?;
+    shows(&client.done("job.fail", &id("c"), json!({"attempt": 1}), None).await?, &json!({"state": "FAILED"}))
 }
 
-async fn a_dead_letter_is_replayed(lab: &dyn Lab) -> Result<()> {
-    let (visitor, clock) = desk(lab).await?;
+async fn a_dead_letter_is_replayed(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, clock) = desk(namespace).await?;
     for job in ["a", "b"] {
-        enqueue(&visitor, job, json!({"payload": job, "attempts_max": 1})).await?;
+        enqueue(&client, job, json!({"payload": job, "attempts_max": 1})).await?;
     }
-    visitor.refused("job.replay", &id("a"), json!({}), None, Code::WrongState).await?;
-    for (job, attempt) in claim(&visitor, 2, 2).await? {
-        visitor.done("job.fail", &id(&job), json!({"attempt": attempt}), None).await?;
+    client.refused("job.replay", &id("a"), json!({}), None, Code::WrongState).await?;
+    for (job, attempt) in claim(&client, 2, 2).await? {
+        client.done("job.fail", &id(&job), json!({"attempt": attempt}), None).await?;
     }
-    let replayed = visitor.done("job.replay", &id("a"), json!({}), None).await?;
+    let replayed = client.done("job.replay", &id("a"), json!({}), None).await?;
     let now = clock.now().to_string();
     // Its attempts go on counting, and it gets as many more as the blueprint says.
     shows(
         &replayed,
         &json!({"state": "PENDING", "attempt": 1, "attempts_max": 4, "run_at": now, "due_at": null}),
     )?;
-    same("the attempt", &claim(&visitor, 5, 1).await?, &vec![("a".to_owned(), 2)])?;
-    visitor.refused("job.complete", &id("a"), json!({"attempt": 1}), None, Code::NotHolder).await?;
-    complete(&visitor, "a", 2).await?;
+    same("the attempt", &claim(&client, 5, 1).await?, &vec![("a".to_owned(), 2)])?;
+    client.refused("job.complete", &id("a"), json!({"attempt": 1}), None, Code::NotHolder).await?;
+    complete(&client, "a", 2).await?;
     // Several at once, of which one is not dead.
     let input = json!({"jobs": [{"job_id": "a"}, {"job_id": "b"}]});
-    let replayed = visitor.done("job_queue.replay", &id("default"), input, None).await?;
+    let replayed = client.done("job_queue.replay", &id("default"), input, None).await?;
     same("a", &replayed.body[0]["code"], &json!("wrong_state"))?;
     same("b", &replayed.body[1]["done"], &json!(true))?;
-    same("what can be claimed", &claim(&visitor, 5, 1).await?, &vec![("b".to_owned(), 2)])
+    same("what can be claimed", &claim(&client, 5, 1).await?, &vec![("b".to_owned(), 2)])
 }
 
-async fn a_killed_workers_job_is_claimed_within_one_lease(lab: &dyn Lab) -> Result<()> {
-    let (visitor, clock) = desk(lab).await?;
-    enqueue(&visitor, "a", json!({})).await?;
-    claim(&visitor, 1, 1).await?;
+async fn a_killed_workers_job_is_claimed_within_one_lease(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, clock) = desk(namespace).await?;
+    enqueue(&client, "a", json!({})).await?;
+    claim(&client, 1, 1).await?;
     // The worker is gone. No sweeper runs, and nobody is told.
     clock.advance(SECOND * 30 - Duration::from_micros(1));
-    claims_nothing(&visitor).await?;
+    claims_nothing(&client).await?;
     clock.advance(Duration::from_micros(1));
-    same("who is next", &claim(&visitor, 1, 1).await?, &vec![("a".to_owned(), 2)])?;
+    same("who is next", &claim(&client, 1, 1).await?, &vec![("a".to_owned(), 2)])?;
     // A worker that wants less time, or more, says so.
-    enqueue(&visitor, "b", json!({})).await?;
-    let brief = claim_once(&visitor, json!({"lease_ms": 100, "limit": 1})).await?;
+    enqueue(&client, "b", json!({})).await?;
+    let brief = claim_once(&client, json!({"lease_ms": 100, "limit": 1})).await?;
     same("a short lease", &brief, &vec![("b".to_owned(), 1)])?;
     clock.advance(Duration::from_millis(100));
-    same("soon over", &claim(&visitor, 1, 1).await?, &vec![("b".to_owned(), 2)])
+    same("soon over", &claim(&client, 1, 1).await?, &vec![("b".to_owned(), 2)])
 }
 
-async fn a_worker_that_wakes_too_late_is_refused(lab: &dyn Lab) -> Result<()> {
-    let (visitor, clock) = desk(lab).await?;
-    enqueue(&visitor, "a", json!({})).await?;
-    enqueue(&visitor, "b", json!({})).await?;
-    claim(&visitor, 2, 2).await?;
+async fn a_worker_that_wakes_too_late_is_refused(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, clock) = desk(namespace).await?;
+    enqueue(&client, "a", json!({})).await?;
+    enqueue(&client, "b", json!({})).await?;
+    claim(&client, 2, 2).await?;
     // It slept for ten minutes. One of its jobs was claimed by another meanwhile, the other by nobody.
     clock.advance(SECOND * 600);
-    let mut taken = claim_once(&visitor, json!({"worker": "bob", "limit": 1})).await?;
+    let mut taken = claim_once(&client, json!({"worker": "bob", "limit": 1})).await?;
     for _ in 0..LOOKS_MAX {
         if taken.is_empty() {
             pause().await;
-            taken = claim_once(&visitor, json!({"worker": "bob", "limit": 1})).await?;
+            taken = claim_once(&client, json!({"worker": "bob", "limit": 1})).await?;
         }
     }
     let (taken, attempt) = taken.pop().context("nothing was claimed")?;
     same("the attempt", &attempt, &2)?;
     let left = if taken == "a" { "b" } else { "a" };
     for action in ["job.complete", "job.fail"] {
-        visitor.refused(action, &id(&taken), json!({"attempt": 1}), None, Code::NotHolder).await?;
+        client.refused(action, &id(&taken), json!({"attempt": 1}), None, Code::NotHolder).await?;
     }
     let beat = json!({"jobs": [{"job_id": taken, "attempt": 1}]});
-    let beaten = visitor.done("job_queue.heartbeat", &id("default"), beat, None).await?;
+    let beaten = client.done("job_queue.heartbeat", &id("default"), beat, None).await?;
     same("its heartbeat", &beaten.body[0]["code"], &json!("not_holder"))?;
-    complete(&visitor, left, 1).await?;
-    complete(&visitor, &taken, 2).await?;
+    complete(&client, left, 1).await?;
+    complete(&client, &taken, 2).await?;
     for (job, by) in [(left, 1), (taken.as_str(), 2)] {
-        visitor.shows("job", &id(job), &json!({"state": "COMPLETED", "result": {"by": by}})).await?;
+        client.shows("job", &id(job), &json!({"state": "COMPLETED", "result": {"by": by}})).await?;
     }
     Ok(())
 }
 
-async fn heartbeats_hold_a_job(lab: &dyn Lab) -> Result<()> {
-    let (visitor, clock) = desk(lab).await?;
+async fn heartbeats_hold_a_job(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, clock) = desk(namespace).await?;
     for job in ["a", "b"] {
-        enqueue(&visitor, job, json!({})).await?;
+        enqueue(&client, job, json!({})).await?;
     }
-    claim(&visitor, 2, 2).await?;
+    claim(&client, 2, 2).await?;
     for _ in 0..3 {
         clock.advance(SECOND * 20);
         let jobs = json!([{"job_id": "a", "attempt": 1}, {"job_id": "b", "attempt": 9}, {"job_id": "c", "attempt": 1}]);
-        let beat = visitor.done("job_queue.heartbeat", &id("default"), json!({"jobs": jobs}), None).await?;
+        let beat = client.done("job_queue.heartbeat", &id("default"), json!({"jobs": jobs}), None).await?;
         same("a", &beat.body[0]["done"], &json!(true))?;
         same("b", &beat.body[1]["code"], &json!("not_holder"))?;
         same("c", &beat.body[2]["code"], &json!("not_found"))?;
     }
-    same("whose lease is over", &claim(&visitor, 5, 1).await?, &vec![("b".to_owned(), 2)])?;
+    same("whose lease is over", &claim(&client, 5, 1).await?, &vec![("b".to_owned(), 2)])?;
     let longer = json!({"jobs": [{"job_id": "a", "attempt": 1}], "lease_ms": 3_600_000});
-    visitor.done("job_queue.heartbeat", &id("default"), longer, None).await?;
-    complete(&visitor, "b", 2).await?;
+    client.done("job_queue.heartbeat", &id("default"), longer, None).await?;
+    complete(&client, "b", 2).await?;
     clock.advance(SECOND * 3_599);
-    claims_nothing(&visitor).await?;
-    complete(&visitor, "a", 1).await?;
+    claims_nothing(&client).await?;
+    complete(&client, "a", 1).await?;
     let late = json!({"jobs": [{"job_id": "a", "attempt": 1}]});
-    let late = visitor.done("job_queue.heartbeat", &id("default"), late, None).await?;
+    let late = client.done("job_queue.heartbeat", &id("default"), late, None).await?;
     same("a heart that beats on", &late.body[0]["code"], &json!("wrong_state"))?;
     clock.advance(SECOND * 3_600);
-    claims_nothing(&visitor).await
+    claims_nothing(&client).await
 }
 
-async fn attempts_end_also_for_workers_that_die(lab: &dyn Lab) -> Result<()> {
-    let (visitor, clock) = desk(lab).await?;
-    enqueue(&visitor, "poison", json!({"attempts_max": 2, "order_key": "k"})).await?;
-    enqueue(&visitor, "next", json!({"order_key": "k"})).await?;
+async fn attempts_end_also_for_workers_that_die(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, clock) = desk(namespace).await?;
+    enqueue(&client, "poison", json!({"attempts_max": 2, "order_key": "k"})).await?;
+    enqueue(&client, "next", json!({"order_key": "k"})).await?;
     for attempt in 1..=2 {
-        same("the attempt", &claim(&visitor, 5, 1).await?, &vec![("poison".to_owned(), attempt)])?;
+        same("the attempt", &claim(&client, 5, 1).await?, &vec![("poison".to_owned(), attempt)])?;
         clock.advance(SECOND * 30);
     }
     // Whoever looks next fails it, and with that lets the next of its key run.
-    same("what is left", &claim(&visitor, 5, 1).await?, &vec![("next".to_owned(), 1)])?;
-    visitor.shows("job", &id("poison"), &json!({"state": "FAILED", "attempt": 2, "run_at": null})).await?;
-    visitor
+    same("what is left", &claim(&client, 5, 1).await?, &vec![("next".to_owned(), 1)])?;
+    client.shows("job", &id("poison"), &json!({"state": "FAILED", "attempt": 2, "run_at": null})).await?;
+    client
         .refused("job.complete", &id("poison"), json!({"attempt": 2}), None, Code::WrongState)
         .await
         .map(drop)
 }
 
-async fn cancelled_jobs_are_over(lab: &dyn Lab) -> Result<()> {
-    let (visitor, clock) = desk(lab).await?;
+async fn cancelled_jobs_are_over(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, clock) = desk(namespace).await?;
     for job in ["waits", "runs", "rests"] {
-        enqueue(&visitor, job, json!({})).await?;
+        enqueue(&client, job, json!({})).await?;
     }
-    visitor.done("job.cancel", &id("waits"), json!({}), None).await?;
-    for (job, attempt) in claim(&visitor, 5, 2).await? {
+    client.done("job.cancel", &id("waits"), json!({}), None).await?;
+    for (job, attempt) in claim(&client, 5, 2).await? {
         if job == "rests" {
-            visitor.done("job.fail", &id(&job), json!({"attempt": attempt}), None).await?;
+            client.done("job.fail", &id(&job), json!({"attempt": attempt}), None).await?;
         }
-        let cancelled = visitor.done("job.cancel", &id(&job), json!({}), None).await?;
+        let cancelled = client.done("job.cancel", &id(&job), json!({}), None).await?;
         shows(&cancelled, &json!({"state": "CANCELLED", "run_at": null}))?;
-        visitor
+        client
             .refused("job.complete", &id(&job), json!({"attempt": attempt}), None, Code::WrongState)
             .await?;
     }
-    visitor.refused("job.cancel", &id("waits"), json!({}), None, Code::WrongState).await?;
-    visitor.refused("job.cancel", &id("nobody"), json!({}), None, Code::NotFound).await?;
+    client.refused("job.cancel", &id("waits"), json!({}), None, Code::WrongState).await?;
+    client.refused("job.cancel", &id("nobody"), json!({}), None, Code::NotFound).await?;
     clock.advance(SECOND * 600);
-    claims_nothing(&visitor).await
+    claims_nothing(&client).await
 }
 
-async fn a_paused_queue_gives_nothing(lab: &dyn Lab) -> Result<()> {
-    let (visitor, _) = desk(lab).await?;
-    enqueue(&visitor, "a", json!({})).await?;
-    enqueue(&visitor, "b", json!({"queue": "mail"})).await?;
-    visitor.shows("job_queue", &id("default"), &json!({"paused": false})).await?;
-    shows(
-        &visitor.done("job_queue.pause", &id("default"), json!({}), None).await?,
-        &json!({"paused": true}),
-    )?;
-    claims_nothing(&visitor).await?;
-    let other = visitor.done("job_queue.claim", &id("mail"), json!({"worker": "ann"}), None).await?;
+async fn a_paused_queue_gives_nothing(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, _) = desk(namespace).await?;
+    enqueue(&client, "a", json!({})).await?;
+    enqueue(&client, "b", json!({"queue": "mail"})).await?;
+    client.shows("job_queue", &id("default"), &json!({"paused": false})).await?;
+    shows(&client.done("job_queue.pause", &id("default"), json!({}), None).await?, &json!({"paused": true}))?;
+    claims_nothing(&client).await?;
+    let other = client.done("job_queue.claim", &id("mail"), json!({"worker": "ann"}), None).await?;
     same("another queue", &jobs_in(&other.body)?, &vec![("b".to_owned(), 1)])?;
-    let elsewhere = visitor.for_tenant("bond")?;
+    let elsewhere = client.for_tenant("bond")?;
     enqueue(&elsewhere, "a", json!({})).await?;
     claim(&elsewhere, 1, 1).await?;
-    visitor.done("job_queue.resume", &id("default"), json!({}), None).await?;
-    same("what can be claimed", &claim(&visitor, 5, 1).await?, &vec![("a".to_owned(), 1)])
+    client.done("job_queue.resume", &id("default"), json!({}), None).await?;
+    same("what can be claimed", &claim(&client, 5, 1).await?, &vec![("a".to_owned(), 1)])
 }
 
-async fn priorities_come_first(lab: &dyn Lab) -> Result<()> {
-    let (visitor, clock) = desk(lab).await?;
+async fn priorities_come_first(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, clock) = desk(namespace).await?;
     let mut expected = BTreeMap::new();
     for number in 0..9 {
         let (job, priority) = (format!("j{number}"), 2 - number % 3);
-        enqueue(&visitor, &job, json!({"priority": priority})).await?;
+        enqueue(&client, &job, json!({"priority": priority})).await?;
         expected.insert(job, priority);
         clock.advance(SECOND);
     }
     let mut got = Vec::new();
     for _ in 0..3 {
-        got.extend(claim(&visitor, 3, 3).await?.into_iter().map(|(job, _)| expected[&job]));
+        got.extend(claim(&client, 3, 3).await?.into_iter().map(|(job, _)| expected[&job]));
     }
     same("the priorities, as they were claimed", &got, &vec![0, 0, 0, 1, 1, 1, 2, 2, 2])?;
-    visitor.refused("job.enqueue", &[], json!({"priority": 3}), None, Code::InvalidInput).await.map(drop)
+    client.refused("job.enqueue", &[], json!({"priority": 3}), None, Code::InvalidInput).await.map(drop)
 }
 
-async fn a_batch_decides_each_job_by_itself(lab: &dyn Lab) -> Result<()> {
-    let (visitor, _) = desk(lab).await?;
+async fn a_batch_decides_each_job_by_itself(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, _) = desk(namespace).await?;
     for job in ["a", "b", "c", "d"] {
-        enqueue(&visitor, job, json!({})).await?;
+        enqueue(&client, job, json!({})).await?;
     }
-    claim(&visitor, 4, 4).await?;
+    claim(&client, 4, 4).await?;
     let jobs = json!([
         {"job_id": "a", "attempt": 1, "result": 7},
         {"job_id": "b", "attempt": 2},
@@ -554,35 +546,35 @@ async fn a_batch_decides_each_job_by_itself(lab: &dyn Lab) -> Result<()> {
         {"job_id": "c", "attempt": 1},
     ]);
     let queue = id("default");
-    let call = || visitor.call_as("batch-1", "job_queue.complete", &queue, json!({"jobs": jobs}), None);
+    let call = || client.call_as("batch-1", "job_queue.complete", &queue, json!({"jobs": jobs}), None);
     let first = call().await?;
     let codes: Vec<&Json> = first.body.as_array().into_iter().flatten().map(|one| &one["code"]).collect();
     same("why not", &codes, &vec![&Json::Null, &json!("not_holder"), &json!("not_found"), &Json::Null])?;
     same("a repetition", &call().await?.body, &first.body)?;
     for (job, state) in [("a", "COMPLETED"), ("b", "IN_PROGRESS"), ("c", "COMPLETED"), ("d", "IN_PROGRESS")] {
-        visitor.shows("job", &id(job), &json!({"state": state})).await?;
+        client.shows("job", &id(job), &json!({"state": state})).await?;
     }
     let failed =
         json!({"jobs": [{"job_id": "b", "attempt": 1, "error": "x"}, {"job_id": "a", "attempt": 1}]});
-    let failed = visitor.done("job_queue.fail", &id("default"), failed, None).await?;
+    let failed = client.done("job_queue.fail", &id("default"), failed, None).await?;
     same("b", &failed.body[0]["done"], &json!(true))?;
     same("a", &failed.body[1]["code"], &json!("wrong_state"))?;
-    visitor.shows("job", &id("b"), &json!({"state": "RETRYING", "error": "x"})).await?;
-    visitor.shows("job", &id("a"), &json!({"state": "COMPLETED", "result": 7})).await?;
+    client.shows("job", &id("b"), &json!({"state": "RETRYING", "error": "x"})).await?;
+    client.shows("job", &id("a"), &json!({"state": "COMPLETED", "result": 7})).await?;
     let many: Vec<Json> = (0..99).map(|n| json!({"job_id": format!("{n}"), "attempt": 1})).collect();
     let many = json!({"jobs": many});
-    visitor.refused("job_queue.complete", &id("default"), many, None, Code::InvalidInput).await.map(drop)
+    client.refused("job_queue.complete", &id("default"), many, None, Code::InvalidInput).await.map(drop)
 }
 
-async fn a_repeated_claim_gets_its_own_jobs(lab: &dyn Lab) -> Result<()> {
-    let (visitor, _) = desk(lab).await?;
+async fn a_repeated_claim_gets_its_own_jobs(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, _) = desk(namespace).await?;
     for job in ["a", "b", "c"] {
-        enqueue(&visitor, job, json!({})).await?;
+        enqueue(&client, job, json!({})).await?;
     }
     let call = |operation: &'static str, limit: i64| {
         let input = json!({"worker": "ann", "limit": limit});
-        let visitor = visitor.clone();
-        async move { visitor.call_as(operation, "job_queue.claim", &["default".into()], input, None).await }
+        let client = client.clone();
+        async move { client.call_as(operation, "job_queue.claim", &["default".into()], input, None).await }
     };
     let first = jobs_in(&call("op-1", 2).await?.body)?;
     same("how many", &first.len(), &2)?;
@@ -595,44 +587,44 @@ async fn a_repeated_claim_gets_its_own_jobs(lab: &dyn Lab) -> Result<()> {
     same("what is left", &rest.len(), &1)?;
     ensure!(!first.contains(&rest[0]), "{first:?} {rest:?}");
     // A batch is for single writes.
-    let request = Visitor::request("job_queue.claim", &id("default"), &json!({"worker": "ann"}), None);
-    match visitor.house.batch(&visitor.tenant, vec![request], Operation::default()).await {
+    let request = TenantClient::request("job_queue.claim", &id("default"), &json!({"worker": "ann"}), None);
+    match client.house.batch(&client.tenant, vec![request], Operation::default()).await {
         Err((Some(0), refusal)) => same("in a batch", &refusal.code, &Code::InvalidInput),
         other => bail!("a claim in a batch was answered {other:?}"),
     }
 }
 
-async fn a_unique_key_has_one_job(lab: &dyn Lab) -> Result<()> {
-    let (visitor, _) = desk(lab).await?;
+async fn a_unique_key_has_one_job(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, _) = desk(namespace).await?;
     let with_key = |job: &str| json!({"job_id": job, "unique_key": "u", "attempts_max": 1});
-    let taken = async |visitor: &Visitor, job: &str, by: &str| -> Result<()> {
-        let refusal = visitor.refused("job.enqueue", &[], with_key(job), None, Code::AlreadyExists).await?;
+    let taken = async |client: &TenantClient, job: &str, by: &str| -> Result<()> {
+        let refusal = client.refused("job.enqueue", &[], with_key(job), None, Code::AlreadyExists).await?;
         ensure!(refusal.message.contains(by), "{refusal}");
-        visitor.refused("job.read", &id(job), json!({}), None, Code::NotFound).await.map(drop)
+        client.refused("job.read", &id(job), json!({}), None, Code::NotFound).await.map(drop)
     };
-    visitor.done("job.enqueue", &[], with_key("a"), None).await?;
-    taken(&visitor, "b", "job a").await?;
-    visitor.for_tenant("bond")?.done("job.enqueue", &[], with_key("b"), None).await?;
-    claim(&visitor, 1, 1).await?;
-    taken(&visitor, "b", "IN_PROGRESS").await?;
-    visitor.done("job.fail", &id("a"), json!({"attempt": 1}), None).await?;
+    client.done("job.enqueue", &[], with_key("a"), None).await?;
+    taken(&client, "b", "job a").await?;
+    client.for_tenant("bond")?.done("job.enqueue", &[], with_key("b"), None).await?;
+    claim(&client, 1, 1).await?;
+    taken(&client, "b", "IN_PROGRESS").await?;
+    client.done("job.fail", &id("a"), json!({"attempt": 1}), None).await?;
     // It is over, and the key is free, also for itself.
-    visitor.done("job.replay", &id("a"), json!({}), None).await?;
-    taken(&visitor, "b", "job a").await?;
-    claim(&visitor, 1, 1).await?;
-    visitor.done("job.fail", &id("a"), json!({"attempt": 2, "final": true}), None).await?;
-    visitor.done("job.enqueue", &[], with_key("b"), None).await?;
-    visitor.refused("job.replay", &id("a"), json!({}), None, Code::AlreadyExists).await?;
-    visitor.done("job.cancel", &id("b"), json!({}), None).await?;
-    visitor.done("job.replay", &id("a"), json!({}), None).await?;
-    taken(&visitor, "c", "job a").await
+    client.done("job.replay", &id("a"), json!({}), None).await?;
+    taken(&client, "b", "job a").await?;
+    claim(&client, 1, 1).await?;
+    client.done("job.fail", &id("a"), json!({"attempt": 2, "final": true}), None).await?;
+    client.done("job.enqueue", &[], with_key("b"), None).await?;
+    client.refused("job.replay", &id("a"), json!({}), None, Code::AlreadyExists).await?;
+    client.done("job.cancel", &id("b"), json!({}), None).await?;
+    client.done("job.replay", &id("a"), json!({}), None).await?;
+    taken(&client, "c", "job a").await
 }
 
-async fn a_job_is_enqueued_together_with_other_writes(lab: &dyn Lab) -> Result<()> {
-    let (visitor, _) = desk(lab).await?;
-    let order = |key: i64| Visitor::request("order.create", &[], &json!({"id": key, "note": "x"}), None);
-    let job = |job: &str| Visitor::request("job.enqueue", &[], &json!({"job_id": job}), None);
-    let batch = async |requests| visitor.house.batch(&visitor.tenant, requests, Operation::default()).await;
+async fn a_job_is_enqueued_together_with_other_writes(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, _) = desk(namespace).await?;
+    let order = |key: i64| TenantClient::request("order.create", &[], &json!({"id": key, "note": "x"}), None);
+    let job = |job: &str| TenantClient::request("job.enqueue", &[], &json!({"job_id": job}), None);
+    let batch = async |requests| client.house.batch(&client.tenant, requests, Operation::default()).await;
     let written = batch(vec![order(1), job("a")]).await;
     ensure!(written.is_ok(), "{written:?}");
     same(
@@ -640,24 +632,25 @@ async fn a_job_is_enqueued_together_with_other_writes(lab: &dyn Lab) -> Result<(
         &batch(vec![job("b"), order(1)]).await.map_err(|(at, no)| (at, no.code)).err(),
         &Some((Some(1), Code::AlreadyExists)),
     )?;
-    visitor.refused("job.read", &id("b"), json!({}), None, Code::NotFound).await?;
-    same("what can be claimed", &claim(&visitor, 9, 1).await?, &vec![("a".to_owned(), 1)])?;
+    client.refused("job.read", &id("b"), json!({}), None, Code::NotFound).await?;
+    same("what can be claimed", &claim(&client, 9, 1).await?, &vec![("a".to_owned(), 1)])?;
     // The effect of a job and its completion are one plan: an attempt that lost the job has no effect.
-    let done = |attempt: i64| Visitor::request("job.complete", &id("a"), &json!({"attempt": attempt}), None);
+    let done =
+        |attempt: i64| TenantClient::request("job.complete", &id("a"), &json!({"attempt": attempt}), None);
     let late = batch(vec![order(2), done(7)]).await;
     same("a late effect", &late.map_err(|(at, no)| (at, no.code)).err(), &Some((Some(1), Code::NotHolder)))?;
-    visitor.refused("order.read", &[2.into()], json!({}), None, Code::NotFound).await?;
+    client.refused("order.read", &[2.into()], json!({}), None, Code::NotFound).await?;
     ensure!(batch(vec![order(2), done(1)]).await.is_ok(), "the effect and the completion");
-    visitor.shows("order", &[2.into()], &json!({"note": "x"})).await
+    client.shows("order", &[2.into()], &json!({"note": "x"})).await
 }
 
-async fn tenants_do_not_see_each_others_jobs(lab: &dyn Lab) -> Result<()> {
-    let (visitor, _) = desk(lab).await?;
-    let other = visitor.for_tenant("bond")?;
+async fn tenants_do_not_see_each_others_jobs(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, _) = desk(namespace).await?;
+    let other = client.for_tenant("bond")?;
     // Names of which one begins with the other's.
-    let third = visitor.for_tenant("acme2")?;
+    let third = client.for_tenant("acme2")?;
     for job in 0..5 {
-        enqueue(&visitor, &format!("a{job}"), json!({"order_key": "k", "unique_key": format!("{job}")}))
+        enqueue(&client, &format!("a{job}"), json!({"order_key": "k", "unique_key": format!("{job}")}))
             .await?;
     }
     claims_nothing(&other).await?;
@@ -665,49 +658,49 @@ async fn tenants_do_not_see_each_others_jobs(lab: &dyn Lab) -> Result<()> {
     enqueue(&other, "a0", json!({"order_key": "k", "unique_key": "0"})).await?;
     same("its own", &claim(&other, 9, 1).await?, &vec![("a0".to_owned(), 1)])?;
     other.refused("job.cancel", &id("a1"), json!({}), None, Code::NotFound).await?;
-    same("the other's", &claim(&visitor, 9, 1).await?, &vec![("a0".to_owned(), 1)])?;
+    same("the other's", &claim(&client, 9, 1).await?, &vec![("a0".to_owned(), 1)])?;
     complete(&other, "a0", 1).await?;
-    visitor.shows("job", &id("a0"), &json!({"state": "IN_PROGRESS"})).await
+    client.shows("job", &id("a0"), &json!({"state": "IN_PROGRESS"})).await
 }
 
-async fn what_is_over_is_forgotten(lab: &dyn Lab) -> Result<()> {
-    let (visitor, clock) = desk(lab).await?;
+async fn what_is_over_is_forgotten(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, clock) = desk(namespace).await?;
     for (job, input) in [
         ("done", json!({"unique_key": "u"})),
         ("dead", json!({"attempts_max": 1})),
         ("gone", json!({"unique_key": "v"})),
         ("live", json!({})),
     ] {
-        enqueue(&visitor, job, input).await?;
+        enqueue(&client, job, input).await?;
     }
-    claim(&visitor, 9, 4).await?;
-    complete(&visitor, "done", 1).await?;
-    visitor.done("job.fail", &id("dead"), json!({"attempt": 1}), None).await?;
-    visitor.done("job.cancel", &id("gone"), json!({}), None).await?;
+    claim(&client, 9, 4).await?;
+    complete(&client, "done", 1).await?;
+    client.done("job.fail", &id("dead"), json!({"attempt": 1}), None).await?;
+    client.done("job.cancel", &id("gone"), json!({}), None).await?;
     // Somebody else has its key by now.
-    enqueue(&visitor, "heir", json!({"unique_key": "v"})).await?;
+    enqueue(&client, "heir", json!({"unique_key": "v"})).await?;
     clock.advance(SECOND * 3_600 - Duration::from_micros(1));
-    same("too early", &visitor.drain_workers().await?, &0)?;
+    same("too early", &client.drain_workers().await?, &0)?;
     clock.advance(Duration::from_micros(1));
-    same("two of them", &visitor.drain_workers().await?, &2)?;
+    same("two of them", &client.drain_workers().await?, &2)?;
     for job in ["done", "gone"] {
-        visitor.refused("job.read", &id(job), json!({}), None, Code::NotFound).await?;
+        client.refused("job.read", &id(job), json!({}), None, Code::NotFound).await?;
     }
-    let keys = all_rows(&visitor, "job_uniques").await?;
+    let keys = all_rows(&client, "job_uniques").await?;
     same(
         "whose keys are left",
         &keys.iter().filter_map(|row| row.text("job_id")).collect::<Vec<_>>(),
         &vec!["heir"],
     )?;
     // One that is brought back to life is not forgotten.
-    visitor.done("job.replay", &id("dead"), json!({}), None).await?;
+    client.done("job.replay", &id("dead"), json!({}), None).await?;
     clock.advance(SECOND * 48 * 3_600);
-    same("what lives", &visitor.drain_workers().await?, &0)?;
-    enqueue(&visitor, "done", json!({"unique_key": "u"})).await
+    same("what lives", &client.drain_workers().await?, &0)?;
+    enqueue(&client, "done", json!({"unique_key": "u"})).await
 }
 
-async fn bad_input_is_refused(lab: &dyn Lab) -> Result<()> {
-    let (visitor, _) = desk(lab).await?;
+async fn bad_input_is_refused(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, _) = desk(namespace).await?;
     for input in [
         json!({"priority": -1}),
         json!({"after_ms": -1}),
@@ -716,29 +709,29 @@ async fn bad_input_is_refused(lab: &dyn Lab) -> Result<()> {
         json!({"order_key": 7}),
         json!({"what": 1}),
     ] {
-        visitor.refused("job.enqueue", &[], input, None, Code::InvalidInput).await?;
+        client.refused("job.enqueue", &[], input, None, Code::InvalidInput).await?;
     }
     let heavy = json!({"payload": "x".repeat(100_001)});
-    visitor.refused("job.enqueue", &[], heavy, None, Code::TooLarge).await?;
+    client.refused("job.enqueue", &[], heavy, None, Code::TooLarge).await?;
     for input in [
         json!({}),
         json!({"worker": "a", "limit": 0}),
         json!({"worker": "a", "limit": 99}),
         json!({"worker": "a", "lease_ms": 1}),
     ] {
-        visitor.refused("job_queue.claim", &id("default"), input, None, Code::InvalidInput).await?;
+        client.refused("job_queue.claim", &id("default"), input, None, Code::InvalidInput).await?;
     }
-    enqueue(&visitor, "a", json!({})).await?;
-    claim(&visitor, 1, 1).await?;
+    enqueue(&client, "a", json!({})).await?;
+    claim(&client, 1, 1).await?;
     let heavy = json!({"attempt": 1, "result": "x".repeat(100_001)});
-    visitor.refused("job.complete", &id("a"), heavy, None, Code::TooLarge).await?;
-    visitor.refused("job.complete", &id("a"), json!({}), None, Code::InvalidInput).await?;
+    client.refused("job.complete", &id("a"), heavy, None, Code::TooLarge).await?;
+    client.refused("job.complete", &id("a"), json!({}), None, Code::InvalidInput).await?;
     // Heavy ones are claimed in several goes.
-    complete(&visitor, "a", 1).await?;
+    complete(&client, "a", 1).await?;
     for job in 0..4 {
-        enqueue(&visitor, &format!("h{job}"), json!({"payload": "x".repeat(99_000)})).await?;
+        enqueue(&client, &format!("h{job}"), json!({"payload": "x".repeat(99_000)})).await?;
     }
-    let first = claim_once(&visitor, json!({"limit": 9})).await?.len();
+    let first = claim_once(&client, json!({"limit": 9})).await?.len();
     ensure!((1..4).contains(&first), "{first} heavy jobs in one claim");
-    claim(&visitor, 9, 4 - first).await.map(drop)
+    claim(&client, 9, 4 - first).await.map(drop)
 }

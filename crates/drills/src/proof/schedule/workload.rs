@@ -6,11 +6,11 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value as Json, json};
 use statehouse_store::{Row, Scan, Value};
 
-use crate::conformance::Verdict;
-use crate::harness::client::scan;
-use crate::harness::simulation::{Acting, Client, Course, End, Told};
+use crate::conformance::CaseFuture;
+use crate::harness::simulation::{CallOutcome, ClientFuture, FinishedHistory, SimulatedClient, Workload};
+use crate::harness::store_client::scan;
 
-pub(crate) const COURSE: Course = Course {
+pub(crate) const WORKLOAD: Workload = Workload {
     archetype: "schedule",
     blueprint: r#"
 [house]
@@ -27,15 +27,15 @@ keep_failed  = "1h"
 "#,
     resource: "job",
     prepare: |_| Box::pin(async { Ok(()) }),
-    act: |client| -> Acting<'_> { Box::pin(act(client)) },
-    check: |end| -> Verdict<'_> { Box::pin(check(end)) },
+    act: |client| -> ClientFuture<'_> { Box::pin(act(client)) },
+    check: |end| -> CaseFuture<'_> { Box::pin(check(end)) },
 };
 
 fn queue() -> [Value; 1] {
     ["default".into()]
 }
 
-async fn act(client: &mut Client) {
+async fn act(client: &mut SimulatedClient) {
     let known = client.memory.clone();
     let (held, last) = (known["held"].as_str(), known["last"].as_str());
     let attempt = known["attempt"].clone();
@@ -70,7 +70,7 @@ async fn act(client: &mut Client) {
     }
 }
 
-async fn enqueue(client: &mut Client) {
+async fn enqueue(client: &mut SimulatedClient) {
     let job = format!("j-{}-{}", client.name, client.next);
     let mut input = json!({"job_id": job});
     match client.below(4) {
@@ -78,20 +78,20 @@ async fn enqueue(client: &mut Client) {
         1 | 2 => input["order_key"] = json!(format!("k{}", client.below(2))),
         _ => {}
     }
-    if !matches!(client.call("job.enqueue", &[], input, None).await, Told::Refused) {
+    if !matches!(client.call("job.enqueue", &[], input, None).await, CallOutcome::Refused) {
         client.memory["last"] = json!(job);
     }
 }
 
 /// Where a job stands in the log.
 #[derive(Clone, Debug, PartialEq)]
-enum Stage {
+enum JobPhase {
     Live,
     Failed,
     Over,
 }
 
-async fn check(end: &End) -> Result<()> {
+async fn check(end: &FinishedHistory) -> Result<()> {
     // What the clients left is done by one who comes afterwards: nothing is lost, whoever died with it.
     for _ in 0..LOOKS_MAX {
         let want = json!({"worker": "end", "limit": 50});
@@ -109,22 +109,22 @@ async fn check(end: &End) -> Result<()> {
         anyhow::bail!("it can be claimed by nobody and is not over: {left}");
     }
     // Order: the log of each job is a way through its states, and its attempts only grow.
-    let mut jobs: BTreeMap<String, (Stage, i64)> = BTreeMap::new();
+    let mut jobs: BTreeMap<String, (JobPhase, i64)> = BTreeMap::new();
     for record in end.records().await? {
         for event in &record.events {
             let before = jobs.get(&record.key).cloned();
             let after = match (before.as_ref().map(|(stage, _)| stage), event.name.as_str()) {
-                (None, "job.enqueued") => Stage::Live,
-                (Some(Stage::Live), "job.retrying") => Stage::Live,
-                (Some(Stage::Live), "job.completed" | "job.cancelled") => Stage::Over,
-                (Some(Stage::Live), "job.failed") => Stage::Failed,
-                (Some(Stage::Failed), "job.replayed") => Stage::Live,
+                (None, "job.enqueued") => JobPhase::Live,
+                (Some(JobPhase::Live), "job.retrying") => JobPhase::Live,
+                (Some(JobPhase::Live), "job.completed" | "job.cancelled") => JobPhase::Over,
+                (Some(JobPhase::Live), "job.failed") => JobPhase::Failed,
+                (Some(JobPhase::Failed), "job.replayed") => JobPhase::Live,
                 (_, name) if !name.starts_with("job.") => continue,
                 (_, name) => anyhow::bail!("{name} of {} at {}, after {before:?}", record.key, record.at),
             };
             let told = event.data.get("row").unwrap_or(&event.data);
             let attempt = told["attempt"].as_i64().context("no attempt")?;
-            let (_, attempts) = before.unwrap_or((Stage::Live, 0));
+            let (_, attempts) = before.unwrap_or((JobPhase::Live, 0));
             ensure!(attempt >= attempts, "{} goes back from attempt {attempts} to {attempt}", record.key);
             jobs.insert(record.key.clone(), (after, attempt));
         }
@@ -143,12 +143,12 @@ async fn check(end: &End) -> Result<()> {
 /// How often what is left is claimed.
 const LOOKS_MAX: usize = 300;
 
-async fn rows(end: &End, table: &str) -> Result<Vec<Row>> {
+async fn rows(end: &FinishedHistory, table: &str) -> Result<Vec<Row>> {
     scan(end.sound.house.store().as_ref(), Scan::of(end.sound.table(table)?, &end.sound.tenant)).await
 }
 
 /// One that is not, if there is one.
-async fn all_are_over(end: &End) -> Result<Option<Row>> {
+async fn all_are_over(end: &FinishedHistory) -> Result<Option<Row>> {
     let over = ["COMPLETED", "FAILED", "CANCELLED"];
     let jobs = rows(end, "jobs").await?;
     Ok(jobs.into_iter().find(|job| !job.text("state").is_some_and(|state| over.contains(&state))))

@@ -11,7 +11,7 @@ pub const PROOF: Proof = Proof {
     archetype: "sequence",
     cases: cases::CASES,
     drills: cases::DRILLS,
-    workload: Some(&workload::COURSE),
+    workload: Some(&workload::WORKLOAD),
     invariants: None,
     also_judges: &[],
     redundant: &[Redundant {

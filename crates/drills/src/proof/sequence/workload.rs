@@ -6,11 +6,11 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value as Json, json};
 use statehouse_store::{Scan, Time, Value};
 
-use crate::conformance::Verdict;
-use crate::harness::client::{same, scan};
-use crate::harness::simulation::{Acting, Client, Course, End, Told};
+use crate::conformance::CaseFuture;
+use crate::harness::simulation::{CallOutcome, ClientFuture, FinishedHistory, SimulatedClient, Workload};
+use crate::harness::store_client::{same, scan};
 
-pub(crate) const COURSE: Course = Course {
+pub(crate) const WORKLOAD: Workload = Workload {
     archetype: "sequence",
     blueprint: r#"
 [house]
@@ -34,15 +34,15 @@ lease         = "2s"
 "#,
     resource: "ticket",
     prepare: |_| Box::pin(async { Ok(()) }),
-    act: |client| -> Acting<'_> { Box::pin(act(client)) },
-    check: |end| -> Verdict<'_> { Box::pin(check(end)) },
+    act: |client| -> ClientFuture<'_> { Box::pin(act(client)) },
+    check: |end| -> CaseFuture<'_> { Box::pin(check(end)) },
 };
 
 const DESKS: u64 = 2;
 /// Fewer than there are calls, so that many ask for a number that their subject has already.
 const SUBJECTS: u64 = 60;
 
-async fn act(client: &mut Client) {
+async fn act(client: &mut SimulatedClient) {
     let desk = [Value::from(client.below(DESKS))];
     let count = 1 + client.below(4);
     let name = client.name.clone();
@@ -66,14 +66,14 @@ async fn act(client: &mut Client) {
         (_, Some(worker)) => drop(client.call("order_id.reserve", &[worker.into()], mine, None).await),
         (_, None) => {
             let leased = client.call("order_id.lease", &[], json!({"holder": name}), None).await;
-            if let Told::Done(answer) = leased {
+            if let CallOutcome::Done(answer) = leased {
                 client.memory = json!({"worker": answer.body["worker"], "epoch": answer.body["epoch"]});
             }
         }
     }
 }
 
-async fn check(end: &End) -> Result<()> {
+async fn check(end: &FinishedHistory) -> Result<()> {
     // The last number of each counter, the mark of each worker id, and who has a number.
     let mut lasts: BTreeMap<(String, String), i64> = BTreeMap::new();
     let mut marks: BTreeMap<String, Time> = BTreeMap::new();

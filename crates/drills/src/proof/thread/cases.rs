@@ -13,10 +13,10 @@ use tokio::task::JoinHandle;
 
 use super::{cases as thread, invariants};
 use crate::conformance::{Case, cases};
-use crate::harness::client::{same, scan};
 use crate::harness::drill::Drill;
-use crate::harness::engines::Lab;
-use crate::harness::house::{Visitor, shows};
+use crate::harness::engines::TestNamespace;
+use crate::harness::store_client::{same, scan};
+use crate::harness::tenant_client::{TenantClient, shows};
 
 pub(crate) const CASES: &[Case] = cases! {
     thread {
@@ -97,19 +97,19 @@ fn said(post: i64, id: &str, body: &str) -> Json {
     json!({"post_id": post, "comment_id": id, "author": "ann", "body": body})
 }
 
-async fn append(visitor: &Visitor, post: i64, id: &str) -> Result<Answer> {
-    visitor.done("comment.append", &[], said(post, id, "hello"), None).await
+async fn append(client: &TenantClient, post: i64, id: &str) -> Result<Answer> {
+    client.done("comment.append", &[], said(post, id, "hello"), None).await
 }
 
 /// The ids in a list, page by page.
-async fn list(visitor: &Visitor, post: i64, order: &str, limit: i64) -> Result<Vec<String>> {
+async fn list(client: &TenantClient, post: i64, order: &str, limit: i64) -> Result<Vec<String>> {
     let (mut found, mut cursor) = (Vec::new(), None);
     loop {
         let mut input = json!({"post_id": post, "order": order, "limit": limit});
         if let Some(cursor) = cursor.take() {
             input["cursor"] = Json::String(cursor);
         }
-        let page = visitor.done("comment.list", &[], input, None).await?;
+        let page = client.done("comment.list", &[], input, None).await?;
         let rows = page.body.as_array().context("no list")?;
         ensure!(rows.len() <= usize::try_from(limit)?, "{} rows in a page of {limit}", rows.len());
         for row in rows {
@@ -127,18 +127,18 @@ async fn list(visitor: &Visitor, post: i64, order: &str, limit: i64) -> Result<V
 }
 
 /// How many there are, and the newest.
-async fn thread_of(visitor: &Visitor, post: i64) -> Result<(i64, Option<String>)> {
-    let thread = visitor.done("comment_thread.read", &[post.into()], json!({}), None).await?;
+async fn thread_of(client: &TenantClient, post: i64) -> Result<(i64, Option<String>)> {
+    let thread = client.done("comment_thread.read", &[post.into()], json!({}), None).await?;
     let newest = thread.body["newest"]["comment_id"].as_str().map(str::to_owned);
     Ok((thread.body["count"].as_i64().context("no count")?, newest))
 }
 
 /// Checks the invariants, and that what was removed says nothing any more. Returns the ids of a post that are visible.
-async fn check_rows(visitor: &Visitor, post: i64) -> Result<BTreeSet<String>> {
-    invariants::check(&visitor.scope("comment")).await?;
+async fn check_rows(client: &TenantClient, post: i64) -> Result<BTreeSet<String>> {
+    invariants::check(&client.scope("comment")).await?;
     let mut visible = BTreeSet::new();
-    let table = visitor.table("comments")?;
-    for row in scan(visitor.house.store().as_ref(), Scan::of(table, &visitor.tenant)).await? {
+    let table = client.table("comments")?;
+    for row in scan(client.house.store().as_ref(), Scan::of(table, &client.tenant)).await? {
         match row.text("status") {
             Some("VISIBLE") if row.int("post_id") == Some(post) => {
                 visible.extend(row.text("comment_id").map(str::to_owned));
@@ -154,11 +154,11 @@ fn ids<const N: usize>(ids: [&str; N]) -> BTreeSet<String> {
     ids.map(str::to_owned).into()
 }
 
-async fn a_child_lives_its_life(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
-    same("an empty thread", &thread_of(&visitor, 1).await?, &(0, None))?;
-    visitor.refused("comment.read", &key(1, "a"), json!({}), None, Code::NotFound).await?;
-    let appended = append(&visitor, 1, "a").await?;
+async fn a_child_lives_its_life(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
+    same("an empty thread", &thread_of(&client, 1).await?, &(0, None))?;
+    client.refused("comment.read", &key(1, "a"), json!({}), None, Code::NotFound).await?;
+    let appended = append(&client, 1, "a").await?;
     same("the key", &appended.created.as_deref(), &Some("1,a"))?;
     shows(
         &appended,
@@ -169,77 +169,77 @@ async fn a_child_lives_its_life(lab: &dyn Lab) -> Result<()> {
         "{}",
         appended.body
     );
-    append(&visitor, 2, "a").await?;
+    append(&client, 2, "a").await?;
     let edited =
-        visitor.done("comment.edit", &key(1, "a"), json!({"body": "hi", "link": "x"}), Some(1)).await?;
+        client.done("comment.edit", &key(1, "a"), json!({"body": "hi", "link": "x"}), Some(1)).await?;
     shows(&edited, &json!({"body": "hi", "link": "x", "mood": "calm", "author": "ann", "version": 2}))?;
-    same("the thread", &thread_of(&visitor, 1).await?, &(1, Some("a".into())))?;
-    let hidden = visitor.done("comment.hide", &key(1, "a"), json!({"reason": "rude"}), None).await?;
+    same("the thread", &thread_of(&client, 1).await?, &(1, Some("a".into())))?;
+    let hidden = client.done("comment.hide", &key(1, "a"), json!({"reason": "rude"}), None).await?;
     shows(&hidden, &json!({"status": "HIDDEN", "version": 3}))?;
-    visitor.refused("comment.read", &key(1, "a"), json!({}), None, Code::NotFound).await?;
-    let seen = visitor.done("comment.read", &key(1, "a"), json!({"hidden": true}), None).await?;
+    client.refused("comment.read", &key(1, "a"), json!({}), None, Code::NotFound).await?;
+    let seen = client.done("comment.read", &key(1, "a"), json!({"hidden": true}), None).await?;
     shows(&seen, &json!({"status": "HIDDEN", "body": "hi"}))?;
-    same("the thread", &thread_of(&visitor, 1).await?, &(0, None))?;
-    same("what is listed", &list(&visitor, 1, "newest", 5).await?, &vec![])?;
-    let restored = visitor.done("comment.restore", &key(1, "a"), json!({}), None).await?;
+    same("the thread", &thread_of(&client, 1).await?, &(0, None))?;
+    same("what is listed", &list(&client, 1, "newest", 5).await?, &vec![])?;
+    let restored = client.done("comment.restore", &key(1, "a"), json!({}), None).await?;
     shows(&restored, &json!({"status": "VISIBLE", "body": "hi", "posted_at": appended.body["posted_at"]}))?;
-    same("what is listed", &list(&visitor, 1, "oldest", 5).await?, &vec!["a".to_owned()])?;
-    let removed = visitor.done("comment.remove", &key(1, "a"), json!({}), None).await?;
+    same("what is listed", &list(&client, 1, "oldest", 5).await?, &vec!["a".to_owned()])?;
+    let removed = client.done("comment.remove", &key(1, "a"), json!({}), None).await?;
     shows(&removed, &json!({"status": "REMOVED", "body": null, "author": null, "mood": null, "version": 5}))?;
-    visitor.refused("comment.read", &key(1, "a"), json!({"hidden": true}), None, Code::Deleted).await?;
-    same("the other post", &check_rows(&visitor, 2).await?, &ids(["a"]))?;
+    client.refused("comment.read", &key(1, "a"), json!({"hidden": true}), None, Code::Deleted).await?;
+    same("the other post", &check_rows(&client, 2).await?, &ids(["a"]))?;
     for input in [json!({"post_id": 1}), json!({"post_id": 1, "comment_id": "b", "author": "ann"})] {
-        visitor.refused("comment.append", &[], input, None, Code::InvalidInput).await?;
+        client.refused("comment.append", &[], input, None, Code::InvalidInput).await?;
     }
-    let records = visitor.client()?.exact_log(6).await?;
+    let records = client.store_client()?.exact_log(6).await?;
     let hide = records.iter().find(|record| record.events[0].name == "comment.hidden").context("no hide")?;
     same("why it was hidden", &hide.events[0].data["reason"], &json!("rude"))
 }
 
-async fn a_retry_appends_no_second_child(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+async fn a_retry_appends_no_second_child(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
     let mut answers = Vec::new();
     // Under one operation id, and under others with the same id of the child.
     for operation in ["op-1", "op-1", "op-2", "op-3"] {
-        let call = visitor.call_as(operation, "comment.append", &[], said(1, "a", "hello"), None);
+        let call = client.call_as(operation, "comment.append", &[], said(1, "a", "hello"), None);
         answers.push(call.await?.body);
     }
     ensure!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{answers:?}");
-    visitor.refused("comment.append", &[], said(1, "a", "other"), None, Code::AlreadyExists).await?;
+    client.refused("comment.append", &[], said(1, "a", "other"), None, Code::AlreadyExists).await?;
     // The child was edited meanwhile: who asks again sees it as it is.
-    visitor.done("comment.edit", &key(1, "a"), json!({"body": "hi"}), Some(1)).await?;
-    let again = visitor.done("comment.append", &[], said(1, "a", "hello"), None).await?;
+    client.done("comment.edit", &key(1, "a"), json!({"body": "hi"}), Some(1)).await?;
+    let again = client.done("comment.append", &[], said(1, "a", "hello"), None).await?;
     shows(&again, &json!({"body": "hi", "version": 2}))?;
     let callers: Vec<JoinHandle<Result<Answer, Refusal>>> = (0..8)
         .map(|_| {
-            let visitor = visitor.clone();
+            let client = client.clone();
             tokio::spawn(
-                async move { visitor.call("comment.append", &[], said(1, "b", "me too"), None).await },
+                async move { client.call("comment.append", &[], said(1, "b", "me too"), None).await },
             )
         })
         .collect();
     for caller in callers {
         shows(&caller.await??, &json!({"comment_id": "b", "version": 1}))?;
     }
-    same("the thread", &thread_of(&visitor, 1).await?, &(2, Some("b".into())))?;
-    same("what is visible", &check_rows(&visitor, 1).await?, &ids(["a", "b"]))
+    same("the thread", &thread_of(&client, 1).await?, &(2, Some("b".into())))?;
+    same("what is visible", &check_rows(&client, 1).await?, &ids(["a", "b"]))
 }
 
-async fn edits_are_under_a_version(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
-    append(&visitor, 1, "a").await?;
+async fn edits_are_under_a_version(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
+    append(&client, 1, "a").await?;
     let body = |text: &str| json!({"body": text});
-    visitor.refused("comment.edit", &key(1, "a"), body("x"), None, Code::VersionRequired).await?;
-    visitor.refused("comment.edit", &key(1, "b"), body("x"), Some(1), Code::NotFound).await?;
+    client.refused("comment.edit", &key(1, "a"), body("x"), None, Code::VersionRequired).await?;
+    client.refused("comment.edit", &key(1, "b"), body("x"), Some(1), Code::NotFound).await?;
     let refusal =
-        visitor.refused("comment.edit", &key(1, "a"), body("x"), Some(9), Code::VersionConflict).await?;
+        client.refused("comment.edit", &key(1, "a"), body("x"), Some(9), Code::VersionConflict).await?;
     same("the version as it is", &refusal.current_version, &Some(1))?;
-    visitor.refused("comment.edit", &key(1, "a"), json!({"body": null}), Some(1), Code::InvalidInput).await?;
+    client.refused("comment.edit", &key(1, "a"), json!({"body": null}), Some(1), Code::InvalidInput).await?;
     let callers: Vec<JoinHandle<Result<Answer, Refusal>>> = (0..6)
         .map(|caller| {
-            let visitor = visitor.clone();
+            let client = client.clone();
             let input = body(&format!("by {caller}"));
-            tokio::spawn(async move { visitor.call("comment.edit", &key(1, "a"), input, Some(1)).await })
+            tokio::spawn(async move { client.call("comment.edit", &key(1, "a"), input, Some(1)).await })
         })
         .collect();
     let mut done = Vec::new();
@@ -250,79 +250,79 @@ async fn edits_are_under_a_version(lab: &dyn Lab) -> Result<()> {
         }
     }
     same("how many edits were done", &done.len(), &1)?;
-    visitor.shows("comment", &key(1, "a"), &json!({"body": done[0], "version": 2})).await?;
-    visitor.refused("comment.remove", &key(1, "a"), json!({}), Some(1), Code::VersionConflict).await?;
-    visitor.done("comment.remove", &key(1, "a"), json!({}), Some(2)).await?;
-    check_rows(&visitor, 1).await.map(drop)
+    client.shows("comment", &key(1, "a"), &json!({"body": done[0], "version": 2})).await?;
+    client.refused("comment.remove", &key(1, "a"), json!({}), Some(1), Code::VersionConflict).await?;
+    client.done("comment.remove", &key(1, "a"), json!({}), Some(2)).await?;
+    check_rows(&client, 1).await.map(drop)
 }
 
-async fn what_changes_nothing_writes_nothing(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
-    append(&visitor, 1, "a").await?;
+async fn what_changes_nothing_writes_nothing(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
+    append(&client, 1, "a").await?;
     shows(
-        &visitor.done("comment.edit", &key(1, "a"), json!({"body": "hello"}), Some(1)).await?,
+        &client.done("comment.edit", &key(1, "a"), json!({"body": "hello"}), Some(1)).await?,
         &json!({"version": 1}),
     )?;
     for (action, version) in [("restore", 1), ("hide", 2), ("hide", 2), ("restore", 3), ("restore", 3)] {
-        let answer = visitor.done(&format!("comment.{action}"), &key(1, "a"), json!({}), None).await?;
+        let answer = client.done(&format!("comment.{action}"), &key(1, "a"), json!({}), None).await?;
         same(action, &answer.version, &Some(version))?;
     }
     for _ in 0..2 {
-        let answer = visitor.done("comment.remove", &key(1, "a"), json!({}), None).await?;
+        let answer = client.done("comment.remove", &key(1, "a"), json!({}), None).await?;
         same("remove", &answer.version, &Some(4))?;
     }
-    same("how much was told", &visitor.events(4).await?.len(), &4)?;
-    check_rows(&visitor, 1).await.map(drop)
+    same("how much was told", &client.events(4).await?.len(), &4)?;
+    check_rows(&client, 1).await.map(drop)
 }
 
-async fn moderation_wins_over_the_author(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
-    append(&visitor, 1, "a").await?;
-    visitor.done("comment.hide", &key(1, "a"), json!({}), None).await?;
+async fn moderation_wins_over_the_author(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
+    append(&client, 1, "a").await?;
+    client.done("comment.hide", &key(1, "a"), json!({}), None).await?;
     // Whatever the author does, it is not shown: under the version that it is at, under an old one, or anew.
     for version in [1, 2] {
         let edit = json!({"body": "milder"});
-        visitor.refused("comment.edit", &key(1, "a"), edit, Some(version), Code::WrongState).await?;
+        client.refused("comment.edit", &key(1, "a"), edit, Some(version), Code::WrongState).await?;
     }
-    visitor.refused("comment.append", &[], said(1, "a", "hello"), None, Code::WrongState).await?;
-    visitor.refused("comment.append", &[], said(1, "a", "milder"), None, Code::AlreadyExists).await?;
-    same("the thread", &thread_of(&visitor, 1).await?, &(0, None))?;
+    client.refused("comment.append", &[], said(1, "a", "hello"), None, Code::WrongState).await?;
+    client.refused("comment.append", &[], said(1, "a", "milder"), None, Code::AlreadyExists).await?;
+    same("the thread", &thread_of(&client, 1).await?, &(0, None))?;
     // A moderator need not have seen the latest version.
-    visitor.done("comment.restore", &key(1, "a"), json!({}), None).await?;
-    visitor.done("comment.edit", &key(1, "a"), json!({"body": "milder"}), Some(3)).await?;
-    visitor.done("comment.hide", &key(1, "a"), json!({}), None).await?;
+    client.done("comment.restore", &key(1, "a"), json!({}), None).await?;
+    client.done("comment.edit", &key(1, "a"), json!({"body": "milder"}), Some(3)).await?;
+    client.done("comment.hide", &key(1, "a"), json!({}), None).await?;
     // What is hidden can be removed, and is not counted out a second time.
-    visitor.done("comment.remove", &key(1, "a"), json!({}), None).await?;
-    visitor.refused("comment.restore", &key(1, "a"), json!({}), None, Code::Deleted).await?;
-    same("what is visible", &check_rows(&visitor, 1).await?, &BTreeSet::new())
+    client.done("comment.remove", &key(1, "a"), json!({}), None).await?;
+    client.refused("comment.restore", &key(1, "a"), json!({}), None, Code::Deleted).await?;
+    same("what is visible", &check_rows(&client, 1).await?, &BTreeSet::new())
 }
 
-async fn what_was_removed_stays_so(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
-    let appended = visitor.call_as("op-1", "comment.append", &[], said(1, "a", "hello"), None).await?;
-    visitor.done("comment.remove", &key(1, "a"), json!({}), None).await?;
-    visitor.refused("comment.append", &[], said(1, "a", "hello"), None, Code::Deleted).await?;
-    let late = visitor.call_as("op-1", "comment.append", &[], said(1, "a", "hello"), None).await?;
+async fn what_was_removed_stays_so(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
+    let appended = client.call_as("op-1", "comment.append", &[], said(1, "a", "hello"), None).await?;
+    client.done("comment.remove", &key(1, "a"), json!({}), None).await?;
+    client.refused("comment.append", &[], said(1, "a", "hello"), None, Code::Deleted).await?;
+    let late = client.call_as("op-1", "comment.append", &[], said(1, "a", "hello"), None).await?;
     same("the answer of a late retry", &late.body, &appended.body)?;
-    visitor.refused("comment.edit", &key(1, "a"), json!({"body": "x"}), Some(2), Code::Deleted).await?;
+    client.refused("comment.edit", &key(1, "a"), json!({"body": "x"}), Some(2), Code::Deleted).await?;
     for action in ["hide", "restore"] {
-        visitor.refused(&format!("comment.{action}"), &key(1, "a"), json!({}), None, Code::Deleted).await?;
+        client.refused(&format!("comment.{action}"), &key(1, "a"), json!({}), None, Code::Deleted).await?;
     }
-    same("what is visible", &check_rows(&visitor, 1).await?, &BTreeSet::new())
+    same("what is visible", &check_rows(&client, 1).await?, &BTreeSet::new())
 }
 
 /// Calls actions on one child at once, and returns what came of each.
 async fn race(
-    visitor: &Visitor,
+    client: &TenantClient,
     child: &[Value; 2],
     calls: &[(&str, Json)],
 ) -> Result<Vec<Result<Answer, Refusal>>> {
     let started: Vec<JoinHandle<Result<Answer, Refusal>>> = calls
         .iter()
         .map(|(action, input)| {
-            let (visitor, action, input, key) =
-                (visitor.clone(), (*action).to_owned(), input.clone(), child.clone());
-            tokio::spawn(async move { visitor.call(&action, &key, input, None).await })
+            let (client, action, input, key) =
+                (client.clone(), (*action).to_owned(), input.clone(), child.clone());
+            tokio::spawn(async move { client.call(&action, &key, input, None).await })
         })
         .collect();
     let mut outcomes = Vec::new();
@@ -332,23 +332,23 @@ async fn race(
     Ok(outcomes)
 }
 
-async fn edit_and_remove_contend_on_one_row(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+async fn edit_and_remove_contend_on_one_row(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
     // Remarks are edited without a version, so it is the state alone that decides.
     for round in 0..8 {
         let id = format!("r{round}");
         let input = json!({"post_id": 1, "remark_id": id, "body": "first"});
-        visitor.done("remark.append", &[], input, None).await?;
+        client.done("remark.append", &[], input, None).await?;
         let edit = ("remark.edit", json!({"body": "second"}));
         let outcomes =
-            race(&visitor, &key(1, &id), &[edit.clone(), ("remark.remove", json!({})), edit]).await?;
+            race(&client, &key(1, &id), &[edit.clone(), ("remark.remove", json!({})), edit]).await?;
         ensure!(outcomes[1].is_ok(), "a removal lost: {:?}", outcomes[1]);
         for edit in [&outcomes[0], &outcomes[2]] {
             if let Err(refusal) = edit {
                 ensure!(refusal.code == Code::Deleted, "{refusal}");
             }
         }
-        let row = visitor.client()?.row(visitor.table("remarks")?, key(1, &id)).await?;
+        let row = client.store_client()?.row(client.table("remarks")?, key(1, &id)).await?;
         ensure!(
             row.text("status") == Some("REMOVED") && row.text("body").is_none(),
             "an edit came after: {row}"
@@ -357,16 +357,15 @@ async fn edit_and_remove_contend_on_one_row(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-async fn edit_and_hide_contend_on_one_row(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+async fn edit_and_hide_contend_on_one_row(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
     for round in 0..8 {
         let id = format!("r{round}");
         let input = json!({"post_id": 1, "remark_id": id, "body": "first"});
-        visitor.done("remark.append", &[], input, None).await?;
+        client.done("remark.append", &[], input, None).await?;
         let edit = |text: &str| ("remark.edit", json!({"body": text}));
         let outcomes =
-            race(&visitor, &key(1, &id), &[edit("second"), ("remark.hide", json!({})), edit("third")])
-                .await?;
+            race(&client, &key(1, &id), &[edit("second"), ("remark.hide", json!({})), edit("third")]).await?;
         ensure!(outcomes[1].is_ok(), "a moderator lost: {:?}", outcomes[1]);
         for edit in [&outcomes[0], &outcomes[2]] {
             if let Err(refusal) = edit {
@@ -374,20 +373,20 @@ async fn edit_and_hide_contend_on_one_row(lab: &dyn Lab) -> Result<()> {
             }
         }
         // Whatever was edited before it was hidden, nothing was after: each change has a version of its own.
-        let row = visitor.client()?.row(visitor.table("remarks")?, key(1, &id)).await?;
+        let row = client.store_client()?.row(client.table("remarks")?, key(1, &id)).await?;
         let hidden_at = outcomes[1].as_ref().ok().and_then(|answer| answer.version);
         same("the last change", &(row.text("status"), Some(row.version())), &(Some("HIDDEN"), hidden_at))?;
     }
-    let listed = visitor.done("remark.list", &[], json!({"post_id": 1}), None).await?;
+    let listed = client.done("remark.list", &[], json!({"post_id": 1}), None).await?;
     same("what is listed", &listed.body, &json!([]))
 }
 
-async fn hiding_and_removing_take_out_once(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
-    append(&visitor, 1, "stays").await?;
+async fn hiding_and_removing_take_out_once(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
+    append(&client, 1, "stays").await?;
     for round in 0..6 {
         let id = format!("c{round}");
-        append(&visitor, 1, &id).await?;
+        append(&client, 1, &id).await?;
         let calls = [
             ("comment.hide", json!({})),
             ("comment.remove", json!({})),
@@ -395,120 +394,120 @@ async fn hiding_and_removing_take_out_once(lab: &dyn Lab) -> Result<()> {
             ("comment.restore", json!({})),
             ("comment.remove", json!({})),
         ];
-        for outcome in race(&visitor, &key(1, &id), &calls).await? {
+        for outcome in race(&client, &key(1, &id), &calls).await? {
             if let Err(refusal) = outcome {
                 ensure!([Code::Deleted, Code::Contended].contains(&refusal.code), "{refusal}");
             }
         }
-        visitor.done("comment.remove", &key(1, &id), json!({}), None).await?;
-        same("what is visible", &check_rows(&visitor, 1).await?, &ids(["stays"]))?;
+        client.done("comment.remove", &key(1, &id), json!({}), None).await?;
+        same("what is visible", &check_rows(&client, 1).await?, &ids(["stays"]))?;
     }
-    same("the thread", &thread_of(&visitor, 1).await?, &(1, Some("stays".into())))
+    same("the thread", &thread_of(&client, 1).await?, &(1, Some("stays".into())))
 }
 
-async fn who_was_paused_comes_too_late(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+async fn who_was_paused_comes_too_late(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
     let child = key(1, "a");
     let at = |version: i64| Some(Expected::Version(version));
     let draft = async |action: &str, input: Json, expected| {
-        visitor.drafted(&format!("comment.{action}"), &child, input, expected).await
+        client.drafted(&format!("comment.{action}"), &child, input, expected).await
     };
     // Each of these is drafted, and then others act before it is committed.
-    let append_first = visitor.drafted("comment.append", &[], said(1, "a", "hello"), None).await?;
-    append(&visitor, 1, "a").await?;
-    visitor.too_late(&append_first).await?;
+    let append_first = client.drafted("comment.append", &[], said(1, "a", "hello"), None).await?;
+    append(&client, 1, "a").await?;
+    client.too_late(&append_first).await?;
     let edit = draft("edit", json!({"body": "x"}), at(1)).await?;
     let edit_any = draft("edit", json!({"body": "y"}), Some(Expected::Any)).await?;
     let remove_seen = draft("remove", json!({}), at(1)).await?;
     let (hide, remove) = (draft("hide", json!({}), None).await?, draft("remove", json!({}), None).await?);
-    visitor.done("comment.edit", &child, json!({"body": "edited"}), Some(1)).await?;
-    visitor.too_late(&edit).await?;
-    visitor.too_late(&remove_seen).await?;
-    visitor.done("comment.hide", &child, json!({}), None).await?;
+    client.done("comment.edit", &child, json!({"body": "edited"}), Some(1)).await?;
+    client.too_late(&edit).await?;
+    client.too_late(&remove_seen).await?;
+    client.done("comment.hide", &child, json!({}), None).await?;
     for plan in [&edit_any, &hide, &remove] {
-        visitor.too_late(plan).await?;
+        client.too_late(plan).await?;
     }
     let restore = draft("restore", json!({}), None).await?;
     let remove_hidden = draft("remove", json!({}), None).await?;
-    visitor.done("comment.restore", &child, json!({}), None).await?;
-    visitor.too_late(&restore).await?;
-    visitor.too_late(&remove_hidden).await?;
-    visitor.done("comment.hide", &child, json!({}), None).await?;
+    client.done("comment.restore", &child, json!({}), None).await?;
+    client.too_late(&restore).await?;
+    client.too_late(&remove_hidden).await?;
+    client.done("comment.hide", &child, json!({}), None).await?;
     let restore = draft("restore", json!({}), None).await?;
-    visitor.done("comment.remove", &child, json!({}), None).await?;
+    client.done("comment.remove", &child, json!({}), None).await?;
     for plan in [&edit_any, &hide, &remove, &restore, &remove_hidden] {
-        visitor.too_late(plan).await?;
+        client.too_late(plan).await?;
     }
-    same("what is visible", &check_rows(&visitor, 1).await?, &BTreeSet::new())
+    same("what is visible", &check_rows(&client, 1).await?, &BTreeSet::new())
 }
 
-async fn a_list_that_does_not_agree_is_not_made_worse(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
-    let (client, table) = (visitor.client()?, visitor.table("comments_listed")?.clone());
-    append(&visitor, 1, "a").await?;
-    let listed = scan(client.store.as_ref(), Scan::of(&table, &visitor.tenant)).await?;
+async fn a_list_that_does_not_agree_is_not_made_worse(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
+    let (store_client, table) = (client.store_client()?, client.table("comments_listed")?.clone());
+    append(&client, 1, "a").await?;
+    let listed = scan(store_client.store.as_ref(), Scan::of(&table, &client.tenant)).await?;
     let place = || listed.first().map(|row| row.key().to_vec()).unwrap_or_default();
     // Somebody writes past the actions. Nobody should, and if somebody does, it shows.
-    client.apply(client.one(Step::delete(&table, place()))).await?;
+    store_client.apply(store_client.one(Step::delete(&table, place()))).await?;
     for action in ["hide", "remove"] {
-        visitor.refused(&format!("comment.{action}"), &key(1, "a"), json!({}), None, Code::Internal).await?;
+        client.refused(&format!("comment.{action}"), &key(1, "a"), json!({}), None, Code::Internal).await?;
     }
-    client.apply(client.one(Step::insert(&table, place()))).await?;
-    visitor.done("comment.hide", &key(1, "a"), json!({}), None).await?;
-    client.apply(client.one(Step::insert(&table, place()))).await?;
-    same("what is hidden is not shown", &list(&visitor, 1, "newest", 5).await?, &vec![])?;
-    visitor.refused("comment.restore", &key(1, "a"), json!({}), None, Code::Internal).await?;
-    client.apply(client.one(Step::delete(&table, place()))).await?;
-    visitor.done("comment.restore", &key(1, "a"), json!({}), None).await?;
-    same("what is visible", &check_rows(&visitor, 1).await?, &ids(["a"]))?;
+    store_client.apply(store_client.one(Step::insert(&table, place()))).await?;
+    client.done("comment.hide", &key(1, "a"), json!({}), None).await?;
+    store_client.apply(store_client.one(Step::insert(&table, place()))).await?;
+    same("what is hidden is not shown", &list(&client, 1, "newest", 5).await?, &vec![])?;
+    client.refused("comment.restore", &key(1, "a"), json!({}), None, Code::Internal).await?;
+    store_client.apply(store_client.one(Step::delete(&table, place()))).await?;
+    client.done("comment.restore", &key(1, "a"), json!({}), None).await?;
+    same("what is visible", &check_rows(&client, 1).await?, &ids(["a"]))?;
     // Something stands already where a new one would.
-    let append = visitor.drafted("comment.append", &[], said(1, "b", "hello"), None).await?;
+    let append = client.drafted("comment.append", &[], said(1, "b", "hello"), None).await?;
     let listed = append.steps().iter().find(|step| step.table.name() == table.name()).context("no place")?;
-    client.apply(client.one(Step::insert(&table, listed.key.iter().cloned()))).await?;
-    visitor.too_late(&append).await
+    store_client.apply(store_client.one(Step::insert(&table, listed.key.iter().cloned()))).await?;
+    client.too_late(&append).await
 }
 
-async fn lists_are_in_order_and_paged_over_buckets(lab: &dyn Lab) -> Result<()> {
+async fn lists_are_in_order_and_paged_over_buckets(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = Arc::new(ManualClock::at(Time::from_millis(1_800_000_000_000)));
-    let visitor = Visitor::open_at(lab, BLUEPRINT, clock.clone()).await?;
+    let client = TenantClient::open_at(namespace, BLUEPRINT, clock.clone()).await?;
     // Four at a time come at one moment, and then stand by their ids.
     for number in 0..24 {
-        append(&visitor, 1, &format!("c{number:02}")).await?;
+        append(&client, 1, &format!("c{number:02}")).await?;
         if number % 4 == 3 {
             clock.advance(Duration::from_millis(1));
         }
     }
     for number in [0, 7, 22, 23] {
-        visitor.done("comment.hide", &key(1, &format!("c{number:02}")), json!({}), None).await?;
+        client.done("comment.hide", &key(1, &format!("c{number:02}")), json!({}), None).await?;
     }
-    visitor.done("comment.remove", &key(1, "c12"), json!({}), None).await?;
-    visitor.done("comment.restore", &key(1, "c07"), json!({}), None).await?;
+    client.done("comment.remove", &key(1, "c12"), json!({}), None).await?;
+    client.done("comment.restore", &key(1, "c07"), json!({}), None).await?;
     let gone = [0, 12, 22, 23];
     let mut expected: Vec<String> =
         (0..24).filter(|number| !gone.contains(number)).map(|number| format!("c{number:02}")).collect();
     for limit in [1, 3, 7, 19, 20, 21, 100] {
-        same(&format!("oldest first, by {limit}"), &list(&visitor, 1, "oldest", limit).await?, &expected)?;
+        same(&format!("oldest first, by {limit}"), &list(&client, 1, "oldest", limit).await?, &expected)?;
     }
-    same("the thread", &thread_of(&visitor, 1).await?, &(20, Some("c21".into())))?;
+    same("the thread", &thread_of(&client, 1).await?, &(20, Some("c21".into())))?;
     expected.reverse();
     for limit in [1, 4, 20, 50] {
-        same(&format!("newest first, by {limit}"), &list(&visitor, 1, "newest", limit).await?, &expected)?;
+        same(&format!("newest first, by {limit}"), &list(&client, 1, "newest", limit).await?, &expected)?;
     }
     let rows =
-        scan(visitor.house.store().as_ref(), Scan::of(visitor.table("comments_listed")?, &visitor.tenant))
+        scan(client.house.store().as_ref(), Scan::of(client.table("comments_listed")?, &client.tenant))
             .await?;
     let buckets: BTreeSet<Option<i64>> = rows.iter().map(|row| row.int("bucket")).collect();
     same("the buckets of one post", &buckets.len(), &3)?;
-    check_rows(&visitor, 1).await.map(drop)
+    check_rows(&client, 1).await.map(drop)
 }
 
-async fn pages_hold_while_others_come_and_go(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+async fn pages_hold_while_others_come_and_go(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
     let still: Vec<String> = (0..30).map(|number| format!("s{number:02}")).collect();
     for id in &still {
-        append(&visitor, 1, id).await?;
+        append(&client, 1, id).await?;
     }
-    let mover = visitor.clone();
+    let mover = client.clone();
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let moving = tokio::spawn(async move {
         let mut moves = 0;
@@ -527,7 +526,7 @@ async fn pages_hold_while_others_come_and_go(lab: &dyn Lab) -> Result<()> {
         }
     });
     for (limit, order) in [(1, "newest"), (4, "oldest"), (9, "newest"), (7, "oldest")] {
-        let listed = list(&visitor, 1, order, limit).await?;
+        let listed = list(&client, 1, order, limit).await?;
         let distinct: BTreeSet<&String> = listed.iter().collect();
         ensure!(distinct.len() == listed.len(), "a page showed one twice: {listed:?}");
         let mut kept: Vec<String> = listed.into_iter().filter(|id| id.starts_with('s')).collect();
@@ -538,30 +537,30 @@ async fn pages_hold_while_others_come_and_go(lab: &dyn Lab) -> Result<()> {
     }
     stop.send_replace(true);
     ensure!(moving.await?? > 0, "nothing moved");
-    check_rows(&visitor, 1).await.map(drop)
+    check_rows(&client, 1).await.map(drop)
 }
 
-async fn the_thread_is_right_after_a_storm(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+async fn the_thread_is_right_after_a_storm(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
     let callers: Vec<_> = (0..8_u64)
         .map(|caller| {
-            let visitor = visitor.clone();
+            let client = client.clone();
             tokio::spawn(async move {
                 let mut random = Random::seeded(caller);
                 for _ in 0..14 {
                     let id = format!("c{}", random.below(8));
                     let outcome = match random.below(6) {
-                        0 | 1 => visitor.call("comment.append", &[], said(1, &id, "hello"), None).await,
-                        2 => visitor.call("comment.hide", &key(1, &id), json!({}), None).await,
-                        3 => visitor.call("comment.restore", &key(1, &id), json!({}), None).await,
+                        0 | 1 => client.call("comment.append", &[], said(1, &id, "hello"), None).await,
+                        2 => client.call("comment.hide", &key(1, &id), json!({}), None).await,
+                        3 => client.call("comment.restore", &key(1, &id), json!({}), None).await,
                         4 => {
                             let edit = json!({"body": format!("by {caller}")});
-                            visitor.call("comment.edit", &key(1, &id), edit, Some(1)).await
+                            client.call("comment.edit", &key(1, &id), edit, Some(1)).await
                         }
                         _ if random.chance(0.3) => {
-                            visitor.call("comment.remove", &key(1, &id), json!({}), None).await
+                            client.call("comment.remove", &key(1, &id), json!({}), None).await
                         }
-                        _ => visitor.call("comment.read", &key(1, &id), json!({}), None).await,
+                        _ => client.call("comment.read", &key(1, &id), json!({}), None).await,
                     };
                     if let Err(refusal) = outcome {
                         let expected = [
@@ -581,18 +580,18 @@ async fn the_thread_is_right_after_a_storm(lab: &dyn Lab) -> Result<()> {
     for caller in callers {
         caller.await??;
     }
-    let visible = check_rows(&visitor, 1).await?;
-    let listed = list(&visitor, 1, "newest", 3).await?;
-    let (count, newest) = thread_of(&visitor, 1).await?;
+    let visible = check_rows(&client, 1).await?;
+    let listed = list(&client, 1, "newest", 3).await?;
+    let (count, newest) = thread_of(&client, 1).await?;
     same("the count", &count, &i64::try_from(visible.len())?)?;
     same("the newest", &newest, &listed.first().cloned())?;
     same("the list", &listed.into_iter().collect(), &visible)
 }
 
-async fn lost_answers_append_nothing_twice(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+async fn lost_answers_append_nothing_twice(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     let faulty = Arc::new(FaultyStore::over(store, Arc::new(SystemClock), Odds::default(), 9));
-    let visitor = Visitor::over(faulty.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
+    let client = TenantClient::over(faulty.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
     faulty.set_odds(Odds { unknown_before: 0.25, unknown_after: 0.35, unavailable: 0.05, ..Odds::default() });
     let mut expected = BTreeSet::new();
     for turn in 0..24 {
@@ -603,9 +602,9 @@ async fn lost_answers_append_nothing_twice(lab: &dyn Lab) -> Result<()> {
             // A caller that was told nothing asks again, now under the same operation id and now under another.
             let operation = format!("op-{turn}-{}", if turn % 4 < 2 { 0 } else { attempt });
             let outcome = if hides {
-                visitor.call_as(&operation, "comment.hide", &key(1, &id), json!({}), None).await
+                client.call_as(&operation, "comment.hide", &key(1, &id), json!({}), None).await
             } else {
-                visitor.call_as(&operation, "comment.append", &[], said(1, &id, "hello"), None).await
+                client.call_as(&operation, "comment.append", &[], said(1, &id, "hello"), None).await
             };
             match outcome {
                 Ok(_) => {
@@ -628,20 +627,20 @@ async fn lost_answers_append_nothing_twice(lab: &dyn Lab) -> Result<()> {
     let achieved = faulty.achieved();
     ensure!(achieved.unknown_after > 5 && achieved.unknown_before > 5, "{achieved}");
     faulty.set_odds(Odds::default());
-    same("what is visible", &check_rows(&visitor, 1).await?, &expected)?;
-    same("the count", &thread_of(&visitor, 1).await?.0, &i64::try_from(expected.len())?)
+    same("what is visible", &check_rows(&client, 1).await?, &expected)?;
+    same("the count", &thread_of(&client, 1).await?.0, &i64::try_from(expected.len())?)
 }
 
-async fn children_of_tenants_are_apart(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
-    let other = visitor.for_tenant("zeta")?;
-    append(&visitor, 1, "a").await?;
+async fn children_of_tenants_are_apart(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
+    let other = client.for_tenant("zeta")?;
+    append(&client, 1, "a").await?;
     for action in ["comment.read", "comment.remove", "comment.hide", "comment.restore"] {
         other.refused(action, &key(1, "a"), json!({}), None, Code::NotFound).await?;
     }
     other.done("comment.append", &[], said(1, "a", "mine"), None).await?;
     other.done("comment.remove", &key(1, "a"), json!({}), None).await?;
     same("the other's thread", &thread_of(&other, 1).await?, &(0, None))?;
-    same("the first one's", &check_rows(&visitor, 1).await?, &ids(["a"]))?;
+    same("the first one's", &check_rows(&client, 1).await?, &ids(["a"]))?;
     check_rows(&other, 1).await.map(drop)
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, ensure};
 use statehouse_store::{Row, Time};
 
-use crate::harness::client::same;
 use crate::harness::invariants::{CheckScope, columns_text};
+use crate::harness::store_client::same;
 
 /// I2 and I6: the list has each visible child once, where its row says, and nothing else, and the shards of each count add up to
 /// them. Every change of a child is in the log once.

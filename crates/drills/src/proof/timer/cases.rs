@@ -14,10 +14,10 @@ use statehouse_store::{Clock, ManualClock, Random, Record, Step, Store, SystemCl
 
 use super::{cases as timer, invariants};
 use crate::conformance::{Case, cases};
-use crate::harness::around::{Around, Meanwhile, Paused};
-use crate::harness::client::{pause, same, whole_log};
-use crate::harness::engines::Lab;
-use crate::harness::house::{Visitor, shows};
+use crate::harness::engines::TestNamespace;
+use crate::harness::proxy::{Meanwhile, Paused, StoreProxy};
+use crate::harness::store_client::{pause, same, whole_log};
+use crate::harness::tenant_client::{TenantClient, shows};
 
 pub(crate) const CASES: &[Case] = cases! {
     timer {
@@ -60,30 +60,30 @@ fn key(id: i64) -> [Value; 1] {
     [id.into()]
 }
 
-/// A visitor, and what was released where it lives.
-struct Scene {
-    visitor: Visitor,
+/// A client, and what was released where it lives.
+struct TimerFixture {
+    client: TenantClient,
 }
 
-impl Scene {
-    async fn open(lab: &dyn Lab, clock: &ManualClock) -> Result<Scene> {
+impl TimerFixture {
+    async fn open(namespace: &dyn TestNamespace, clock: &ManualClock) -> Result<TimerFixture> {
         let clock: Arc<dyn Clock> = Arc::new(clock.clone());
-        Scene::over(lab.open_at(clock.clone()).await?, clock).await
+        TimerFixture::over(namespace.open_at(clock.clone()).await?, clock).await
     }
 
     /// The store may stand on another clock than the house.
-    async fn over(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Result<Scene> {
-        Ok(Scene { visitor: Visitor::over(store, BLUEPRINT, clock).await? })
+    async fn over(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Result<TimerFixture> {
+        Ok(TimerFixture { client: TenantClient::over(store, BLUEPRINT, clock).await? })
     }
 
     async fn set(&self, resource: &str, id: i64, input: Json) -> Result<()> {
-        self.visitor.done(&format!("{resource}.set"), &key(id), input, None).await.map(drop)
+        self.client.done(&format!("{resource}.set"), &key(id), input, None).await.map(drop)
     }
 
     /// What was released: by tenant and key, the due times in the order of their records.
     async fn released(&self, resource: &str) -> Result<BTreeMap<String, Vec<String>>> {
-        invariants::check(&self.visitor.scope(resource)).await?;
-        released(self.visitor.house.store().as_ref(), resource).await
+        invariants::check(&self.client.scope(resource)).await?;
+        released(self.client.house.store().as_ref(), resource).await
     }
 }
 
@@ -99,48 +99,48 @@ async fn released(store: &dyn Store, resource: &str) -> Result<BTreeMap<String, 
     Ok(times)
 }
 
-async fn a_timer_lives_its_life(lab: &dyn Lab) -> Result<()> {
+async fn a_timer_lives_its_life(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let scene = Scene::open(lab, &clock).await?;
-    let visitor = &scene.visitor;
-    visitor.refused("reminder.read", &key(1), json!({}), None, Code::NotFound).await?;
-    visitor.refused("reminder.cancel", &key(1), json!({}), None, Code::NotFound).await?;
+    let fixture = TimerFixture::open(namespace, &clock).await?;
+    let client = &fixture.client;
+    client.refused("reminder.read", &key(1), json!({}), None, Code::NotFound).await?;
+    client.refused("reminder.cancel", &key(1), json!({}), None, Code::NotFound).await?;
     for input in [json!({}), json!({"payload": 1}), json!({"every_ms": 10})] {
-        visitor.refused("reminder.set", &key(1), input, None, Code::InvalidInput).await?;
+        client.refused("reminder.set", &key(1), input, None, Code::InvalidInput).await?;
     }
     let both = json!({"due_at": "2030-01-01T00:00:00Z", "after_ms": 1_500});
-    let later = visitor.done("reminder.set", &key(2), both, None).await?;
+    let later = client.done("reminder.set", &key(2), both, None).await?;
     shows(&later, &json!({"due_at": "2030-01-01T00:00:01.500000Z"}))?;
-    visitor.done("reminder.cancel", &key(2), json!({}), None).await?;
+    client.done("reminder.cancel", &key(2), json!({}), None).await?;
     let input = json!({"after_ms": 5_000, "payload": {"to": ["ann", 1]}});
-    let set = visitor.done("reminder.set", &key(1), input, None).await?;
+    let set = client.done("reminder.set", &key(1), input, None).await?;
     let due = clock.now().plus(Duration::from_secs(5)).to_string();
     shows(
         &set,
         &json!({"status": "SET", "due_at": due, "every_ms": null, "fired": 0, "payload": {"to": ["ann", 1]}, "version": 1}),
     )?;
-    visitor.shows("reminder", &key(1), &json!({"status": "SET"})).await?;
-    visitor.refused("reminder.cancel", &key(1), json!({}), Some(7), Code::VersionConflict).await?;
-    let cancelled = visitor.done("reminder.cancel", &key(1), json!({}), Some(1)).await?;
+    client.shows("reminder", &key(1), &json!({"status": "SET"})).await?;
+    client.refused("reminder.cancel", &key(1), json!({}), Some(7), Code::VersionConflict).await?;
+    let cancelled = client.done("reminder.cancel", &key(1), json!({}), Some(1)).await?;
     shows(&cancelled, &json!({"status": "CANCELLED", "due_at": null}))?;
     for version in [None, Some(2)] {
-        visitor.refused("reminder.cancel", &key(1), json!({}), version, Code::WrongState).await?;
+        client.refused("reminder.cancel", &key(1), json!({}), version, Code::WrongState).await?;
     }
     clock.advance(Duration::from_secs(60));
-    same("a cancelled timer", &scene.visitor.drain_workers().await?, &0)?;
+    same("a cancelled timer", &fixture.client.drain_workers().await?, &0)?;
     // Set anew, also under a version, and at a time instead of after one.
     let soon = clock.now().plus(Duration::from_secs(1)).to_string();
-    visitor.refused("reminder.set", &key(1), json!({"due_at": soon}), Some(1), Code::VersionConflict).await?;
-    visitor.refused("reminder.set", &key(9), json!({"due_at": soon}), Some(1), Code::NotFound).await?;
-    let set = visitor.done("reminder.set", &key(1), json!({"due_at": soon}), Some(2)).await?;
+    client.refused("reminder.set", &key(1), json!({"due_at": soon}), Some(1), Code::VersionConflict).await?;
+    client.refused("reminder.set", &key(9), json!({"due_at": soon}), Some(1), Code::NotFound).await?;
+    let set = client.done("reminder.set", &key(1), json!({"due_at": soon}), Some(2)).await?;
     shows(&set, &json!({"status": "SET", "due_at": soon, "payload": null, "version": 3}))?;
     clock.advance(Duration::from_secs(1));
-    same("what is due", &scene.visitor.drain_workers().await?, &1)?;
-    visitor.shows("reminder", &key(1), &json!({"status": "FIRED", "fired": 1, "last_due_at": soon})).await?;
-    visitor.refused("reminder.cancel", &key(1), json!({}), None, Code::WrongState).await?;
+    same("what is due", &fixture.client.drain_workers().await?, &1)?;
+    client.shows("reminder", &key(1), &json!({"status": "FIRED", "fired": 1, "last_due_at": soon})).await?;
+    client.refused("reminder.cancel", &key(1), json!({}), None, Code::WrongState).await?;
     for (status, ids) in [("FIRED", vec![1]), ("CANCELLED", vec![2]), ("SET", vec![])] {
         for tries in 0.. {
-            let list = visitor.done("reminder.list", &[], json!({"status": status}), None).await?;
+            let list = client.done("reminder.list", &[], json!({"status": status}), None).await?;
             let found: Vec<i64> = list
                 .body
                 .as_array()
@@ -158,18 +158,18 @@ async fn a_timer_lives_its_life(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-async fn a_timer_fires_once_and_not_early(lab: &dyn Lab) -> Result<()> {
+async fn a_timer_fires_once_and_not_early(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let scene = Scene::open(lab, &clock).await?;
+    let fixture = TimerFixture::open(namespace, &clock).await?;
     let due = clock.now().plus(Duration::from_secs(10));
-    scene.set("reminder", 1, json!({"due_at": due.to_string(), "payload": "hello"})).await?;
+    fixture.set("reminder", 1, json!({"due_at": due.to_string(), "payload": "hello"})).await?;
     clock.advance(Duration::from_micros(9_999_999));
-    same("a microsecond early", &scene.visitor.drain_workers().await?, &0)?;
+    same("a microsecond early", &fixture.client.drain_workers().await?, &0)?;
     clock.advance(Duration::from_micros(1));
-    same("in time", &scene.visitor.drain_workers().await?, &1)?;
+    same("in time", &fixture.client.drain_workers().await?, &1)?;
     clock.advance(Duration::from_secs(3_600));
-    same("later", &scene.visitor.drain_workers().await?, &0)?;
-    let records = scene.visitor.client()?.exact_log(2).await?;
+    same("later", &fixture.client.drain_workers().await?, &0)?;
+    let records = fixture.client.store_client()?.exact_log(2).await?;
     let fired =
         records.iter().find(|record| record.events[0].name == "reminder.fired").context("no release")?;
     let data = &fired.events[0].data;
@@ -178,21 +178,21 @@ async fn a_timer_fires_once_and_not_early(lab: &dyn Lab) -> Result<()> {
     same("its row", &(&data["row"]["status"], &data["row"]["payload"]), &(&json!("FIRED"), &json!("hello")))
 }
 
-async fn recurring_timers_do_not_drift(lab: &dyn Lab) -> Result<()> {
+async fn recurring_timers_do_not_drift(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let scene = Scene::open(lab, &clock).await?;
+    let fixture = TimerFixture::open(namespace, &clock).await?;
     let start = clock.now();
-    scene.set("reminder", 1, json!({"after_ms": 500, "every_ms": 2_000})).await?;
-    scene.set("tick", 1, json!({"every_ms": 2_000})).await?;
+    fixture.set("reminder", 1, json!({"after_ms": 500, "every_ms": 2_000})).await?;
+    fixture.set("tick", 1, json!({"every_ms": 2_000})).await?;
     // Scanned late, a little later each time, and never by as much as a step.
     for late in [1, 400, 900, 1_300] {
         let until = start.plus(Duration::from_millis(2_000 + late));
         clock.advance(until.since(clock.now()));
-        scene.visitor.drain_workers().await?;
+        fixture.client.drain_workers().await?;
         clock.advance(Duration::from_millis(2_000 - late));
     }
     for (resource, first) in [("reminder", 500), ("tick", 2_000)] {
-        let times = scene.released(resource).await?;
+        let times = fixture.released(resource).await?;
         let times = times.get("acme/1").context("nothing was released")?;
         let expected: Vec<String> = (0..times.len() as u64)
             .map(|number| start.plus(Duration::from_millis(first + 2_000 * number)).to_string())
@@ -202,54 +202,54 @@ async fn recurring_timers_do_not_drift(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-async fn missed_times_are_released_one_by_one_or_as_one(lab: &dyn Lab) -> Result<()> {
+async fn missed_times_are_released_one_by_one_or_as_one(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let scene = Scene::open(lab, &clock).await?;
+    let fixture = TimerFixture::open(namespace, &clock).await?;
     for resource in ["reminder", "tick"] {
-        scene.set(resource, 1, json!({"every_ms": 1_000})).await?;
+        fixture.set(resource, 1, json!({"every_ms": 1_000})).await?;
     }
     let start = clock.now();
     clock.advance(Duration::from_millis(5_300));
-    scene.visitor.drain_workers().await?;
+    fixture.client.drain_workers().await?;
     let at = |seconds: u64| start.plus(Duration::from_secs(seconds)).to_string();
     let released =
-        async |resource: &str| Ok::<_, anyhow::Error>(scene.released(resource).await?.remove("acme/1"));
+        async |resource: &str| Ok::<_, anyhow::Error>(fixture.released(resource).await?.remove("acme/1"));
     same("as one", &released("reminder").await?, &Some(vec![at(1)]))?;
     same("one by one", &released("tick").await?, &Some((1..=5).map(at).collect()))?;
     for resource in ["reminder", "tick"] {
-        scene.visitor.shows(resource, &key(1), &json!({"status": "SET", "due_at": at(6)})).await?;
+        fixture.client.shows(resource, &key(1), &json!({"status": "SET", "due_at": at(6)})).await?;
     }
-    let records = scene.visitor.client()?.log(8).await?;
+    let records = fixture.client.store_client()?.log(8).await?;
     let told =
         records.iter().find(|record| record.events[0].name == "reminder.fired").context("no release")?;
     same("how many were passed over", &told.events[0].data["missed"], &json!(4))
 }
 
-async fn each_due_time_is_released_once_however_many_scan(lab: &dyn Lab) -> Result<()> {
+async fn each_due_time_is_released_once_however_many_scan(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let scene = Arc::new(Scene::open(lab, &clock).await?);
+    let fixture = Arc::new(TimerFixture::open(namespace, &clock).await?);
     let (tenants, timers) = (["acme", "bond", "core"], 8);
     for tenant in tenants {
-        let visitor = scene.visitor.for_tenant(tenant)?;
+        let client = fixture.client.for_tenant(tenant)?;
         for id in 0..timers {
-            visitor.done("reminder.set", &key(id), json!({"after_ms": 1_000}), None).await?;
-            visitor.done("tick.set", &key(id), json!({"every_ms": 1_000}), None).await?;
+            client.done("reminder.set", &key(id), json!({"after_ms": 1_000}), None).await?;
+            client.done("tick.set", &key(id), json!({"every_ms": 1_000}), None).await?;
         }
     }
     // Three due times have passed when several scanners begin at once, each on every shard.
     clock.advance(Duration::from_millis(3_500));
     let scanners: Vec<_> = (0..4)
         .map(|_| {
-            let scene = scene.clone();
-            tokio::spawn(async move { scene.visitor.drain_workers().await })
+            let fixture = fixture.clone();
+            tokio::spawn(async move { fixture.client.drain_workers().await })
         })
         .collect();
     for scanner in scanners {
         scanner.await??;
     }
-    scene.visitor.drain_workers().await?;
+    fixture.client.drain_workers().await?;
     for (resource, each) in [("reminder", 1), ("tick", 3)] {
-        let released = scene.released(resource).await?;
+        let released = fixture.released(resource).await?;
         same("how many timers fired", &released.len(), &(tenants.len() * timers as usize))?;
         for (timer, times) in released {
             let mut sorted = times.clone();
@@ -261,26 +261,26 @@ async fn each_due_time_is_released_once_however_many_scan(lab: &dyn Lab) -> Resu
     Ok(())
 }
 
-async fn cancelling_and_firing_contend_on_one_row(lab: &dyn Lab) -> Result<()> {
+async fn cancelling_and_firing_contend_on_one_row(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let scene = Arc::new(Scene::open(lab, &clock).await?);
+    let fixture = Arc::new(TimerFixture::open(namespace, &clock).await?);
     for id in 0..10 {
-        scene.set("reminder", id, json!({"after_ms": 0})).await?;
+        fixture.set("reminder", id, json!({"after_ms": 0})).await?;
     }
     let scanner = tokio::spawn({
-        let scene = scene.clone();
-        async move { scene.visitor.drain_workers().await }
+        let fixture = fixture.clone();
+        async move { fixture.client.drain_workers().await }
     });
     let mut cancelled = Vec::new();
     for id in (0..10).rev() {
-        match scene.visitor.call("reminder.cancel", &key(id), json!({}), None).await {
+        match fixture.client.call("reminder.cancel", &key(id), json!({}), None).await {
             Ok(_) => cancelled.push(id),
             Err(refusal) => ensure!(refusal.code == Code::WrongState, "{refusal}"),
         }
     }
     scanner.await??;
-    scene.visitor.drain_workers().await?;
-    let released = scene.released("reminder").await?;
+    fixture.client.drain_workers().await?;
+    let released = fixture.released("reminder").await?;
     for id in 0..10 {
         let fired = released.contains_key(&format!("acme/{id}"));
         ensure!(fired != cancelled.contains(&id), "timer {id}: fired {fired}, cancelled {cancelled:?}");
@@ -288,71 +288,73 @@ async fn cancelling_and_firing_contend_on_one_row(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-async fn a_scanner_whose_clock_is_ahead_fires_nothing_early(lab: &dyn Lab) -> Result<()> {
+async fn a_scanner_whose_clock_is_ahead_fires_nothing_early(namespace: &dyn TestNamespace) -> Result<()> {
     let engine = standing();
     let skewed = SkewedClock::over(Arc::new(engine.clone()));
     skewed.skew(600_000_000);
-    let scene = Scene::over(lab.open_at(Arc::new(engine.clone())).await?, Arc::new(skewed.clone())).await?;
-    scene.set("reminder", 1, json!({"after_ms": 1_000})).await?;
-    scene.set("tick", 1, json!({"after_ms": 1_000})).await?;
-    same("ten minutes ahead", &scene.visitor.drain_workers().await?, &0)?;
+    let fixture =
+        TimerFixture::over(namespace.open_at(Arc::new(engine.clone())).await?, Arc::new(skewed.clone()))
+            .await?;
+    fixture.set("reminder", 1, json!({"after_ms": 1_000})).await?;
+    fixture.set("tick", 1, json!({"after_ms": 1_000})).await?;
+    same("ten minutes ahead", &fixture.client.drain_workers().await?, &0)?;
     // Ten minutes behind, it is late and loses nothing.
     skewed.skew(-600_000_000);
     engine.advance(Duration::from_secs(2));
-    same("ten minutes behind", &scene.visitor.drain_workers().await?, &0)?;
+    same("ten minutes behind", &fixture.client.drain_workers().await?, &0)?;
     skewed.skew(0);
-    same("right", &scene.visitor.drain_workers().await?, &2)?;
+    same("right", &fixture.client.drain_workers().await?, &2)?;
     // Ahead of the engine, it passes over nothing that is still to come.
     let (start, minute) = (engine.now(), Duration::from_secs(60));
-    scene.set("reminder", 2, json!({"every_ms": 60_000})).await?;
+    fixture.set("reminder", 2, json!({"every_ms": 60_000})).await?;
     skewed.skew(600_000_000);
     for _ in 0..3 {
         engine.advance(minute);
-        same("each minute", &scene.visitor.drain_workers().await?, &1)?;
+        same("each minute", &fixture.client.drain_workers().await?, &1)?;
     }
     let expected: Vec<String> = (1..=3).map(|step| start.plus(minute * step).to_string()).collect();
-    same("each due time", &scene.released("reminder").await?["acme/2"], &expected)
+    same("each due time", &fixture.released("reminder").await?["acme/2"], &expected)
 }
 
-async fn a_clock_that_steps_releases_nothing_twice(lab: &dyn Lab) -> Result<()> {
+async fn a_clock_that_steps_releases_nothing_twice(namespace: &dyn TestNamespace) -> Result<()> {
     let (clock, minute) = (standing(), Duration::from_secs(60));
-    let scene = Scene::open(lab, &clock).await?;
+    let fixture = TimerFixture::open(namespace, &clock).await?;
     let start = clock.now();
-    scene.set("reminder", 1, json!({"after_ms": 60_000})).await?;
-    scene.set("tick", 1, json!({"every_ms": 60_000})).await?;
+    fixture.set("reminder", 1, json!({"after_ms": 60_000})).await?;
+    fixture.set("tick", 1, json!({"every_ms": 60_000})).await?;
     // Ten minutes ahead: what would have been due by then is released.
     clock.set(start.plus(minute * 10));
-    same("ten minutes ahead", &scene.visitor.drain_workers().await?, &11)?;
+    same("ten minutes ahead", &fixture.client.drain_workers().await?, &11)?;
     // Right again, and ten minutes back: nothing is released a second time.
     for at in [start, start.minus(minute * 10), start.plus(minute * 10)] {
         clock.set(at);
-        same("a time that was before", &scene.visitor.drain_workers().await?, &0)?;
+        same("a time that was before", &fixture.client.drain_workers().await?, &0)?;
     }
     clock.set(start.plus(minute * 11));
-    same("the next one", &scene.visitor.drain_workers().await?, &1)?;
+    same("the next one", &fixture.client.drain_workers().await?, &1)?;
     let expected: Vec<String> = (1..=11).map(|step| start.plus(minute * step).to_string()).collect();
-    same("each due time once", &scene.released("tick").await?["acme/1"], &expected)?;
-    same("the one that is due once", &scene.released("reminder").await?["acme/1"], &expected[..1].to_vec())
+    same("each due time once", &fixture.released("tick").await?["acme/1"], &expected)?;
+    same("the one that is due once", &fixture.released("reminder").await?["acme/1"], &expected[..1].to_vec())
 }
 
-async fn lost_answers_release_nothing_twice(lab: &dyn Lab) -> Result<()> {
+async fn lost_answers_release_nothing_twice(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let sound = lab.open_at(Arc::new(clock.clone())).await?;
+    let sound = namespace.open_at(Arc::new(clock.clone())).await?;
     let faulty = Arc::new(FaultyStore::over(sound.clone(), Arc::new(SystemClock), Odds::default(), 5));
-    let scene = Scene::over(faulty.clone(), Arc::new(clock.clone())).await?;
+    let fixture = TimerFixture::over(faulty.clone(), Arc::new(clock.clone())).await?;
     for id in 0..12 {
-        scene.set("tick", id, json!({"every_ms": 1_000})).await?;
+        fixture.set("tick", id, json!({"every_ms": 1_000})).await?;
     }
     clock.advance(Duration::from_millis(3_500));
     faulty.set_odds(Odds { unknown_before: 0.3, unknown_after: 0.4, unavailable: 0.1, ..Odds::default() });
     for _ in 0..12 {
         // Whatever comes of it: the process may die here as well.
-        let _ = scene.visitor.work(5).await;
+        let _ = fixture.client.work(5).await;
     }
     let achieved = faulty.achieved();
     ensure!(achieved.unknown_after > 0 && achieved.unknown_before > 0, "{achieved}");
     faulty.set_odds(Odds::default());
-    scene.visitor.drain_workers().await?;
+    fixture.client.drain_workers().await?;
     let times: Vec<String> =
         (1..=3).map(|second| standing().now().plus(Duration::from_secs(second)).to_string()).collect();
     let released = released(sound.as_ref(), "tick").await?;
@@ -363,28 +365,28 @@ async fn lost_answers_release_nothing_twice(lab: &dyn Lab) -> Result<()> {
     Ok(())
 }
 
-async fn what_cannot_be_released_does_not_hold_up_the_rest(lab: &dyn Lab) -> Result<()> {
+async fn what_cannot_be_released_does_not_hold_up_the_rest(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let scene = Scene::open(lab, &clock).await?;
+    let fixture = TimerFixture::open(namespace, &clock).await?;
     // With its payload the row just fits; the record of its release, which has the row in it, does not.
     let heavy = "x".repeat(399_000);
-    let client = scene.visitor.client()?;
-    let table = scene.visitor.table("reminders")?.clone();
+    let store_client = fixture.client.store_client()?;
+    let table = fixture.client.table("reminders")?.clone();
     for id in 0..5_i64 {
         let step = Step::insert(&table, key(id))
             .set("status", "SET")
             .set("payload", Value::Json(json!(heavy)))
             .set("updated_at", clock.now());
         let step = statehouse::infra::due::set(step, id % 3, clock.now());
-        client.apply(client.one(step)).await?;
+        store_client.apply(store_client.one(step)).await?;
     }
     for id in 10..20 {
-        scene.set("reminder", id, json!({"after_ms": 1_000})).await?;
+        fixture.set("reminder", id, json!({"after_ms": 1_000})).await?;
     }
     clock.advance(Duration::from_secs(2));
     let mut done = 0;
     for _ in 0..1_000 {
-        let progress = scene.visitor.work(2).await?;
+        let progress = fixture.client.work(2).await?;
         done += progress.iter().map(|progress| progress.rows).sum::<usize>();
         let failed = progress.iter().map(|progress| progress.failures.len()).sum::<usize>();
         if done == 10 {
@@ -392,7 +394,7 @@ async fn what_cannot_be_released_does_not_hold_up_the_rest(lab: &dyn Lab) -> Res
             break;
         }
     }
-    same("what was released", &released(scene.visitor.house.store().as_ref(), "reminder").await?.len(), &10)
+    same("what was released", &released(fixture.client.house.store().as_ref(), "reminder").await?.len(), &10)
 }
 
 /// Waits for releases that workers bring about in their own time.
@@ -418,12 +420,12 @@ fn options(idle_max: Duration) -> Options {
     Options { lease, idle_max, random: Random::seeded(1), ..Options::default() }
 }
 
-async fn a_write_wakes_the_scanner_of_its_process(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+async fn a_write_wakes_the_scanner_of_its_process(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
     // A scanner that slept for an hour would sleep through what is set meanwhile.
-    visitor.house.start_workers(options(Duration::from_secs(3_600)));
+    client.house.start_workers(options(Duration::from_secs(3_600)));
     for _ in 0..1_000 {
-        let figures = visitor.house.worker_figures();
+        let figures = client.house.worker_figures();
         if figures.iter().all(|figures| figures.held == figures.shards && figures.steps > 3 * figures.shards)
         {
             break;
@@ -431,23 +433,23 @@ async fn a_write_wakes_the_scanner_of_its_process(lab: &dyn Lab) -> Result<()> {
         pause().await;
     }
     for id in 0..6 {
-        visitor.done("reminder.set", &key(id), json!({"after_ms": 100 * id}), None).await?;
+        client.done("reminder.set", &key(id), json!({"after_ms": 100 * id}), None).await?;
     }
-    eventually(visitor.house.store().as_ref(), "reminder", 6).await?;
-    visitor.house.stop_workers().await;
-    same("who works", &visitor.house.worker_figures(), &vec![])
+    eventually(client.house.store().as_ref(), "reminder", 6).await?;
+    client.house.stop_workers().await;
+    same("who works", &client.house.worker_figures(), &vec![])
 }
 
-async fn processes_share_the_timers_and_survive_each_other(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
-    let open = async || Visitor::over(store.clone(), BLUEPRINT, Arc::new(SystemClock)).await;
+async fn processes_share_the_timers_and_survive_each_other(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
+    let open = async || TenantClient::over(store.clone(), BLUEPRINT, Arc::new(SystemClock)).await;
     let (first, second) = (open().await?, open().await?);
-    for visitor in [&first, &second] {
-        visitor.house.start_workers(options(Duration::from_millis(100)));
+    for client in [&first, &second] {
+        client.house.start_workers(options(Duration::from_millis(100)));
     }
-    let set = async |visitor: &Visitor, ids: std::ops::Range<i64>| -> Result<()> {
+    let set = async |client: &TenantClient, ids: std::ops::Range<i64>| -> Result<()> {
         for id in ids {
-            visitor.done("reminder.set", &key(id), json!({"after_ms": 20 * (id % 10)}), None).await?;
+            client.done("reminder.set", &key(id), json!({"after_ms": 20 * (id % 10)}), None).await?;
         }
         Ok(())
     };
@@ -462,24 +464,26 @@ async fn processes_share_the_timers_and_survive_each_other(lab: &dyn Lab) -> Res
     Ok(())
 }
 
-async fn a_timer_that_is_changed_meanwhile_does_not_fire_as_it_was(lab: &dyn Lab) -> Result<()> {
+async fn a_timer_that_is_changed_meanwhile_does_not_fire_as_it_was(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let clock = standing();
-    let store = lab.open_at(Arc::new(clock.clone())).await?;
-    let scene = Scene::over(store.clone(), Arc::new(clock.clone())).await?;
+    let store = namespace.open_at(Arc::new(clock.clone())).await?;
+    let fixture = TimerFixture::over(store.clone(), Arc::new(clock.clone())).await?;
     for (id, resource) in [(1, "reminder"), (2, "tick")] {
-        scene.set(resource, id, json!({"after_ms": 1_000, "payload": "old"})).await?;
+        fixture.set(resource, id, json!({"after_ms": 1_000, "payload": "old"})).await?;
         clock.advance(Duration::from_secs(2));
         let due = clock.now().minus(Duration::from_millis(500)).to_string();
-        let visitor = scene.visitor.clone();
+        let client = fixture.client.clone();
         // Between the scan and the release it is set anew, to a time that has come as well.
         let anew = json!({"due_at": due, "payload": "new"});
         let set = format!("{resource}.set");
-        let change = async move { drop(visitor.call(&set, &key(id), anew, None).await) };
+        let change = async move { drop(client.call(&set, &key(id), anew, None).await) };
         let meanwhile = Arc::new(Meanwhile::default());
         meanwhile.next(change);
-        let slow = Arc::new(Around::new(store.clone(), meanwhile));
-        Scene::over(slow, Arc::new(clock.clone())).await?.visitor.drain_workers().await?;
-        scene.visitor.drain_workers().await?;
+        let slow = Arc::new(StoreProxy::new(store.clone(), meanwhile));
+        TimerFixture::over(slow, Arc::new(clock.clone())).await?.client.drain_workers().await?;
+        fixture.client.drain_workers().await?;
         let records = whole_log(store.as_ref()).await?;
         let fired = format!("{resource}.fired");
         let events = records.iter().flat_map(|record| &record.events).filter(|event| event.name == fired);
@@ -491,27 +495,27 @@ async fn a_timer_that_is_changed_meanwhile_does_not_fire_as_it_was(lab: &dyn Lab
     Ok(())
 }
 
-async fn a_timer_that_is_gone_does_not_come_back(lab: &dyn Lab) -> Result<()> {
+async fn a_timer_that_is_gone_does_not_come_back(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let store = lab.open_at(Arc::new(clock.clone())).await?;
+    let store = namespace.open_at(Arc::new(clock.clone())).await?;
     let paused = Arc::new(Paused::default());
-    let slow = Arc::new(Around::new(store.clone(), paused.clone()));
-    let visitor = Visitor::over(store, BLUEPRINT, Arc::new(clock.clone())).await?;
-    let slow = Visitor::over(slow, BLUEPRINT, Arc::new(clock.clone())).await?;
-    let table = visitor.table("reminders")?.clone();
-    visitor.done("reminder.set", &key(1), json!({"after_ms": 1_000}), None).await?;
-    let cancel = visitor.drafted("reminder.cancel", &key(1), json!({}), Some(Expected::Version(1))).await?;
+    let slow = Arc::new(StoreProxy::new(store.clone(), paused.clone()));
+    let client = TenantClient::over(store, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let slow = TenantClient::over(slow, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let table = client.table("reminders")?.clone();
+    client.done("reminder.set", &key(1), json!({"after_ms": 1_000}), None).await?;
+    let cancel = client.drafted("reminder.cancel", &key(1), json!({}), Some(Expected::Version(1))).await?;
     clock.advance(Duration::from_secs(1));
     // Somebody deletes it past the actions, while it is about to be released.
-    let (client, reminders) = (visitor.client()?, table.clone());
+    let (store_client, reminders) = (client.store_client()?, table.clone());
     paused.before("reminders", 1, async move {
         // If this fails, the row is there.
-        drop(client.apply(client.one(Step::delete(&reminders, key(1)))).await);
+        drop(store_client.apply(store_client.one(Step::delete(&reminders, key(1)))).await);
     });
     while !paused.is_over() {
         slow.work(7).await?;
         pause().await;
     }
-    visitor.too_late(&cancel).await?;
-    same("what is gone", &visitor.client()?.find(&table, key(1)).await?, &None)
+    client.too_late(&cancel).await?;
+    same("what is gone", &client.store_client()?.find(&table, key(1)).await?, &None)
 }

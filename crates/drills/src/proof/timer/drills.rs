@@ -14,15 +14,15 @@ use statehouse_store::faulty::Odds;
 use statehouse_store::{Clock, Page, Query, Store, StoreError};
 use tokio::sync::Barrier;
 
-use crate::conformance::Verdict;
-use crate::harness::around::{Around, Hook};
-use crate::harness::client::{pause, same, whole_log};
-use crate::harness::drill::{Drill, DrillClock, Ground, Kind};
-use crate::harness::house::Visitor;
+use crate::conformance::CaseFuture;
+use crate::harness::drill::{Drill, DrillClock, DrillKind, DrillRun};
+use crate::harness::proxy::{Interceptor, StoreProxy};
+use crate::harness::store_client::{pause, same, whole_log};
+use crate::harness::tenant_client::TenantClient;
 use crate::proof::timer::cases::BLUEPRINT;
 
-const fn drill(failure: &'static str, provokes: &'static str, run: crate::harness::drill::OnGround) -> Drill {
-    let kind = Kind::Ground { blueprint: BLUEPRINT, resource: "reminder", run };
+const fn drill(failure: &'static str, provokes: &'static str, run: crate::harness::drill::DrillFn) -> Drill {
+    let kind = DrillKind::AnyResource { blueprint: BLUEPRINT, resource: "reminder", run };
     Drill { archetype: "timer", failure, provokes, largest_plan: 3, kind }
 }
 
@@ -30,26 +30,26 @@ pub(crate) const DRILLS: &[Drill] = &[
     drill(
         "due item materialized twice",
         "Several scanners find the same due timers at once, a moment before they are due and then when they are.",
-        |ground| boxed(materialized_twice(ground)),
+        |run| boxed(materialized_twice(run)),
     ),
     drill(
         "due item never materialized",
         "Scanners fail and die again and again in the midst of releasing, and a later one goes on.",
-        |ground| boxed(never_materialized(ground)),
+        |run| boxed(never_materialized(run)),
     ),
     drill(
         "job claimed twice",
         "Two processes claim one part of the work, and both have read the same page before either writes.",
-        |ground| boxed(claimed_twice(ground)),
+        |run| boxed(claimed_twice(run)),
     ),
     drill(
         "run executed but result not recorded",
         "The answers to releases get lost, and every release is looked for in the log and in its row.",
-        |ground| boxed(not_recorded(ground)),
+        |run| boxed(not_recorded(run)),
     ),
 ];
 
-fn boxed<'a>(run: impl Future<Output = Result<()>> + Send + 'a) -> Verdict<'a> {
+fn boxed<'a>(run: impl Future<Output = Result<()>> + Send + 'a) -> CaseFuture<'a> {
     Box::pin(run)
 }
 
@@ -57,21 +57,21 @@ fn boxed<'a>(run: impl Future<Output = Result<()>> + Send + 'a) -> Verdict<'a> {
 const TIMERS: i64 = 3;
 
 /// Sets the timers of a round, each to be due in a second, and returns their keys as text.
-async fn set(ground: &Ground, visitor: &Visitor, round: i64) -> Result<Vec<String>> {
+async fn set(run: &DrillRun, client: &TenantClient, round: i64) -> Result<Vec<String>> {
     let mut keys = Vec::new();
     for number in 0..TIMERS {
-        let key = ground.key(TIMERS * round + number)?;
-        visitor.done(&ground.action("set"), &key, json!({"after_ms": 1_000}), None).await?;
+        let key = run.key(TIMERS * round + number)?;
+        client.done(&run.action("set"), &key, json!({"after_ms": 1_000}), None).await?;
         keys.push(key_text(&key));
     }
     Ok(keys)
 }
 
 /// Scans until nothing is left to do. Also where indexes lag: until all of these were released, or it takes too long.
-async fn scan(ground: &Ground, visitor: &Visitor, wanted: usize) -> Result<()> {
+async fn scan(run: &DrillRun, client: &TenantClient, wanted: usize) -> Result<()> {
     for _ in 0..LOOKS_MAX {
-        visitor.drain_workers().await?;
-        if released(visitor.house.store().as_ref(), &ground.plot.resource).await?.len() >= wanted {
+        client.drain_workers().await?;
+        if released(client.house.store().as_ref(), &run.target.resource).await?.len() >= wanted {
             break;
         }
         pause().await;
@@ -98,8 +98,8 @@ pub(crate) async fn released(
 }
 
 /// Requires each of these to have been released once, not early, and the rows to say the same.
-async fn check(ground: &Ground, visitor: &Visitor, keys: &[String]) -> Result<()> {
-    let releases = released(visitor.house.store().as_ref(), &ground.plot.resource).await?;
+async fn check(run: &DrillRun, client: &TenantClient, keys: &[String]) -> Result<()> {
+    let releases = released(client.house.store().as_ref(), &run.target.resource).await?;
     let mut known: Vec<&String> = releases.keys().collect();
     let mut expected: Vec<&String> = keys.iter().collect();
     known.sort_unstable();
@@ -110,50 +110,48 @@ async fn check(ground: &Ground, visitor: &Visitor, keys: &[String]) -> Result<()
         for (due, at) in releases {
             ensure!(*at >= due.parse()?, "{key} was due at {due} and released at {at}");
         }
-        let row = visitor
-            .done(&ground.action("read"), &ground.resource()?.parse_key(key)?, json!({}), None)
-            .await?;
+        let row = client.done(&run.action("read"), &run.resource()?.parse_key(key)?, json!({}), None).await?;
         let told = (row.body["status"].clone(), row.body["fired"].clone());
         same("what the row says", &told, &(json!("FIRED"), Json::from(releases.len())))?;
     }
     Ok(())
 }
 
-async fn materialized_twice(ground: &Ground) -> Result<()> {
+async fn materialized_twice(run: &DrillRun) -> Result<()> {
     let clock = DrillClock::new();
-    let visitor = ground.house_at(&clock).await?;
+    let client = run.house_at(&clock).await?;
     let mut keys = Vec::new();
-    for round in ground.rounds() {
-        keys.extend(set(ground, &visitor, round).await?);
+    for round in run.rounds() {
+        keys.extend(set(run, &client, round).await?);
         for span in [Duration::from_micros(999_999), Duration::from_micros(1)] {
             clock.advance(span);
             let scanners: Vec<_> = (0..3)
                 .map(|_| {
-                    let visitor = visitor.clone();
-                    tokio::spawn(async move { visitor.drain_workers().await })
+                    let client = client.clone();
+                    tokio::spawn(async move { client.drain_workers().await })
                 })
                 .collect();
             for scanner in scanners {
                 scanner.await??;
             }
         }
-        scan(ground, &visitor, keys.len()).await?;
+        scan(run, &client, keys.len()).await?;
         clock.advance(Duration::from_secs(3_600));
-        let again = visitor.drain_workers_of(&ground.plot.resource).await?;
+        let again = client.drain_workers_of(&run.target.resource).await?;
         same("released once more", &again, &0)?;
     }
-    check(ground, &visitor, &keys).await
+    check(run, &client, &keys).await
 }
 
-async fn never_materialized(ground: &Ground) -> Result<()> {
+async fn never_materialized(run: &DrillRun) -> Result<()> {
     let clock = DrillClock::new();
-    let store = ground.lab.open_at(Arc::new(clock.clone())).await?;
-    let faulty = ground.faulty(store.clone());
-    let visitor = ground.house_over(store, Arc::new(clock.clone())).await?;
-    let dying = ground.house_over(faulty.clone(), Arc::new(clock.clone())).await?;
+    let store = run.namespace.open_at(Arc::new(clock.clone())).await?;
+    let faulty = run.faulty(store.clone());
+    let client = run.house_over(store, Arc::new(clock.clone())).await?;
+    let dying = run.house_over(faulty.clone(), Arc::new(clock.clone())).await?;
     let mut keys = Vec::new();
-    for round in ground.rounds() {
-        keys.extend(set(ground, &visitor, round).await?);
+    for round in run.rounds() {
+        keys.extend(set(run, &client, round).await?);
         clock.advance(Duration::from_secs(1));
         faulty.set_odds(Odds { unavailable: 0.3, crash_before: 0.3, crash_after: 0.3, ..Odds::default() });
         let crashes = || faulty.achieved().crashes_before + faulty.achieved().crashes_after;
@@ -168,17 +166,17 @@ async fn never_materialized(ground: &Ground) -> Result<()> {
         scanner.abort();
         let _ = scanner.await;
         faulty.set_odds(Odds::default());
-        scan(ground, &visitor, keys.len()).await?;
+        scan(run, &client, keys.len()).await?;
     }
-    check(ground, &visitor, &keys).await
+    check(run, &client, &keys).await
 }
 
 /// Lets two readers of a page wait for one another.
 #[derive(Debug)]
-struct Meet(Arc<Barrier>);
+struct ReadBarrier(Arc<Barrier>);
 
 #[async_trait]
-impl Hook for Meet {
+impl Interceptor for ReadBarrier {
     async fn query(&self, inner: &Arc<dyn Store>, query: &Query) -> Result<Page, StoreError> {
         let page = inner.query(query).await;
         // A page that only one of them reads must not stop it for ever.
@@ -190,10 +188,10 @@ impl Hook for Meet {
     }
 }
 
-async fn claimed_twice(ground: &Ground) -> Result<()> {
+async fn claimed_twice(run: &DrillRun) -> Result<()> {
     let clock = DrillClock::new();
-    let store = ground.lab.open_at(Arc::new(clock.clone())).await?;
-    let visitor = ground.house_over(store.clone(), Arc::new(clock.clone())).await?;
+    let store = run.namespace.open_at(Arc::new(clock.clone())).await?;
+    let client = run.house_over(store.clone(), Arc::new(clock.clone())).await?;
     // The claim itself: of several processes one gets the part.
     let (tenant, table) = (own::tenant().context("no tenant")?, own::leases()?);
     let leases = Leases::of(store.clone(), Arc::new(clock.clone()), table, tenant);
@@ -210,12 +208,12 @@ async fn claimed_twice(ground: &Ground) -> Result<()> {
     let barrier = Arc::new(Barrier::new(2));
     let mut scanners = Vec::new();
     for _ in 0..2 {
-        let met: Arc<dyn Store> = Arc::new(Around::new(store.clone(), Meet(barrier.clone())));
-        scanners.push(ground.house_over(met, Arc::new(clock.clone())).await?);
+        let met: Arc<dyn Store> = Arc::new(StoreProxy::new(store.clone(), ReadBarrier(barrier.clone())));
+        scanners.push(run.house_over(met, Arc::new(clock.clone())).await?);
     }
     let mut keys = Vec::new();
-    for round in ground.rounds() {
-        keys.extend(set(ground, &visitor, round).await?);
+    for round in run.rounds() {
+        keys.extend(set(run, &client, round).await?);
         clock.advance(Duration::from_secs(1));
         let tasks: Vec<_> = scanners
             .iter()
@@ -228,19 +226,19 @@ async fn claimed_twice(ground: &Ground) -> Result<()> {
             task.await??;
         }
     }
-    scan(ground, &visitor, keys.len()).await?;
-    check(ground, &visitor, &keys).await
+    scan(run, &client, keys.len()).await?;
+    check(run, &client, &keys).await
 }
 
-async fn not_recorded(ground: &Ground) -> Result<()> {
+async fn not_recorded(run: &DrillRun) -> Result<()> {
     let clock = DrillClock::new();
-    let store = ground.lab.open_at(Arc::new(clock.clone())).await?;
-    let faulty = ground.faulty(store.clone());
-    let visitor = ground.house_over(store, Arc::new(clock.clone())).await?;
-    let unlucky = ground.house_over(faulty.clone(), Arc::new(clock.clone())).await?;
+    let store = run.namespace.open_at(Arc::new(clock.clone())).await?;
+    let faulty = run.faulty(store.clone());
+    let client = run.house_over(store, Arc::new(clock.clone())).await?;
+    let unlucky = run.house_over(faulty.clone(), Arc::new(clock.clone())).await?;
     let mut keys = Vec::new();
-    for round in ground.rounds() {
-        keys.extend(set(ground, &visitor, round).await?);
+    for round in run.rounds() {
+        keys.extend(set(run, &client, round).await?);
         clock.advance(Duration::from_secs(1));
         faulty.set_odds(Odds { unknown_before: 0.3, unknown_after: 0.5, ..Odds::default() });
         for _ in 0..4 {
@@ -248,9 +246,9 @@ async fn not_recorded(ground: &Ground) -> Result<()> {
             let _ = unlucky.work(5).await;
         }
         faulty.set_odds(Odds::default());
-        scan(ground, &visitor, keys.len()).await?;
+        scan(run, &client, keys.len()).await?;
     }
     let achieved = faulty.achieved();
     ensure!(achieved.unknown_before + achieved.unknown_after > 0, "no answer was lost: {achieved}");
-    check(ground, &visitor, &keys).await
+    check(run, &client, &keys).await
 }

@@ -4,10 +4,10 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 use statehouse_store::Value;
 
-use crate::conformance::Verdict;
-use crate::harness::simulation::{Acting, Client, Course, End};
+use crate::conformance::CaseFuture;
+use crate::harness::simulation::{ClientFuture, FinishedHistory, SimulatedClient, Workload};
 
-pub(crate) const COURSE: Course = Course {
+pub(crate) const WORKLOAD: Workload = Workload {
     archetype: "timer",
     blueprint: r#"
 [house]
@@ -20,13 +20,13 @@ missed = "all"
 "#,
     resource: "tick",
     prepare: |_| Box::pin(async { Ok(()) }),
-    act: |client| -> Acting<'_> { Box::pin(act(client)) },
-    check: |end| -> Verdict<'_> { Box::pin(check(end)) },
+    act: |client| -> ClientFuture<'_> { Box::pin(act(client)) },
+    check: |end| -> CaseFuture<'_> { Box::pin(check(end)) },
 };
 
 const TIMERS: u64 = 5;
 
-async fn act(client: &mut Client) {
+async fn act(client: &mut SimulatedClient) {
     let key = [Value::from(client.below(TIMERS))];
     let after = 100 * client.below(20);
     let input = match client.below(8) {
@@ -42,11 +42,11 @@ async fn act(client: &mut Client) {
     client.call("tick.set", &key, input, None).await;
 }
 
-async fn check(end: &End) -> Result<()> {
+async fn check(end: &FinishedHistory) -> Result<()> {
     // Nothing that is due is left.
     let table = end.sound.table("ticks")?;
     let scan = statehouse_store::Scan::of(table, &end.sound.tenant);
-    for row in crate::harness::client::scan(end.sound.house.store().as_ref(), scan).await? {
+    for row in crate::harness::store_client::scan(end.sound.house.store().as_ref(), scan).await? {
         let left = row.time("due_at").is_some_and(|at| at <= end.sound.house.clock().now());
         ensure!(!left, "it is due and was not released: {row}");
     }

@@ -10,7 +10,7 @@ pub const PROOF: Proof = Proof {
     archetype: "view",
     cases: &[],
     drills: &[],
-    workload: Some(&workload::COURSE),
+    workload: Some(&workload::WORKLOAD),
     invariants: None,
     also_judges: &[],
     redundant: &[],

@@ -4,11 +4,11 @@ use anyhow::{Result, bail};
 use serde_json::json;
 use statehouse::Code;
 
-use crate::conformance::Verdict;
-use crate::harness::simulation::{Acting, Client, Course, End};
+use crate::conformance::CaseFuture;
+use crate::harness::simulation::{ClientFuture, FinishedHistory, SimulatedClient, Workload};
 use crate::proof::projection::cases::{teams, truth};
 
-pub(crate) const COURSE: Course = Course {
+pub(crate) const WORKLOAD: Workload = Workload {
     archetype: "view",
     blueprint: r#"
 [house]
@@ -28,14 +28,14 @@ max      = ["points"]
 "#,
     resource: "teams",
     prepare: |_| Box::pin(async { Ok(()) }),
-    act: |client| -> Acting<'_> { Box::pin(act(client)) },
-    check: |end| -> Verdict<'_> { Box::pin(check(end)) },
+    act: |client| -> ClientFuture<'_> { Box::pin(act(client)) },
+    check: |end| -> CaseFuture<'_> { Box::pin(check(end)) },
 };
 
 const PROFILES: u64 = 8;
 const TEAMS: u64 = 3;
 
-async fn act(client: &mut Client) {
+async fn act(client: &mut SimulatedClient) {
     let id = client.below(PROFILES);
     let fields = json!({"team": format!("team {}", client.below(TEAMS)), "points": client.below(10)});
     let key = [id.into()];
@@ -61,7 +61,7 @@ async fn act(client: &mut Client) {
     }
 }
 
-async fn check(end: &End) -> Result<()> {
+async fn check(end: &FinishedHistory) -> Result<()> {
     // Conservation: when everything was read, the view is what its source adds up to.
     let expected = truth(&end.sound).await?;
     let mut found = teams(&end.sound).await;

@@ -2,26 +2,30 @@
 
 use super::*;
 
-pub(super) async fn a_lost_acknowledgement_is_asked_about(lab: &dyn Lab) -> Result<()> {
-    let script = Script::of(|parcel, _| {
-        if parcel.method == "GET" { Play::body(200, "{\"outcome\": \"applied\"}") } else { Play::Loses }
+pub(super) async fn a_lost_acknowledgement_is_asked_about(namespace: &dyn TestNamespace) -> Result<()> {
+    let script = FakeTargets::of(|parcel, _| {
+        if parcel.method == "GET" {
+            TargetBehavior::body(200, "{\"outcome\": \"applied\"}")
+        } else {
+            TargetBehavior::Loses
+        }
     });
-    let scene = Scene::open(lab, script).await?;
-    scene.send("charge", "order-1").await?;
-    scene.pass(Duration::ZERO).await?;
-    scene.shows("charge", "order-1", json!({"status": "UNCERTAIN", "doubt": true, "reason": "no_answer", "attempt": 1, "stuck_at": null})).await?;
-    same("when it is asked", &scene.wait("charge", "order-1").await?, &(SECOND * 10))?;
-    scene.pass(SECOND * 9).await?;
-    same("too early", &scene.script.parcels().len(), &1)?;
-    scene.pass(SECOND).await?;
-    scene
+    let fixture = EffectFixture::open(namespace, script).await?;
+    fixture.send("charge", "order-1").await?;
+    fixture.pass(Duration::ZERO).await?;
+    fixture.shows("charge", "order-1", json!({"status": "UNCERTAIN", "doubt": true, "reason": "no_answer", "attempt": 1, "stuck_at": null})).await?;
+    same("when it is asked", &fixture.wait("charge", "order-1").await?, &(SECOND * 10))?;
+    fixture.pass(SECOND * 9).await?;
+    same("too early", &fixture.script.parcels().len(), &1)?;
+    fixture.pass(SECOND).await?;
+    fixture
         .shows(
             "charge",
             "order-1",
             json!({"status": "DELIVERED", "doubt": false, "reason": "reconciled", "attempt": 1, "checks": 1}),
         )
         .await?;
-    let parcels = scene.script.parcels();
+    let parcels = fixture.script.parcels();
     same("how many requests", &parcels.len(), &2)?;
     same(
         "the question",
@@ -29,8 +33,8 @@ pub(super) async fn a_lost_acknowledgement_is_asked_about(lab: &dyn Lab) -> Resu
         &"https://psp.example/charges/acme%3Acharge%3Aorder-1".to_owned(),
     )?;
     same("who asks", &header(&parcels[1], "authorization").as_deref(), &Some("Bearer sk-topsecret"))?;
-    same("what was done", &scene.script.acted(), &[("acme:charge:order-1".to_owned(), 1)].into())?;
-    let store = scene.visitor.house.store().clone();
+    same("what was done", &fixture.script.acted(), &[("acme:charge:order-1".to_owned(), 1)].into())?;
+    let store = fixture.client.house.store().clone();
     tells(
         store.as_ref(),
         "order-1",
@@ -39,42 +43,42 @@ pub(super) async fn a_lost_acknowledgement_is_asked_about(lab: &dyn Lab) -> Resu
     .await
 }
 
-pub(super) async fn what_was_not_applied_is_sent_again(lab: &dyn Lab) -> Result<()> {
-    let script = Script::of(|parcel, number| match (parcel.method.as_str(), number) {
-        ("GET", _) => Play::status(404),
-        (_, 0) => Play::Swallows,
-        _ => Play::status(200),
+pub(super) async fn what_was_not_applied_is_sent_again(namespace: &dyn TestNamespace) -> Result<()> {
+    let script = FakeTargets::of(|parcel, number| match (parcel.method.as_str(), number) {
+        ("GET", _) => TargetBehavior::status(404),
+        (_, 0) => TargetBehavior::Swallows,
+        _ => TargetBehavior::status(200),
     });
-    let scene = Scene::open(lab, script).await?;
-    scene.send("charge", "order-1").await?;
-    scene.pass(Duration::ZERO).await?;
-    scene.shows("charge", "order-1", json!({"status": "UNCERTAIN", "doubt": true})).await?;
-    scene.pass(SECOND * 10).await?;
-    scene
+    let fixture = EffectFixture::open(namespace, script).await?;
+    fixture.send("charge", "order-1").await?;
+    fixture.pass(Duration::ZERO).await?;
+    fixture.shows("charge", "order-1", json!({"status": "UNCERTAIN", "doubt": true})).await?;
+    fixture.pass(SECOND * 10).await?;
+    fixture
         .shows("charge", "order-1", json!({"status": "DELIVERED", "attempt": 2, "tries": 2, "checks": 1}))
         .await?;
-    same("what was done", &scene.script.acted(), &[("acme:charge:order-1".to_owned(), 1)].into())?;
-    let keys: Vec<String> = scene.script.parcels().iter().map(key_of).collect();
+    same("what was done", &fixture.script.acted(), &[("acme:charge:order-1".to_owned(), 1)].into())?;
+    let keys: Vec<String> = fixture.script.parcels().iter().map(key_of).collect();
     same("keys", &keys, &vec!["acme:charge:order-1".to_owned(); 3])
 }
 
-pub(super) async fn a_stuck_reconciliation_is_said_and_goes_on(lab: &dyn Lab) -> Result<()> {
-    let script = Script::of(|parcel, number| match (parcel.method.as_str(), number) {
-        ("GET", _) => Play::status(500),
-        (_, 0) => Play::Loses,
-        _ => Play::status(200),
+pub(super) async fn a_stuck_reconciliation_is_said_and_goes_on(namespace: &dyn TestNamespace) -> Result<()> {
+    let script = FakeTargets::of(|parcel, number| match (parcel.method.as_str(), number) {
+        ("GET", _) => TargetBehavior::status(500),
+        (_, 0) => TargetBehavior::Loses,
+        _ => TargetBehavior::status(200),
     });
-    let scene = Scene::open(lab, script).await?;
-    let visitor = &scene.visitor;
-    scene.send("charge", "order-1").await?;
-    scene.pass(Duration::ZERO).await?;
-    scene.pass(SECOND * 10).await?;
-    scene.shows("charge", "order-1", json!({"status": "UNCERTAIN", "checks": 1, "stuck_at": null})).await?;
-    scene.pass(SECOND).await?;
-    scene.shows("charge", "order-1", json!({"status": "UNCERTAIN", "checks": 2, "stuck_at": null})).await?;
-    scene.pass(SECOND * 2).await?;
-    let since = scene.clock.now().to_string();
-    scene
+    let fixture = EffectFixture::open(namespace, script).await?;
+    let client = &fixture.client;
+    fixture.send("charge", "order-1").await?;
+    fixture.pass(Duration::ZERO).await?;
+    fixture.pass(SECOND * 10).await?;
+    fixture.shows("charge", "order-1", json!({"status": "UNCERTAIN", "checks": 1, "stuck_at": null})).await?;
+    fixture.pass(SECOND).await?;
+    fixture.shows("charge", "order-1", json!({"status": "UNCERTAIN", "checks": 2, "stuck_at": null})).await?;
+    fixture.pass(SECOND * 2).await?;
+    let since = fixture.clock.now().to_string();
+    fixture
         .shows(
             "charge",
             "order-1",
@@ -83,49 +87,51 @@ pub(super) async fn a_stuck_reconciliation_is_said_and_goes_on(lab: &dyn Lab) ->
         .await?;
     // It is asked further, at the longest pause, and since when it is stuck does not change.
     for checks in 4..10 {
-        scene.pass(SECOND * 8).await?;
-        scene
+        fixture.pass(SECOND * 8).await?;
+        fixture
             .shows("charge", "order-1", json!({"status": "UNCERTAIN", "checks": checks, "stuck_at": since}))
             .await?;
     }
-    let records = whole_log(visitor.house.store().as_ref()).await?;
+    let records = whole_log(client.house.store().as_ref()).await?;
     let stuck = |record: &&Record| record.events.iter().any(|event| event.data["stuck"] == json!(true));
     ensure!(records.iter().find(stuck).is_some(), "the log does not say that it is stuck");
     // It can be asked about at once; it cannot be sent again, or taken back, as long as nobody knows.
-    visitor.refused("charge.replay", &key("order-1"), json!({}), None, Code::WrongState).await?;
-    visitor.refused("charge.cancel", &key("order-1"), json!({}), None, Code::WrongState).await?;
-    let asked = visitor.done("charge.reconcile", &key("order-1"), json!({}), None).await?;
+    client.refused("charge.replay", &key("order-1"), json!({}), None, Code::WrongState).await?;
+    client.refused("charge.cancel", &key("order-1"), json!({}), None, Code::WrongState).await?;
+    let asked = client.done("charge.reconcile", &key("order-1"), json!({}), None).await?;
     shows(
         &asked,
-        &json!({"status": "UNCERTAIN", "checks": 0, "stuck_at": null, "due_at": scene.clock.now().to_string()}),
+        &json!({"status": "UNCERTAIN", "checks": 0, "stuck_at": null, "due_at": fixture.clock.now().to_string()}),
     )?;
-    scene.pass(Duration::ZERO).await?;
-    scene.shows("charge", "order-1", json!({"status": "UNCERTAIN", "checks": 1})).await?;
+    fixture.pass(Duration::ZERO).await?;
+    fixture.shows("charge", "order-1", json!({"status": "UNCERTAIN", "checks": 1})).await?;
     // Somebody finds out by hand.
     let found = json!({"delivered": false, "reason": "not on the statement"});
-    let resolved = visitor.done("charge.resolve", &key("order-1"), found, None).await?;
+    let resolved = client.done("charge.resolve", &key("order-1"), found, None).await?;
     shows(&resolved, &json!({"status": "PARKED", "doubt": false, "due_at": null, "stuck_at": null}))?;
-    scene.pass(HOUR).await?;
-    scene.shows("charge", "order-1", json!({"status": "PARKED", "attempt": 1})).await?;
-    visitor.done("charge.replay", &key("order-1"), json!({}), None).await?;
-    scene.pass(Duration::ZERO).await?;
-    scene.shows("charge", "order-1", json!({"status": "DELIVERED", "attempt": 2, "tries": 1})).await
+    fixture.pass(HOUR).await?;
+    fixture.shows("charge", "order-1", json!({"status": "PARKED", "attempt": 1})).await?;
+    client.done("charge.replay", &key("order-1"), json!({}), None).await?;
+    fixture.pass(Duration::ZERO).await?;
+    fixture.shows("charge", "order-1", json!({"status": "DELIVERED", "attempt": 2, "tries": 1})).await
 }
 
-pub(super) async fn an_idempotent_target_gets_the_same_key_again(lab: &dyn Lab) -> Result<()> {
-    let script = Script::of(|_, number| match number {
-        0 | 1 => Play::Loses,
-        2 => Play::status(500),
-        _ => Play::status(200),
+pub(super) async fn an_idempotent_target_gets_the_same_key_again(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
+    let script = FakeTargets::of(|_, number| match number {
+        0 | 1 => TargetBehavior::Loses,
+        2 => TargetBehavior::status(500),
+        _ => TargetBehavior::status(200),
     });
-    let scene = Scene::open(lab, script).await?;
-    scene.send("ledger", "entry-1").await?;
-    scene.pass(Duration::ZERO).await?;
-    scene.shows("ledger", "entry-1", json!({"status": "UNCERTAIN", "doubt": true, "attempt": 1})).await?;
-    scene.pass(SECOND).await?;
-    scene.shows("ledger", "entry-1", json!({"status": "UNCERTAIN", "doubt": true, "attempt": 2})).await?;
-    scene.pass(SECOND * 2).await?;
-    scene
+    let fixture = EffectFixture::open(namespace, script).await?;
+    fixture.send("ledger", "entry-1").await?;
+    fixture.pass(Duration::ZERO).await?;
+    fixture.shows("ledger", "entry-1", json!({"status": "UNCERTAIN", "doubt": true, "attempt": 1})).await?;
+    fixture.pass(SECOND).await?;
+    fixture.shows("ledger", "entry-1", json!({"status": "UNCERTAIN", "doubt": true, "attempt": 2})).await?;
+    fixture.pass(SECOND * 2).await?;
+    fixture
         .shows(
             "ledger",
             "entry-1",
@@ -133,46 +139,48 @@ pub(super) async fn an_idempotent_target_gets_the_same_key_again(lab: &dyn Lab) 
         )
         .await?;
     // What may have been applied cannot be cancelled, also while it waits for its next try.
-    let visitor = &scene.visitor;
-    let version = visitor.shown("ledger", &key("entry-1"), &["version"]).await?[0].as_i64();
+    let client = &fixture.client;
+    let version = client.shown("ledger", &key("entry-1"), &["version"]).await?[0].as_i64();
     for version in [None, version] {
-        visitor.refused("ledger.cancel", &key("entry-1"), json!({}), version, Code::WrongState).await?;
+        client.refused("ledger.cancel", &key("entry-1"), json!({}), version, Code::WrongState).await?;
     }
-    scene.pass(SECOND * 4).await?;
-    scene.shows("ledger", "entry-1", json!({"status": "DELIVERED", "doubt": false, "attempt": 4})).await?;
-    let parcels = scene.script.parcels();
+    fixture.pass(SECOND * 4).await?;
+    fixture.shows("ledger", "entry-1", json!({"status": "DELIVERED", "doubt": false, "attempt": 4})).await?;
+    let parcels = fixture.script.parcels();
     let keys: Vec<String> = parcels.iter().map(key_of).collect();
     same("keys", &keys, &vec!["acme:ledger:entry-1".to_owned(); 4])?;
     ensure!(parcels.iter().all(|parcel| parcel.body == parcels[0].body), "bodies differ: {parcels:?}");
     Ok(())
 }
 
-pub(super) async fn what_may_have_been_applied_is_never_said_to_have_failed(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn what_may_have_been_applied_is_never_said_to_have_failed(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     // First the answer is lost, then the target is gone, or it rejects: that says nothing about the first attempt.
-    let script = Script::of(|parcel, number| match (number, key_of(parcel).as_str()) {
-        (0 | 1, _) => Play::Loses,
-        (_, "acme:ledger:rejected") => Play::status(401),
-        _ => Play::Unreachable,
+    let script = FakeTargets::of(|parcel, number| match (number, key_of(parcel).as_str()) {
+        (0 | 1, _) => TargetBehavior::Loses,
+        (_, "acme:ledger:rejected") => TargetBehavior::status(401),
+        _ => TargetBehavior::Unreachable,
     });
-    let scene = Scene::open(lab, script).await?;
-    let visitor = &scene.visitor;
+    let fixture = EffectFixture::open(namespace, script).await?;
+    let client = &fixture.client;
     for name in ["gone", "rejected"] {
-        scene.send("ledger", name).await?;
+        fixture.send("ledger", name).await?;
     }
     for _ in 0..12 {
-        scene.pass(SECOND * 8).await?;
+        fixture.pass(SECOND * 8).await?;
     }
-    scene.shows("ledger", "gone", json!({"status": "UNCERTAIN", "doubt": true, "reason": "attempts_exhausted", "attempt": 4, "due_at": null})).await?;
-    scene.shows("ledger", "rejected", json!({"status": "UNCERTAIN", "doubt": true, "reason": "rejected", "attempt": 2, "http_status": 401})).await?;
+    fixture.shows("ledger", "gone", json!({"status": "UNCERTAIN", "doubt": true, "reason": "attempts_exhausted", "attempt": 4, "due_at": null})).await?;
+    fixture.shows("ledger", "rejected", json!({"status": "UNCERTAIN", "doubt": true, "reason": "rejected", "attempt": 2, "http_status": 401})).await?;
     for name in ["gone", "rejected"] {
-        let shown = visitor.shown("ledger", &key(name), &["stuck_at"]).await?;
+        let shown = client.shown("ledger", &key(name), &["stuck_at"]).await?;
         ensure!(shown[0].is_string(), "nobody is told that {name} is stuck");
-        visitor.refused("ledger.cancel", &key(name), json!({}), None, Code::WrongState).await?;
+        client.refused("ledger.cancel", &key(name), json!({}), None, Code::WrongState).await?;
     }
     // The target honours keys, so it may be sent again by hand.
-    visitor.done("ledger.replay", &key("gone"), json!({}), None).await?;
-    scene.pass(Duration::ZERO).await?;
-    scene
+    client.done("ledger.replay", &key("gone"), json!({}), None).await?;
+    fixture.pass(Duration::ZERO).await?;
+    fixture
         .shows(
             "ledger",
             "gone",
@@ -181,80 +189,80 @@ pub(super) async fn what_may_have_been_applied_is_never_said_to_have_failed(lab:
         .await
 }
 
-pub(super) async fn without_a_way_to_know_nothing_is_sent_twice(lab: &dyn Lab) -> Result<()> {
-    let script = Script::of(
-        |parcel, _| if key_of(parcel).ends_with("broken") { Play::status(502) } else { Play::Loses },
-    );
-    let scene = Scene::open(lab, script).await?;
+pub(super) async fn without_a_way_to_know_nothing_is_sent_twice(namespace: &dyn TestNamespace) -> Result<()> {
+    let script = FakeTargets::of(|parcel, _| {
+        if key_of(parcel).ends_with("broken") { TargetBehavior::status(502) } else { TargetBehavior::Loses }
+    });
+    let fixture = EffectFixture::open(namespace, script).await?;
     for name in ["lost", "broken"] {
-        scene.send("mail", name).await?;
+        fixture.send("mail", name).await?;
     }
     for _ in 0..5 {
-        scene.pass(HOUR).await?;
+        fixture.pass(HOUR).await?;
     }
     for (name, reason) in [("lost", "no_answer"), ("broken", "target_failed")] {
-        scene
+        fixture
             .shows(
                 "mail",
                 name,
                 json!({"status": "UNCERTAIN", "doubt": true, "attempt": 1, "due_at": null, "reason": reason}),
             )
             .await?;
-        let shown = scene.visitor.shown("mail", &key(name), &["stuck_at"]).await?;
+        let shown = fixture.client.shown("mail", &key(name), &["stuck_at"]).await?;
         ensure!(shown[0].is_string(), "nobody is told that {name} is stuck");
-        scene.visitor.refused("mail.replay", &key(name), json!({}), None, Code::WrongState).await?;
+        fixture.client.refused("mail.replay", &key(name), json!({}), None, Code::WrongState).await?;
     }
-    same("how often it was sent", &scene.script.parcels().len(), &2)?;
-    same("what was sent", &scene.script.parcels()[0].body, &b"Dear".to_vec())
+    same("how often it was sent", &fixture.script.parcels().len(), &2)?;
+    same("what was sent", &fixture.script.parcels()[0].body, &b"Dear".to_vec())
 }
 
-pub(super) async fn a_sender_that_is_killed_leaves_doubt(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_sender_that_is_killed_leaves_doubt(namespace: &dyn TestNamespace) -> Result<()> {
     // The first request arrives, is acted on, and its sender dies before it hears of that.
-    let door = Door::default();
-    let script = Script::of(move |parcel, number| match (parcel.method.as_str(), number) {
-        ("GET", _) => Play::status(200),
-        (_, 0 | 1) => Play::Holds(door.clone()),
-        _ => Play::status(200),
+    let door = Latch::default();
+    let script = FakeTargets::of(move |parcel, number| match (parcel.method.as_str(), number) {
+        ("GET", _) => TargetBehavior::status(200),
+        (_, 0 | 1) => TargetBehavior::Holds(door.clone()),
+        _ => TargetBehavior::status(200),
     });
-    let scene = Scene::open(lab, script).await?;
-    let visitor = &scene.visitor;
+    let fixture = EffectFixture::open(namespace, script).await?;
+    let client = &fixture.client;
     for resource in ["charge", "ledger"] {
-        scene.send(resource, "one").await?;
+        fixture.send(resource, "one").await?;
         let count = if resource == "charge" { 1 } else { 2 };
-        let sender = held_up(visitor, || scene.script.parcels().len() == count).await?;
+        let sender = held_up(client, || fixture.script.parcels().len() == count).await?;
         sender.abort();
         let _ = sender.await;
-        scene.shows(resource, "one", json!({"status": "SENDING", "attempt": 1, "doubt": false})).await?;
+        fixture.shows(resource, "one", json!({"status": "SENDING", "attempt": 1, "doubt": false})).await?;
     }
     // As long as its lease lasts it is the sender's; one moment later it is known that nobody knows.
-    scene.pass(SECOND * 60 - Duration::from_micros(1)).await?;
+    fixture.pass(SECOND * 60 - Duration::from_micros(1)).await?;
     for resource in ["charge", "ledger"] {
-        scene.shows(resource, "one", json!({"status": "SENDING"})).await?;
+        fixture.shows(resource, "one", json!({"status": "SENDING"})).await?;
     }
-    same("how often it was sent", &scene.script.parcels().len(), &2)?;
-    scene.clock.advance(Duration::from_micros(1));
+    same("how often it was sent", &fixture.script.parcels().len(), &2)?;
+    fixture.clock.advance(Duration::from_micros(1));
     for _ in 0..200 {
-        visitor.work(7).await?;
-        let shown = visitor.shown("charge", &key("one"), &["status"]).await?;
+        client.work(7).await?;
+        let shown = client.shown("charge", &key("one"), &["status"]).await?;
         if shown[0] != json!("SENDING") {
             break;
         }
     }
-    scene
+    fixture
         .shows(
             "charge",
             "one",
             json!({"status": "UNCERTAIN", "doubt": true, "reason": "sender_lost", "attempt": 1}),
         )
         .await?;
-    scene.pass(SECOND * 10).await?;
-    scene
+    fixture.pass(SECOND * 10).await?;
+    fixture
         .shows("charge", "one", json!({"status": "DELIVERED", "reason": "reconciled", "attempt": 1}))
         .await?;
-    scene.shows("ledger", "one", json!({"status": "DELIVERED", "attempt": 2})).await?;
-    let acted: BTreeMap<String, usize> = scene.script.acted();
+    fixture.shows("ledger", "one", json!({"status": "DELIVERED", "attempt": 2})).await?;
+    let acted: BTreeMap<String, usize> = fixture.script.acted();
     same("charged", &acted.get("acme:charge:one"), &Some(&1))?;
-    let store = visitor.house.store().clone();
+    let store = client.house.store().clone();
     let mut told = Vec::new();
     for _ in 0..1_000 {
         told = story(store.as_ref(), "one").await?;
@@ -267,36 +275,37 @@ pub(super) async fn a_sender_that_is_killed_leaves_doubt(lab: &dyn Lab) -> Resul
 }
 
 /// A store on a clock of its own, a process that shares the clock, and others that do not.
-pub(super) struct Two {
+pub(super) struct TwoClocks {
     engine: ManualClock,
-    second: Visitor,
+    second: TenantClient,
 }
 
-impl Two {
-    async fn open(lab: &dyn Lab, script: &Arc<Script>) -> Result<Two> {
+impl TwoClocks {
+    async fn open(namespace: &dyn TestNamespace, script: &Arc<FakeTargets>) -> Result<TwoClocks> {
         let engine = standing();
-        let store = lab.open_at(Arc::new(engine.clone())).await?;
+        let store = namespace.open_at(Arc::new(engine.clone())).await?;
         let awake: Arc<dyn Clock> = Arc::new(engine.clone());
-        let second = Visitor::before(store, BLUEPRINT, awake, script.outside(SECRETS)).await?;
-        Ok(Two { engine, second })
+        let second = TenantClient::before(store, BLUEPRINT, awake, script.outside(SECRETS)).await?;
+        Ok(TwoClocks { engine, second })
     }
 
-    async fn process(&self, clock: Arc<dyn Clock>, script: &Arc<Script>) -> Result<Visitor> {
+    async fn process(&self, clock: Arc<dyn Clock>, script: &Arc<FakeTargets>) -> Result<TenantClient> {
         let store = self.second.house.store().clone();
-        Visitor::before(store, BLUEPRINT, clock, script.outside(SECRETS)).await
+        TenantClient::before(store, BLUEPRINT, clock, script.outside(SECRETS)).await
     }
 }
 
-pub(super) async fn a_sender_that_wakes_late_is_refused(lab: &dyn Lab) -> Result<()> {
-    let doors = BTreeMap::from([false, true].map(|takeover| (takeover, [Door::default(), Door::default()])));
-    let script = Script::by_key({
+pub(super) async fn a_sender_that_wakes_late_is_refused(namespace: &dyn TestNamespace) -> Result<()> {
+    let doors =
+        BTreeMap::from([false, true].map(|takeover| (takeover, [Latch::default(), Latch::default()])));
+    let script = FakeTargets::by_key({
         let doors = doors.clone();
         move |parcel, number| {
             let doors = &doors[&key_of(parcel).ends_with("true")];
-            doors.get(number).map_or(Play::Unreachable, |door| Play::Holds(door.clone()))
+            doors.get(number).map_or(TargetBehavior::Unreachable, |door| TargetBehavior::Holds(door.clone()))
         }
     });
-    let two = Two::open(lab, &script).await?;
+    let two = TwoClocks::open(namespace, &script).await?;
     for (takeover, [asleep, awake]) in &doors {
         let (takeover, sent) = (*takeover, script.parcels().len());
         let asleep_clock = ManualClock::at(two.engine.now());
@@ -343,18 +352,20 @@ pub(super) async fn a_sender_that_wakes_late_is_refused(lab: &dyn Lab) -> Result
     Ok(())
 }
 
-pub(super) async fn a_lease_does_not_lapse_early(lab: &dyn Lab) -> Result<()> {
-    let door = Door::default();
-    let script = Script::of({
+pub(super) async fn a_lease_does_not_lapse_early(namespace: &dyn TestNamespace) -> Result<()> {
+    let door = Latch::default();
+    let script = FakeTargets::of({
         let door = door.clone();
-        move |_, _| Play::Holds(door.clone())
+        move |_, _| TargetBehavior::Holds(door.clone())
     });
     let engine = standing();
-    let store = lab.open_at(Arc::new(engine.clone())).await?;
+    let store = namespace.open_at(Arc::new(engine.clone())).await?;
     let skewed = SkewedClock::over(Arc::new(engine.clone()));
     let right =
-        Visitor::before(store.clone(), BLUEPRINT, Arc::new(engine.clone()), script.outside(SECRETS)).await?;
-    let ahead = Visitor::before(store, BLUEPRINT, Arc::new(skewed.clone()), script.outside(SECRETS)).await?;
+        TenantClient::before(store.clone(), BLUEPRINT, Arc::new(engine.clone()), script.outside(SECRETS))
+            .await?;
+    let ahead =
+        TenantClient::before(store, BLUEPRINT, Arc::new(skewed.clone()), script.outside(SECRETS)).await?;
     let later = json!({"key": "later", "after_ms": 5_000});
     right.done("ledger.send", &[], later, None).await?;
     right.done("ledger.send", &[], json!({"key": "now"}), None).await?;
@@ -376,35 +387,35 @@ pub(super) async fn a_lease_does_not_lapse_early(lab: &dyn Lab) -> Result<()> {
     right.shows("ledger", &key("now"), &json!({"status": "DELIVERED", "attempt": 1})).await
 }
 
-pub(super) async fn each_effect_is_sent_once_however_many_scan(lab: &dyn Lab) -> Result<()> {
-    let scene = Scene::open(lab, Script::of(|_, _| Play::status(200))).await?;
+pub(super) async fn each_effect_is_sent_once_however_many_scan(namespace: &dyn TestNamespace) -> Result<()> {
+    let fixture = EffectFixture::open(namespace, FakeTargets::of(|_, _| TargetBehavior::status(200))).await?;
     for tenant in ["acme", "bond"] {
-        let visitor = scene.visitor.for_tenant(tenant)?;
+        let client = fixture.client.for_tenant(tenant)?;
         for number in 0..10 {
-            visitor.done("charge.send", &[], json!({"key": format!("o{number}")}), None).await?;
-            visitor.done("mail.send", &[], json!({"key": format!("o{number}")}), None).await?;
+            client.done("charge.send", &[], json!({"key": format!("o{number}")}), None).await?;
+            client.done("mail.send", &[], json!({"key": format!("o{number}")}), None).await?;
         }
     }
     // Several processes, each with its own targets in mind, over one store.
     let mut scanners = Vec::new();
     for _ in 0..4 {
-        let store = scene.visitor.house.store().clone();
-        let clock: Arc<dyn Clock> = Arc::new(scene.clock.clone());
-        let process = Visitor::before(store, BLUEPRINT, clock, scene.script.outside(SECRETS)).await?;
+        let store = fixture.client.house.store().clone();
+        let clock: Arc<dyn Clock> = Arc::new(fixture.clock.clone());
+        let process = TenantClient::before(store, BLUEPRINT, clock, fixture.script.outside(SECRETS)).await?;
         scanners.push(tokio::spawn(async move { process.drain_workers().await }));
     }
     for scanner in scanners {
         scanner.await??;
     }
-    scene.visitor.drain_workers().await?;
-    let acted = scene.script.acted();
+    fixture.client.drain_workers().await?;
+    let acted = fixture.script.acted();
     same("how many were sent", &acted.len(), &40)?;
     ensure!(acted.values().all(|times| *times == 1), "sent more than once: {acted:?}");
     for tenant in ["acme", "bond"] {
-        let visitor = scene.visitor.for_tenant(tenant)?;
+        let client = fixture.client.for_tenant(tenant)?;
         for number in 0..10 {
             let delivered = json!({"status": "DELIVERED", "attempt": 1, "tries": 1});
-            visitor.shows("charge", &key(&format!("o{number}")), &delivered).await?;
+            client.shows("charge", &key(&format!("o{number}")), &delivered).await?;
         }
     }
     Ok(())
@@ -412,14 +423,14 @@ pub(super) async fn each_effect_is_sent_once_however_many_scan(lab: &dyn Lab) ->
 
 /// An environment that can make whoever reads a secret wait: a worker reads them after it has looked and before it writes.
 #[derive(Debug)]
-pub(super) struct Gate {
+pub(super) struct BlockingSecrets {
     closed: watch::Sender<bool>,
     waiting: AtomicUsize,
 }
 
-impl Gate {
-    fn open() -> Arc<Gate> {
-        Arc::new(Gate { closed: watch::Sender::new(false), waiting: AtomicUsize::new(0) })
+impl BlockingSecrets {
+    fn open() -> Arc<BlockingSecrets> {
+        Arc::new(BlockingSecrets { closed: watch::Sender::new(false), waiting: AtomicUsize::new(0) })
     }
 
     fn waiting(&self) -> usize {
@@ -428,7 +439,7 @@ impl Gate {
 }
 
 #[async_trait]
-impl Environment for Gate {
+impl Environment for BlockingSecrets {
     async fn read(&self, _: &str) -> Option<String> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         // The sender lives as long as `self`.
@@ -439,15 +450,15 @@ impl Environment for Gate {
 }
 
 /// A process that looks at what is due, and then sleeps until others have done something.
-pub(super) struct Sleeper {
-    visitor: Visitor,
-    gate: Arc<Gate>,
+pub(super) struct PausedWorker {
+    client: TenantClient,
+    gate: Arc<BlockingSecrets>,
 }
 
-impl Sleeper {
+impl PausedWorker {
     async fn looks_while(&self, others: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
         self.gate.closed.send_replace(true);
-        let worker = held_up(&self.visitor, || self.gate.waiting() > 0).await?;
+        let worker = held_up(&self.client, || self.gate.waiting() > 0).await?;
         let done = others().await;
         self.gate.closed.send_replace(false);
         worker.await??;
@@ -455,31 +466,31 @@ impl Sleeper {
     }
 }
 
-pub(super) async fn whoever_looked_long_ago_changes_nothing(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn whoever_looked_long_ago_changes_nothing(namespace: &dyn TestNamespace) -> Result<()> {
     let blueprint = "[effect.call]\nurl = \"https://psp.example/\"\nheaders = { x-key = \"${env:K}\" }\nidempotent = true\n\
                      keep = \"1h\"\nlease = \"1m\"\nback_off = { min = \"1s\", max = \"1s\" }\n\
                      [effect.hook]\nhosts = [\"a.example\"]\nheaders = { x-key = \"${env:K}\" }\nshards = 1\n\
                      breaker = { failures = 1, cool_down = \"1h\" }\nback_off = { min = \"100h\", max = \"100h\" }\n";
-    let (door, down) = (Door::default(), Arc::new(AtomicBool::new(false)));
-    let script = Script::of({
+    let (door, down) = (Latch::default(), Arc::new(AtomicBool::new(false)));
+    let script = FakeTargets::of({
         let (door, down) = (door.clone(), down.clone());
         move |parcel, _| match key_of(parcel).as_str() {
-            "acme:call:slow" => Play::Holds(door.clone()),
-            _ if down.load(Ordering::SeqCst) => Play::Unreachable,
-            _ => Play::status(200),
+            "acme:call:slow" => TargetBehavior::Holds(door.clone()),
+            _ if down.load(Ordering::SeqCst) => TargetBehavior::Unreachable,
+            _ => TargetBehavior::status(200),
         }
     });
     let set_down = |is: bool| down.store(is, Ordering::SeqCst);
-    let scene = Scene::with(lab, script.clone(), blueprint).await?;
-    let store = scene.visitor.house.store().clone();
+    let fixture = EffectFixture::with(namespace, script.clone(), blueprint).await?;
+    let store = fixture.client.house.store().clone();
     let process = async |clock: Arc<dyn Clock>, outside: Outside| {
-        Visitor::before(store.clone(), blueprint, clock, outside).await
+        TenantClient::before(store.clone(), blueprint, clock, outside).await
     };
-    let clock: Arc<dyn Clock> = Arc::new(scene.clock.clone());
-    let gate = Gate::open();
+    let clock: Arc<dyn Clock> = Arc::new(fixture.clock.clone());
+    let gate = BlockingSecrets::open();
     let others = process(clock.clone(), script.outside(&[("K", "secret")])).await?;
     let outside = Outside { environment: gate.clone(), ..script.outside(&[]) };
-    let sleeper = Sleeper { visitor: process(clock, outside).await?, gate };
+    let sleeper = PausedWorker { client: process(clock, outside).await?, gate };
     let send = async |resource: &str, name: &str| -> Result<()> {
         let mut input = json!({"key": name});
         if resource == "hook" {
@@ -488,7 +499,7 @@ pub(super) async fn whoever_looked_long_ago_changes_nothing(lab: &dyn Lab) -> Re
         others.done(&format!("{resource}.send"), &[], input, None).await.map(drop)
     };
     let pass = async |span: Duration| -> Result<()> {
-        scene.clock.advance(span);
+        fixture.clock.advance(span);
         others.drain_workers().await.map(drop)
     };
 
@@ -496,12 +507,12 @@ pub(super) async fn whoever_looked_long_ago_changes_nothing(lab: &dyn Lab) -> Re
     set_down(true);
     send("call", "tried").await?;
     pass(Duration::ZERO).await?;
-    scene.clock.advance(SECOND);
+    fixture.clock.advance(SECOND);
     let before = script.parcels().len();
     sleeper
         .looks_while(async || {
             pass(Duration::ZERO).await?;
-            scene.clock.advance(SECOND);
+            fixture.clock.advance(SECOND);
             others.shows("call", &key("tried"), &json!({"status": "RETRYING", "attempt": 2})).await
         })
         .await?;
@@ -516,7 +527,7 @@ pub(super) async fn whoever_looked_long_ago_changes_nothing(lab: &dyn Lab) -> Re
     sleeper
         .looks_while(async || {
             others.done("call.cancel", &key("cancelled"), json!({}), None).await?;
-            scene.clock.advance(HOUR);
+            fixture.clock.advance(HOUR);
             Ok(())
         })
         .await?;
@@ -528,7 +539,7 @@ pub(super) async fn whoever_looked_long_ago_changes_nothing(lab: &dyn Lab) -> Re
     for done in [false, true] {
         send("call", "again").await?;
         pass(Duration::ZERO).await?;
-        scene.clock.advance(HOUR);
+        fixture.clock.advance(HOUR);
         sleeper
             .looks_while(async || {
                 pass(Duration::ZERO).await?;
@@ -546,24 +557,24 @@ pub(super) async fn whoever_looked_long_ago_changes_nothing(lab: &dyn Lab) -> Re
     // It was forgotten meanwhile: once is enough.
     send("call", "once").await?;
     pass(Duration::ZERO).await?;
-    scene.clock.advance(HOUR);
+    fixture.clock.advance(HOUR);
     sleeper.looks_while(async || pass(Duration::ZERO).await).await?;
     tells(store.as_ref(), "once", &["call.pending", "call.sending", "call.delivered", "call.forgotten"])
         .await?;
 
     // Its sender came back after all, long ago.
-    let frozen = ManualClock::at(scene.clock.now());
+    let frozen = ManualClock::at(fixture.clock.now());
     let slow = process(Arc::new(frozen), script.outside(&[("K", "secret")])).await?;
     send("call", "slow").await?;
     let count = script.parcels().len();
     let sender = held_up(&slow, || script.parcels().len() > count).await?;
-    scene.clock.advance(SECOND * 60);
+    fixture.clock.advance(SECOND * 60);
     sleeper
         .looks_while(async || {
             door.open();
             sender.await??;
             others.shows("call", &key("slow"), &json!({"status": "DELIVERED", "attempt": 1})).await?;
-            scene.clock.advance(HOUR);
+            fixture.clock.advance(HOUR);
             Ok(())
         })
         .await?;
@@ -574,7 +585,7 @@ pub(super) async fn whoever_looked_long_ago_changes_nothing(lab: &dyn Lab) -> Re
     set_down(true);
     send("hook", "down").await?;
     for _ in 0..1_000 {
-        sleeper.visitor.work(7).await?;
+        sleeper.client.work(7).await?;
         if others.shown("hook", &key("down"), &["status"]).await?[0] == json!("RETRYING") {
             break;
         }
@@ -590,65 +601,66 @@ pub(super) async fn whoever_looked_long_ago_changes_nothing(lab: &dyn Lab) -> Re
     others.shows("hook", &key("up"), &json!({"status": "DELIVERED", "due_at": null})).await
 }
 
-pub(super) async fn a_finding_that_comes_late_is_refused(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_finding_that_comes_late_is_refused(namespace: &dyn TestNamespace) -> Result<()> {
     // The target says that it was applied, but so late that somebody has decided otherwise, or asked anew.
-    let doors = BTreeMap::from([false, true].map(|asked_anew| (asked_anew, Door::default())));
-    let script = Script::by_key({
+    let doors = BTreeMap::from([false, true].map(|asked_anew| (asked_anew, Latch::default())));
+    let script = FakeTargets::by_key({
         let doors = doors.clone();
         move |parcel, number| match (parcel.method.as_str(), number) {
-            ("GET", 1) => Play::status(500),
-            ("GET", _) => Play::Holds(doors[&key_of(parcel).ends_with("true")].clone()),
-            _ => Play::Loses,
+            ("GET", 1) => TargetBehavior::status(500),
+            ("GET", _) => TargetBehavior::Holds(doors[&key_of(parcel).ends_with("true")].clone()),
+            _ => TargetBehavior::Loses,
         }
     });
-    let scene = Scene::open(lab, script).await?;
+    let fixture = EffectFixture::open(namespace, script).await?;
     for (asked_anew, door) in &doors {
-        let (visitor, name) = (&scene.visitor, format!("order-{asked_anew}"));
-        let sent = scene.script.parcels().len();
-        scene.send("charge", &name).await?;
-        scene.pass(Duration::ZERO).await?;
-        scene.pass(SECOND * 10).await?;
-        scene.shows("charge", &name, json!({"status": "UNCERTAIN", "checks": 1})).await?;
-        scene.clock.advance(SECOND);
-        let asker = held_up(visitor, || scene.script.parcels().len() == sent + 3).await?;
+        let (client, name) = (&fixture.client, format!("order-{asked_anew}"));
+        let sent = fixture.script.parcels().len();
+        fixture.send("charge", &name).await?;
+        fixture.pass(Duration::ZERO).await?;
+        fixture.pass(SECOND * 10).await?;
+        fixture.shows("charge", &name, json!({"status": "UNCERTAIN", "checks": 1})).await?;
+        fixture.clock.advance(SECOND);
+        let asker = held_up(client, || fixture.script.parcels().len() == sent + 3).await?;
         let expected = if *asked_anew {
-            visitor.done("charge.reconcile", &key(&name), json!({}), None).await?;
+            client.done("charge.reconcile", &key(&name), json!({}), None).await?;
             json!({"status": "UNCERTAIN", "checks": 0, "doubt": true})
         } else {
             let found = json!({"delivered": false, "reason": "not on the statement"});
-            visitor.done("charge.resolve", &key(&name), found, None).await?;
+            client.done("charge.resolve", &key(&name), found, None).await?;
             json!({"status": "PARKED", "checks": 1, "doubt": false})
         };
         // The one that was held up writes what it has heard.
         door.open();
         asker.await??;
-        scene.shows("charge", &name, expected).await?;
+        fixture.shows("charge", &name, expected).await?;
         let resolved = json!({"delivered": true, "reason": "the end of the case"});
-        visitor.done("charge.resolve", &key(&name), resolved, None).await?;
+        client.done("charge.resolve", &key(&name), resolved, None).await?;
     }
     Ok(())
 }
 
-pub(super) async fn cancelling_and_sending_contend_on_one_row(lab: &dyn Lab) -> Result<()> {
-    let scene = Arc::new(Scene::open(lab, Script::of(|_, _| Play::status(200))).await?);
+pub(super) async fn cancelling_and_sending_contend_on_one_row(namespace: &dyn TestNamespace) -> Result<()> {
+    let fixture =
+        Arc::new(EffectFixture::open(namespace, FakeTargets::of(|_, _| TargetBehavior::status(200))).await?);
     for number in 0..12 {
-        scene.send("mail", &format!("m{number}")).await?;
+        fixture.send("mail", &format!("m{number}")).await?;
     }
     let sender = tokio::spawn({
-        let visitor = scene.visitor.clone();
-        async move { visitor.drain_workers().await }
+        let client = fixture.client.clone();
+        async move { client.drain_workers().await }
     });
     for number in (0..12).rev() {
-        match scene.visitor.call("mail.cancel", &key(&format!("m{number}")), json!({}), None).await {
+        match fixture.client.call("mail.cancel", &key(&format!("m{number}")), json!({}), None).await {
             Ok(_) => {}
             Err(refusal) => ensure!(refusal.code == Code::WrongState, "{refusal}"),
         }
     }
     sender.await??;
-    scene.visitor.drain_workers().await?;
-    let acted = scene.script.acted();
+    fixture.client.drain_workers().await?;
+    let acted = fixture.script.acted();
     for number in 0..12 {
-        let shown = scene.visitor.shown("mail", &key(&format!("m{number}")), &["status"]).await?;
+        let shown = fixture.client.shown("mail", &key(&format!("m{number}")), &["status"]).await?;
         let sent = acted.contains_key(&format!("acme:mail:m{number}"));
         let expected = if sent { "DELIVERED" } else { "CANCELLED" };
         same(&format!("m{number}"), &shown[0], &json!(expected))?;
@@ -656,38 +668,39 @@ pub(super) async fn cancelling_and_sending_contend_on_one_row(lab: &dyn Lab) -> 
     Ok(())
 }
 
-pub(super) async fn lost_answers_of_the_store_lose_no_effect(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn lost_answers_of_the_store_lose_no_effect(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let sound = lab.open_at(Arc::new(clock.clone())).await?;
+    let sound = namespace.open_at(Arc::new(clock.clone())).await?;
     let faulty = Arc::new(FaultyStore::over(sound.clone(), Arc::new(SystemClock), Odds::default(), 3));
-    let script = Script::of(|parcel, number| match (parcel.method.as_str(), number % 5) {
-        ("GET", _) => Play::status(404),
-        (_, 1) => Play::Unreachable,
-        (_, 3) => Play::Loses,
-        _ => Play::status(200),
+    let script = FakeTargets::of(|parcel, number| match (parcel.method.as_str(), number % 5) {
+        ("GET", _) => TargetBehavior::status(404),
+        (_, 1) => TargetBehavior::Unreachable,
+        (_, 3) => TargetBehavior::Loses,
+        _ => TargetBehavior::status(200),
     });
-    let visitor =
-        Visitor::before(faulty.clone(), BLUEPRINT, Arc::new(clock.clone()), script.outside(SECRETS)).await?;
+    let client =
+        TenantClient::before(faulty.clone(), BLUEPRINT, Arc::new(clock.clone()), script.outside(SECRETS))
+            .await?;
     for number in 0..12 {
-        visitor.done("ledger.send", &[], json!({"key": format!("e{number}")}), None).await?;
+        client.done("ledger.send", &[], json!({"key": format!("e{number}")}), None).await?;
     }
     faulty.set_odds(Odds { unknown_before: 0.3, unknown_after: 0.4, unavailable: 0.1, ..Odds::default() });
     for _ in 0..40 {
         clock.advance(SECOND * 3);
         // Whatever comes of it: the process may die here as well.
-        let _ = visitor.work(7).await;
+        let _ = client.work(7).await;
     }
     let achieved = faulty.achieved();
     ensure!(achieved.unknown_after > 0 && achieved.unknown_before > 0, "{achieved}");
     faulty.set_odds(Odds::default());
     for _ in 0..20 {
         clock.advance(SECOND * 61);
-        visitor.drain_workers().await?;
+        client.drain_workers().await?;
     }
     let acted = script.acted();
     for number in 0..12 {
         let name = format!("e{number}");
-        let shown = visitor.shown("ledger", &key(&name), &["status", "doubt"]).await?;
+        let shown = client.shown("ledger", &key(&name), &["status", "doubt"]).await?;
         let did = acted.contains_key(&format!("acme:ledger:{name}"));
         match shown[0].as_str() {
             Some("DELIVERED") => ensure!(did, "{name} is said to be delivered and was not"),

@@ -2,65 +2,68 @@
 
 use super::*;
 
-pub(super) async fn pauses_grow_and_targets_are_heard(lab: &dyn Lab) -> Result<()> {
-    let script = Script::of(|parcel, _| match key_of(parcel).as_str() {
-        "acme:mail:patient" => Play::Answers(Reply {
+pub(super) async fn pauses_grow_and_targets_are_heard(namespace: &dyn TestNamespace) -> Result<()> {
+    let script = FakeTargets::of(|parcel, _| match key_of(parcel).as_str() {
+        "acme:mail:patient" => TargetBehavior::Answers(Reply {
             status: 429,
             retry_after: Some(SECOND * 90),
             complete: true,
             ..Reply::default()
         }),
-        _ => Play::Unreachable,
+        _ => TargetBehavior::Unreachable,
     });
-    let scene = Scene::open(lab, script).await?;
-    scene.send("mail", "gone").await?;
+    let fixture = EffectFixture::open(namespace, script).await?;
+    fixture.send("mail", "gone").await?;
     // Each pause is between half of what it may be and all of it, and the last one follows the longest.
     for (tries, most) in [(1, 1), (2, 2), (3, 4)] {
-        scene.pass(Duration::ZERO).await?;
-        scene
+        fixture.pass(Duration::ZERO).await?;
+        fixture
             .shows(
                 "mail",
                 "gone",
                 json!({"status": "RETRYING", "tries": tries, "reason": "not_taken", "doubt": false}),
             )
             .await?;
-        let wait = scene.wait("mail", "gone").await?;
+        let wait = fixture.wait("mail", "gone").await?;
         ensure!(wait >= SECOND * most / 2 && wait <= SECOND * most, "after try {tries}: {wait:?}");
-        scene.pass(wait - Duration::from_micros(1)).await?;
-        scene.shows("mail", "gone", json!({"tries": tries})).await?;
-        scene.clock.advance(Duration::from_micros(1));
+        fixture.pass(wait - Duration::from_micros(1)).await?;
+        fixture.shows("mail", "gone", json!({"tries": tries})).await?;
+        fixture.clock.advance(Duration::from_micros(1));
     }
-    scene.pass(Duration::ZERO).await?;
-    scene
+    fixture.pass(Duration::ZERO).await?;
+    fixture
         .shows(
             "mail",
             "gone",
             json!({"status": "PARKED", "tries": 4, "reason": "attempts_exhausted", "due_at": null}),
         )
         .await?;
-    scene.send("mail", "patient").await?;
-    scene.pass(Duration::ZERO).await?;
-    scene.shows("mail", "patient", json!({"status": "RETRYING", "http_status": 429})).await?;
-    same("what the target asked for", &scene.wait("mail", "patient").await?, &(SECOND * 90))?;
+    fixture.send("mail", "patient").await?;
+    fixture.pass(Duration::ZERO).await?;
+    fixture.shows("mail", "patient", json!({"status": "RETRYING", "http_status": 429})).await?;
+    same("what the target asked for", &fixture.wait("mail", "patient").await?, &(SECOND * 90))?;
     // It asked for itself, not for one effect: nothing else goes there meanwhile.
-    let before = scene.script.parcels().len();
-    scene.send("mail", "other").await?;
-    scene.pass(SECOND * 89).await?;
-    same("requests meanwhile", &scene.script.parcels().len(), &before)?;
-    scene.pass(SECOND).await?;
-    ensure!(scene.script.parcels().len() > before, "it is never asked again");
+    let before = fixture.script.parcels().len();
+    fixture.send("mail", "other").await?;
+    fixture.pass(SECOND * 89).await?;
+    same("requests meanwhile", &fixture.script.parcels().len(), &before)?;
+    fixture.pass(SECOND).await?;
+    ensure!(fixture.script.parcels().len() > before, "it is never asked again");
     Ok(())
 }
 
-pub(super) async fn nothing_is_sent_before_its_time_or_after_its_end(lab: &dyn Lab) -> Result<()> {
-    let script = Script::of(|parcel, number| match key_of(parcel).as_str() {
-        "acme:charge:lost" if parcel.method == "GET" => Play::status(404),
-        "acme:charge:lost" if number < 3 => Play::Swallows,
-        _ => Play::status(200),
+pub(super) async fn nothing_is_sent_before_its_time_or_after_its_end(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
+    let script = FakeTargets::of(|parcel, number| match key_of(parcel).as_str() {
+        "acme:charge:lost" if parcel.method == "GET" => TargetBehavior::status(404),
+        "acme:charge:lost" if number < 3 => TargetBehavior::Swallows,
+        _ => TargetBehavior::status(200),
     });
-    let scene = Scene::open(lab, script).await?;
-    let visitor = &scene.visitor;
-    let at = |seconds: u64| scene.clock.now().plus(SECOND * u32::try_from(seconds).unwrap_or(0)).to_string();
+    let fixture = EffectFixture::open(namespace, script).await?;
+    let client = &fixture.client;
+    let at =
+        |seconds: u64| fixture.clock.now().plus(SECOND * u32::try_from(seconds).unwrap_or(0)).to_string();
     for (name, input) in [
         ("after", json!({"after_ms": 5_000})),
         ("at", json!({"due_at": at(3), "after_ms": 2_000})),
@@ -70,22 +73,22 @@ pub(super) async fn nothing_is_sent_before_its_time_or_after_its_end(lab: &dyn L
     ] {
         let mut input = input;
         input["key"] = json!(name);
-        visitor.done("charge.send", &[], input, None).await?;
+        client.done("charge.send", &[], input, None).await?;
     }
-    scene.pass(Duration::ZERO).await?;
-    scene.shows("charge", "soon", json!({"status": "DELIVERED"})).await?;
-    same("what was sent", &scene.script.parcels().len(), &2)?;
-    scene.pass(SECOND * 5 - Duration::from_micros(1)).await?;
-    same("what was sent", &scene.script.parcels().len(), &2)?;
-    scene.pass(Duration::from_micros(1)).await?;
+    fixture.pass(Duration::ZERO).await?;
+    fixture.shows("charge", "soon", json!({"status": "DELIVERED"})).await?;
+    same("what was sent", &fixture.script.parcels().len(), &2)?;
+    fixture.pass(SECOND * 5 - Duration::from_micros(1)).await?;
+    same("what was sent", &fixture.script.parcels().len(), &2)?;
+    fixture.pass(Duration::from_micros(1)).await?;
     for name in ["after", "at"] {
-        scene.shows("charge", name, json!({"status": "DELIVERED"})).await?;
+        fixture.shows("charge", name, json!({"status": "DELIVERED"})).await?;
     }
-    scene.shows("charge", "late", json!({"status": "PARKED", "reason": "expired", "attempt": 0})).await?;
+    fixture.shows("charge", "late", json!({"status": "PARKED", "reason": "expired", "attempt": 0})).await?;
     // One that may have been applied is not over by its time: it is asked about, and then not sent again.
-    scene.shows("charge", "lost", json!({"status": "UNCERTAIN", "attempt": 1})).await?;
-    scene.pass(SECOND * 5).await?;
-    scene
+    fixture.shows("charge", "lost", json!({"status": "UNCERTAIN", "attempt": 1})).await?;
+    fixture.pass(SECOND * 5).await?;
+    fixture
         .shows(
             "charge",
             "lost",
@@ -93,34 +96,37 @@ pub(super) async fn nothing_is_sent_before_its_time_or_after_its_end(lab: &dyn L
         )
         .await?;
     // A process whose clock is behind does not send what has expired by the engine's.
-    let skewed = SkewedClock::over(Arc::new(scene.clock.clone()));
+    let skewed = SkewedClock::over(Arc::new(fixture.clock.clone()));
     skewed.skew(-1_000_000);
-    let store = visitor.house.store().clone();
-    let behind = Visitor::before(store, BLUEPRINT, Arc::new(skewed), scene.script.outside(SECRETS)).await?;
-    let early = scene.clock.now().minus(SECOND * 2).to_string();
-    let input = json!({"key": "behind", "due_at": early, "expires_at": scene.clock.now().to_string()});
-    visitor.done("charge.send", &[], input, None).await?;
-    let before = scene.script.parcels().len();
+    let store = client.house.store().clone();
+    let behind =
+        TenantClient::before(store, BLUEPRINT, Arc::new(skewed), fixture.script.outside(SECRETS)).await?;
+    let early = fixture.clock.now().minus(SECOND * 2).to_string();
+    let input = json!({"key": "behind", "due_at": early, "expires_at": fixture.clock.now().to_string()});
+    client.done("charge.send", &[], input, None).await?;
+    let before = fixture.script.parcels().len();
     behind.drain_workers().await?;
-    same("what was sent", &scene.script.parcels().len(), &before)?;
-    scene.shows("charge", "behind", json!({"status": "PENDING", "attempt": 0})).await
+    same("what was sent", &fixture.script.parcels().len(), &before)?;
+    fixture.shows("charge", "behind", json!({"status": "PENDING", "attempt": 0})).await
 }
 
-pub(super) async fn what_is_rejected_is_parked_and_can_be_replayed(lab: &dyn Lab) -> Result<()> {
-    let script = Script::of(|_, number| match number {
-        0 => Play::body(422, "no such account"),
-        1 => Play::status(302),
-        _ => Play::status(200),
+pub(super) async fn what_is_rejected_is_parked_and_can_be_replayed(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
+    let script = FakeTargets::of(|_, number| match number {
+        0 => TargetBehavior::body(422, "no such account"),
+        1 => TargetBehavior::status(302),
+        _ => TargetBehavior::status(200),
     });
-    let scene = Scene::open(lab, script).await?;
-    let visitor = &scene.visitor;
-    scene.send("mail", "one").await?;
-    scene.pass(Duration::ZERO).await?;
-    scene.shows("mail", "one", json!({"status": "PARKED", "reason": "rejected", "http_status": 422, "answer": "no such account", "doubt": false, "due_at": null})).await?;
-    scene.pass(HOUR * 24).await?;
-    same("how often it was sent", &scene.script.parcels().len(), &1)?;
+    let fixture = EffectFixture::open(namespace, script).await?;
+    let client = &fixture.client;
+    fixture.send("mail", "one").await?;
+    fixture.pass(Duration::ZERO).await?;
+    fixture.shows("mail", "one", json!({"status": "PARKED", "reason": "rejected", "http_status": 422, "answer": "no such account", "doubt": false, "due_at": null})).await?;
+    fixture.pass(HOUR * 24).await?;
+    same("how often it was sent", &fixture.script.parcels().len(), &1)?;
     for tries in 0.. {
-        let list = visitor.done("mail.list", &[], json!({}), None).await?;
+        let list = client.done("mail.list", &[], json!({}), None).await?;
         let keys: Vec<&Json> =
             list.body.as_array().context("no list")?.iter().map(|row| &row["key"]).collect();
         if keys == [&json!("one")] {
@@ -129,40 +135,40 @@ pub(super) async fn what_is_rejected_is_parked_and_can_be_replayed(lab: &dyn Lab
         ensure!(tries < 1_000, "parked: {keys:?}");
         pause().await;
     }
-    let replayed = visitor.done("mail.replay", &key("one"), json!({}), None).await?;
+    let replayed = client.done("mail.replay", &key("one"), json!({}), None).await?;
     shows(&replayed, &json!({"status": "PENDING", "tries": 0, "attempt": 1, "reason": null}))?;
-    scene.pass(Duration::ZERO).await?;
-    scene.shows("mail", "one", json!({"status": "PARKED", "reason": "redirected", "attempt": 2})).await?;
-    visitor.done("mail.replay", &key("one"), json!({}), None).await?;
-    scene.pass(Duration::ZERO).await?;
-    scene.shows("mail", "one", json!({"status": "DELIVERED", "attempt": 3, "tries": 1})).await?;
-    visitor.refused("mail.replay", &key("one"), json!({}), None, Code::WrongState).await.map(drop)
+    fixture.pass(Duration::ZERO).await?;
+    fixture.shows("mail", "one", json!({"status": "PARKED", "reason": "redirected", "attempt": 2})).await?;
+    client.done("mail.replay", &key("one"), json!({}), None).await?;
+    fixture.pass(Duration::ZERO).await?;
+    fixture.shows("mail", "one", json!({"status": "DELIVERED", "attempt": 3, "tries": 1})).await?;
+    client.refused("mail.replay", &key("one"), json!({}), None, Code::WrongState).await.map(drop)
 }
 
-pub(super) async fn a_changed_blueprint_holds_for_what_is_due(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_changed_blueprint_holds_for_what_is_due(namespace: &dyn TestNamespace) -> Result<()> {
     let first = "[effect.call]\nurl = \"https://wrong.example/\"\nidempotent = true\nback_off = { min = \"1s\", max = \"1s\" }\n\
                  [effect.hook]\nhosts = [\"a.example\", \"b.example\"]\n";
     let second = "[effect.call]\nurl = \"https://right.example/\"\nback_off = { min = \"1s\", max = \"1s\" }\n\
                   [effect.hook]\nhosts = [\"b.example\"]\n";
-    let script = Script::of(|parcel, _| match (parcel.url.host(), key_of(parcel).as_str()) {
-        (Some("wrong.example"), "acme:call:doubtful") => Play::status(500),
-        (Some("wrong.example"), _) => Play::status(404),
-        _ => Play::status(200),
+    let script = FakeTargets::of(|parcel, _| match (parcel.url.host(), key_of(parcel).as_str()) {
+        (Some("wrong.example"), "acme:call:doubtful") => TargetBehavior::status(500),
+        (Some("wrong.example"), _) => TargetBehavior::status(404),
+        _ => TargetBehavior::status(200),
     });
-    let before = Scene::with(lab, script.clone(), first).await?;
+    let before = EffectFixture::with(namespace, script.clone(), first).await?;
     for name in ["one", "doubtful"] {
-        before.visitor.done("call.send", &[], json!({"key": name}), None).await?;
+        before.client.done("call.send", &[], json!({"key": name}), None).await?;
     }
     before.pass(Duration::ZERO).await?;
     before.shows("call", "one", json!({"status": "PARKED", "url": "https://wrong.example/"})).await?;
     before.shows("call", "doubtful", json!({"status": "RETRYING", "doubt": true})).await?;
     for host in ["a", "b"] {
         let input = json!({"key": host, "url": format!("https://{host}.example/")});
-        before.visitor.done("hook.send", &[], input, None).await?;
+        before.client.done("hook.send", &[], input, None).await?;
     }
-    let store = before.visitor.house.store().clone();
+    let store = before.client.house.store().clone();
     let clock: Arc<dyn Clock> = Arc::new(before.clock.clone());
-    let after = Visitor::before(store, second, clock, script.outside(&[])).await?;
+    let after = TenantClient::before(store, second, clock, script.outside(&[])).await?;
     // A replay goes to where the blueprint says now, and the effect is still the same one.
     after.done("call.replay", &key("one"), json!({}), None).await?;
     // What may have been applied is not sent again to a target of which nobody says any more that it does a key once.
@@ -180,102 +186,108 @@ pub(super) async fn a_changed_blueprint_holds_for_what_is_due(lab: &dyn Lab) -> 
     same("requests to a", &script.count("a.example"), &0)
 }
 
-pub(super) async fn a_broken_target_is_left_alone_and_others_go_on(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_broken_target_is_left_alone_and_others_go_on(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let healed = Arc::new(AtomicBool::new(false));
-    let script = Script::of({
+    let script = FakeTargets::of({
         let healed = healed.clone();
         move |parcel, _| {
             let up = parcel.url.host() != Some("a.example") || healed.load(Ordering::SeqCst);
-            if up { Play::status(200) } else { Play::Unreachable }
+            if up { TargetBehavior::status(200) } else { TargetBehavior::Unreachable }
         }
     });
-    let scene = Scene::open(lab, script).await?;
-    let script = &scene.script;
+    let fixture = EffectFixture::open(namespace, script).await?;
+    let script = &fixture.script;
     // More than a step looks at stand before the others.
     for number in 0..20 {
-        scene.hook(&format!("a{number}"), "https://a.example/x").await?;
+        fixture.interceptor(&format!("a{number}"), "https://a.example/x").await?;
     }
-    scene.clock.advance(Duration::from_millis(1));
+    fixture.clock.advance(Duration::from_millis(1));
     for number in 0..5 {
-        scene.hook(&format!("b{number}"), "https://b.example/x").await?;
+        fixture.interceptor(&format!("b{number}"), "https://b.example/x").await?;
     }
-    scene.pass(Duration::ZERO).await?;
+    fixture.pass(Duration::ZERO).await?;
     for number in 0..5 {
-        scene.shows("hook", &format!("b{number}"), json!({"status": "DELIVERED", "attempt": 1})).await?;
+        fixture.shows("hook", &format!("b{number}"), json!({"status": "DELIVERED", "attempt": 1})).await?;
     }
     // Three failures open the breaker; one more was under way.
     let failed = script.count("a.example");
     ensure!((3..=4).contains(&failed), "{failed} requests went to a target that is down");
-    let gauges = scene.visitor.house.resources().iter().flat_map(|resource| &resource.workers);
+    let gauges = fixture.client.house.resources().iter().flat_map(|resource| &resource.workers);
     let open =
         gauges.flat_map(|worker| worker.gauges()).find(|gauge| gauge.label.1 == "open" && gauge.value > 0.0);
     ensure!(open.is_some(), "nobody can see that the breaker is open");
     // While it is open nothing goes there, and nobody's tries are used up.
-    scene.pass(SECOND * 29).await?;
+    fixture.pass(SECOND * 29).await?;
     same("requests while it is open", &script.count("a.example"), &failed)?;
     let untouched = async || -> Result<usize> {
         let mut count = 0;
         for number in 0..20 {
             let shown =
-                scene.visitor.shown("hook", &key(&format!("a{number}")), &["status", "tries"]).await?;
+                fixture.client.shown("hook", &key(&format!("a{number}")), &["status", "tries"]).await?;
             count += usize::from(shown == [json!("PENDING"), json!(0)]);
         }
         Ok(count)
     };
     same("those that wait", &untouched().await?, &(20 - failed))?;
     // After the cool-down one probe goes; it fails, and all wait again.
-    scene.pass(SECOND * 5).await?;
+    fixture.pass(SECOND * 5).await?;
     same("a probe", &script.count("a.example"), &(failed + 1))?;
     healed.store(true, Ordering::SeqCst);
-    scene.pass(SECOND * 20).await?;
+    fixture.pass(SECOND * 20).await?;
     same("requests while it is open", &script.count("a.example"), &(failed + 1))?;
     for _ in 0..10 {
-        scene.pass(SECOND * 8).await?;
+        fixture.pass(SECOND * 8).await?;
     }
     for number in 0..20 {
-        scene.shows("hook", &format!("a{number}"), json!({"status": "DELIVERED"})).await?;
+        fixture.shows("hook", &format!("a{number}"), json!({"status": "DELIVERED"})).await?;
     }
     same("done", &script.acted().values().filter(|times| **times == 1).count(), &25)
 }
 
-pub(super) async fn no_target_gets_more_than_its_limits(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn no_target_gets_more_than_its_limits(namespace: &dyn TestNamespace) -> Result<()> {
     let blueprint = "[effect.hook]\nhosts = [\"a.example\", \"b.example\"]\nshards = 1\nlimits = { per_second = 5 }\n\
                      [effect.slow]\nurl = \"https://slow.example/\"\nlimits = { concurrency = 3 }\n";
-    let door = Door::default();
-    let script = Script::of({
+    let door = Latch::default();
+    let script = FakeTargets::of({
         let door = door.clone();
         move |parcel, _| match parcel.url.host() {
-            Some("slow.example") => Play::Holds(door.clone()),
-            _ => Play::status(200),
+            Some("slow.example") => TargetBehavior::Holds(door.clone()),
+            _ => TargetBehavior::status(200),
         }
     });
-    let scene = Scene::with(lab, script, blueprint).await?;
+    let fixture = EffectFixture::with(namespace, script, blueprint).await?;
     for number in 0..8 {
-        scene.visitor.done("slow.send", &[], json!({"key": format!("{number}")}), None).await?;
+        fixture.client.done("slow.send", &[], json!({"key": format!("{number}")}), None).await?;
     }
-    let sender = held_up(&scene.visitor, || scene.script.parcels().len() >= 3).await?;
+    let sender = held_up(&fixture.client, || fixture.script.parcels().len() >= 3).await?;
     for _ in 0..10 {
         pause().await;
     }
-    same("at once", &scene.script.parcels().len(), &3)?;
+    same("at once", &fixture.script.parcels().len(), &3)?;
     door.open();
     sender.await??;
-    scene.visitor.drain_workers().await?;
-    same("all of them", &scene.script.count("slow.example"), &8)?;
-    ensure!(scene.script.most_in_flight() <= 3, "{} were under way at once", scene.script.most_in_flight());
+    fixture.client.drain_workers().await?;
+    same("all of them", &fixture.script.count("slow.example"), &8)?;
+    ensure!(
+        fixture.script.most_in_flight() <= 3,
+        "{} were under way at once",
+        fixture.script.most_in_flight()
+    );
     for number in 0..12 {
-        scene.hook(&format!("a{number}"), "https://a.example/x").await?;
+        fixture.interceptor(&format!("a{number}"), "https://a.example/x").await?;
     }
-    scene.pass(Duration::ZERO).await?;
-    same("in the first moment", &scene.script.count("a.example"), &5)?;
-    scene.hook("b", "https://b.example/x").await?;
-    scene.pass(Duration::ZERO).await?;
-    same("another target", &scene.script.count("b.example"), &1)?;
+    fixture.pass(Duration::ZERO).await?;
+    same("in the first moment", &fixture.script.count("a.example"), &5)?;
+    fixture.interceptor("b", "https://b.example/x").await?;
+    fixture.pass(Duration::ZERO).await?;
+    same("another target", &fixture.script.count("b.example"), &1)?;
     // Rows that were put off come back within two seconds, and then five go in each.
     let mut counts = Vec::new();
     for _ in 0..6 {
-        scene.pass(SECOND).await?;
-        counts.push(scene.script.count("a.example"));
+        fixture.pass(SECOND).await?;
+        counts.push(fixture.script.count("a.example"));
     }
     same("in the end", &counts.last(), &Some(&12))?;
     let jumps = std::iter::once(5).chain(counts.iter().copied()).zip(counts.iter().copied());
@@ -283,28 +295,32 @@ pub(super) async fn no_target_gets_more_than_its_limits(lab: &dyn Lab) -> Result
     Ok(())
 }
 
-pub(super) async fn a_slow_target_holds_up_nobody_else(lab: &dyn Lab) -> Result<()> {
-    let door = Door::default();
-    let script = Script::of({
+pub(super) async fn a_slow_target_holds_up_nobody_else(namespace: &dyn TestNamespace) -> Result<()> {
+    let door = Latch::default();
+    let script = FakeTargets::of({
         let door = door.clone();
         move |parcel, _| {
-            if parcel.url.host() == Some("a.example") { Play::Holds(door.clone()) } else { Play::status(200) }
+            if parcel.url.host() == Some("a.example") {
+                TargetBehavior::Holds(door.clone())
+            } else {
+                TargetBehavior::status(200)
+            }
         }
     });
-    let scene = Scene::open(lab, script).await?;
+    let fixture = EffectFixture::open(namespace, script).await?;
     for number in 0..6 {
-        scene.hook(&format!("a{number}"), "https://a.example/x").await?;
-        scene.hook(&format!("b{number}"), "https://b.example/x").await?;
-        scene.hook(&format!("c{number}"), "https://any.c.example/x").await?;
+        fixture.interceptor(&format!("a{number}"), "https://a.example/x").await?;
+        fixture.interceptor(&format!("b{number}"), "https://b.example/x").await?;
+        fixture.interceptor(&format!("c{number}"), "https://any.c.example/x").await?;
     }
     // One step: the slow target has two requests under way, the others get all of theirs meanwhile.
-    let sender = held_up(&scene.visitor, || scene.script.parcels().len() >= 14).await?;
+    let sender = held_up(&fixture.client, || fixture.script.parcels().len() >= 14).await?;
     for _ in 0..1_000 {
         let mut done = 0;
         for name in ["b", "c"] {
             for number in 0..6 {
                 let shown =
-                    scene.visitor.shown("hook", &key(&format!("{name}{number}")), &["status"]).await?;
+                    fixture.client.shown("hook", &key(&format!("{name}{number}")), &["status"]).await?;
                 done += usize::from(shown[0] == json!("DELIVERED"));
             }
         }
@@ -313,39 +329,39 @@ pub(super) async fn a_slow_target_holds_up_nobody_else(lab: &dyn Lab) -> Result<
         }
         pause().await;
     }
-    same("the slow one", &scene.script.count("a.example"), &2)?;
+    same("the slow one", &fixture.script.count("a.example"), &2)?;
     for name in ["b5", "c5"] {
-        scene.shows("hook", name, json!({"status": "DELIVERED"})).await?;
+        fixture.shows("hook", name, json!({"status": "DELIVERED"})).await?;
     }
     door.open();
     sender.await??;
-    scene.visitor.drain_workers().await?;
+    fixture.client.drain_workers().await?;
     for _ in 0..5 {
-        scene.pass(SECOND).await?;
+        fixture.pass(SECOND).await?;
     }
-    same("all of them", &scene.script.acted().len(), &18)
+    same("all of them", &fixture.script.acted().len(), &18)
 }
 
 pub(super) const FIRST: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 pub(super) const SECOND_SECRET: &str = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-/// Computed with Python's `hmac` for the request of the cases below: id `acme:hook:order-7`, timestamp 1800000000, body
+/// Computed with Python's `hmac` for the request of the cases below: id `acme:interceptor:order-7`, timestamp 1800000000, body
 /// `{"paid":"für 7 €"}`.
 pub(super) const BY_FIRST: &str = "v1,vfwQI9UHBk1wupo+YasOtGWRUWSBXP+52UpA8qgzhBM=";
 pub(super) const BY_SECOND: &str = "v1,0X7GUimqX8YLRXmqKMqMM5oC+lPK84QDxDvEAy3E50k=";
 
-pub(super) async fn signatures_are_as_receivers_expect_them(lab: &dyn Lab) -> Result<()> {
-    let target = Listener::open(|_, _| Reaction::answer(204, &[], b"")).await?;
+pub(super) async fn signatures_are_as_receivers_expect_them(namespace: &dyn TestNamespace) -> Result<()> {
+    let target = TestHttpServer::open(|_, _| ServerReaction::answer(204, &[], b"")).await?;
     let blueprint = format!(
         "[effect.hook]\nurl = \"http://{}/\"\nallow_private = true\nsign = [\"env:NEW\", \"env:OLD\"]\n",
         target.address
     );
     let clock = standing();
-    let secrets = Arc::new(Secrets::of(&[("NEW", SECOND_SECRET), ("OLD", FIRST)]));
+    let secrets = Arc::new(TestSecrets::of(&[("NEW", SECOND_SECRET), ("OLD", FIRST)]));
     let outside = Outside { environment: secrets.clone(), ..Outside::default() };
-    let store = lab.open_at(Arc::new(clock.clone())).await?;
-    let visitor = Visitor::before(store, &blueprint, Arc::new(clock.clone()), outside).await?;
+    let store = namespace.open_at(Arc::new(clock.clone())).await?;
+    let client = TenantClient::before(store, &blueprint, Arc::new(clock.clone()), outside).await?;
     for tenant in ["acme", "bond", "core", "dent"] {
-        visitor
+        client
             .for_tenant(tenant)?
             .done("hook.send", &[], json!({"key": "order-7", "body": {"paid": "für 7 €"}}), None)
             .await?;
@@ -356,7 +372,7 @@ pub(super) async fn signatures_are_as_receivers_expect_them(lab: &dyn Lab) -> Re
             "dent" => secrets.set("OLD", Some("not a secret")),
             _ => {}
         }
-        visitor.drain_workers().await?;
+        client.drain_workers().await?;
     }
     let got = target.got();
     same("how many were sent", &got.len(), &2)?;
@@ -369,34 +385,38 @@ pub(super) async fn signatures_are_as_receivers_expect_them(lab: &dyn Lab) -> Re
     ensure!(!headers(1, "webhook-signature").contains(' '), "{}", headers(1, "webhook-signature"));
     // What could not be signed waits as if nothing had been tried, and goes when the secret is there.
     for tenant in ["core", "dent"] {
-        visitor
+        client
             .for_tenant(tenant)?
             .shows("hook", &key("order-7"), &json!({"status": "PENDING", "attempt": 0}))
             .await?;
     }
     let failures: Vec<String> =
-        visitor.work(7).await?.into_iter().flat_map(|progress| progress.failures).collect();
+        client.work(7).await?.into_iter().flat_map(|progress| progress.failures).collect();
     ensure!(failures.len() == 2 && !failures.iter().any(|why| why.contains("not a secret")), "{failures:?}");
     secrets.set("OLD", Some(FIRST));
-    visitor.drain_workers().await?;
+    client.drain_workers().await?;
     same("how many were sent", &target.got().len(), &4)
 }
 
-pub(super) async fn secrets_can_be_kept_in_the_house_and_rotated(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn secrets_can_be_kept_in_the_house_and_rotated(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let blueprint = "[effect.call]\nurl = \"https://psp.example/\"\nheaders = { x-key = \"${house:psp}\" }\n";
-    let scene = Scene::with(lab, Script::of(|_, _| Play::status(200)), blueprint).await?;
-    let store = scene.visitor.house.store().clone();
-    scene.visitor.done("call.send", &[], json!({"key": "one"}), None).await?;
-    scene.visitor.drain_workers().await?;
-    same("without a secret", &scene.script.parcels().len(), &0)?;
+    let fixture =
+        EffectFixture::with(namespace, FakeTargets::of(|_, _| TargetBehavior::status(200)), blueprint)
+            .await?;
+    let store = fixture.client.house.store().clone();
+    fixture.client.done("call.send", &[], json!({"key": "one"}), None).await?;
+    fixture.client.drain_workers().await?;
+    same("without a secret", &fixture.script.parcels().len(), &0)?;
     for (number, secret) in ["first-secret", "second-secret"].into_iter().enumerate() {
         let plan = keep_secret("psp", secret, &format!("keep-{number}"))?;
         ensure!(matches!(store.commit(&plan).await?, Commit::Applied(_)), "the secret was not kept");
-        scene.visitor.done("call.send", &[], json!({"key": format!("{number}")}), None).await?;
-        scene.visitor.drain_workers().await?;
+        fixture.client.done("call.send", &[], json!({"key": format!("{number}")}), None).await?;
+        fixture.client.drain_workers().await?;
     }
     let keys: Vec<Option<String>> =
-        scene.script.parcels().iter().map(|parcel| header(parcel, "x-key")).collect();
+        fixture.script.parcels().iter().map(|parcel| header(parcel, "x-key")).collect();
     same("what was sent", &keys.len(), &3)?;
     same("the first", &keys[0].as_deref(), &Some("first-secret"))?;
     same("the last", &keys[2].as_deref(), &Some("second-secret"))?;
@@ -404,17 +424,17 @@ pub(super) async fn secrets_can_be_kept_in_the_house_and_rotated(lab: &dyn Lab) 
     ensure!(!told.contains("-secret"), "the log tells a secret");
     ensure!(keep_secret("../server", "x", "op").is_err(), "a name reaches out of its corner");
     // Nothing prints them either.
-    let printed = format!("{:?}", scene.script.parcels());
+    let printed = format!("{:?}", fixture.script.parcels());
     ensure!(!printed.contains("-secret"), "{printed}");
     Ok(())
 }
 
-/// Names and the addresses that they have, one list for each time they are asked for.
+/// FakeResolver and the addresses that they have, one list for each time they are asked for.
 #[derive(Debug)]
-pub(super) struct Names(Mutex<BTreeMap<&'static str, Vec<Vec<&'static str>>>>);
+pub(super) struct FakeResolver(Mutex<BTreeMap<&'static str, Vec<Vec<&'static str>>>>);
 
 #[async_trait]
-impl Resolver for Names {
+impl Resolver for FakeResolver {
     async fn resolve(&self, host: &str) -> Result<Vec<std::net::IpAddr>, String> {
         let mut names = self.0.lock().map_err(|error| error.to_string())?;
         let lists = names.get_mut(host).ok_or("no such name")?;
@@ -423,15 +443,16 @@ impl Resolver for Names {
     }
 }
 
-pub(super) async fn nothing_goes_where_it_must_not(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn nothing_goes_where_it_must_not(namespace: &dyn TestNamespace) -> Result<()> {
     let redirect =
-        Listener::open(|_, _| Reaction::answer(307, &[("location", "http://127.0.0.1:1/")], b"")).await?;
+        TestHttpServer::open(|_, _| ServerReaction::answer(307, &[("location", "http://127.0.0.1:1/")], b""))
+            .await?;
     let port = redirect.address.port();
     let blueprint = format!(
         "[effect.hook]\nhosts = [\"*\"]\nshards = 1\n\n[effect.narrow]\nhosts = [\"a.example\", \"*.b.example:8443\"]\n\n\
          [effect.own]\nhosts = [\"*:{port}\"]\nallow_private = true\n"
     );
-    let names = Names(Mutex::new(
+    let names = FakeResolver(Mutex::new(
         [
             ("inner.example", vec![vec!["10.0.0.7"]]),
             ("two-faced.example", vec![vec!["93.184.216.34", "127.0.0.1"]]),
@@ -445,8 +466,8 @@ pub(super) async fn nothing_goes_where_it_must_not(lab: &dyn Lab) -> Result<()> 
     let courier = HttpCourier::default().resolving_by(Arc::new(names));
     let outside = Outside { courier: Some(Arc::new(courier)), ..Outside::default() };
     let clock = standing();
-    let store = lab.open_at(Arc::new(clock.clone())).await?;
-    let visitor = Visitor::before(store, &blueprint, Arc::new(clock.clone()), outside).await?;
+    let store = namespace.open_at(Arc::new(clock.clone())).await?;
+    let client = TenantClient::before(store, &blueprint, Arc::new(clock.clone()), outside).await?;
     let forbidden = [
         "https://127.0.0.1/",
         "https://10.1.2.3/",
@@ -464,11 +485,11 @@ pub(super) async fn nothing_goes_where_it_must_not(lab: &dyn Lab) -> Result<()> 
         "https://mapped.example/",
     ];
     for (number, url) in forbidden.iter().enumerate() {
-        visitor.done("hook.send", &[], json!({"key": format!("{number}"), "url": url}), None).await?;
+        client.done("hook.send", &[], json!({"key": format!("{number}"), "url": url}), None).await?;
     }
-    visitor.drain_workers().await?;
+    client.drain_workers().await?;
     for (number, url) in forbidden.iter().enumerate() {
-        visitor
+        client
             .shows(
                 "hook",
                 &key(&number.to_string()),
@@ -492,7 +513,7 @@ pub(super) async fn nothing_goes_where_it_must_not(lab: &dyn Lab) -> Result<()> 
         ("narrow", "https://a.example@c.example/"),
         ("own", "http://127.0.0.1/"),
     ] {
-        visitor
+        client
             .refused(
                 &format!("{resource}.send"),
                 &[],
@@ -502,8 +523,8 @@ pub(super) async fn nothing_goes_where_it_must_not(lab: &dyn Lab) -> Result<()> 
             )
             .await?;
     }
-    visitor.refused("narrow.send", &[], json!({"key": "no"}), None, Code::InvalidInput).await?;
-    visitor
+    client.refused("narrow.send", &[], json!({"key": "no"}), None, Code::InvalidInput).await?;
+    client
         .done(
             "narrow.send",
             &[],
@@ -516,13 +537,13 @@ pub(super) async fn nothing_goes_where_it_must_not(lab: &dyn Lab) -> Result<()> 
         [("redirect", "127.0.0.1"), ("rebound", "rebound.example"), ("metadata", "metadata.example")]
     {
         let url = format!("http://{host}:{port}/");
-        visitor.done("own.send", &[], json!({"key": name, "url": url}), None).await?;
+        client.done("own.send", &[], json!({"key": name, "url": url}), None).await?;
     }
-    visitor.drain_workers().await?;
+    client.drain_workers().await?;
     for (name, reason) in
         [("redirect", "redirected"), ("rebound", "redirected"), ("metadata", "address_forbidden")]
     {
-        visitor.shows("own", &key(name), &json!({"status": "PARKED", "reason": reason})).await?;
+        client.shows("own", &key(name), &json!({"status": "PARKED", "reason": reason})).await?;
     }
     same("how many requests came", &redirect.got().len(), &2)?;
     let host = redirect.got()[1].headers.get("host").cloned();
@@ -530,17 +551,21 @@ pub(super) async fn nothing_goes_where_it_must_not(lab: &dyn Lab) -> Result<()> 
     Ok(())
 }
 
-pub(super) async fn hostile_answers_are_borne(lab: &dyn Lab) -> Result<()> {
-    let target = Listener::open(|got, _| {
+pub(super) async fn hostile_answers_are_borne(namespace: &dyn TestNamespace) -> Result<()> {
+    let target = TestHttpServer::open(|got, _| {
         let head =
             |length: usize| format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n").into_bytes();
         match got.headers.get("idempotency-key").map(String::as_str) {
-            Some("acme:call:long") => Reaction::answer(200, &[], &vec![b'x'; 5_000_000]),
-            Some("acme:call:endless") => Reaction::Stalls([head(1 << 40), vec![b'y'; 100_000]].concat()),
-            Some("acme:call:zeros") => Reaction::answer(200, &[], b"a\0b\xff\xfe\0"),
-            Some("acme:call:cut") => Reaction::Writes([head(500), b"only this".to_vec()].concat()),
-            Some("acme:call:later") => Reaction::answer(503, &[("retry-after", "99999999999999999999")], b""),
-            _ => Reaction::Writes(b"HTTP/1.1 nonsense\r\n\r\n".to_vec()),
+            Some("acme:call:long") => ServerReaction::answer(200, &[], &vec![b'x'; 5_000_000]),
+            Some("acme:call:endless") => {
+                ServerReaction::Stalls([head(1 << 40), vec![b'y'; 100_000]].concat())
+            }
+            Some("acme:call:zeros") => ServerReaction::answer(200, &[], b"a\0b\xff\xfe\0"),
+            Some("acme:call:cut") => ServerReaction::Writes([head(500), b"only this".to_vec()].concat()),
+            Some("acme:call:later") => {
+                ServerReaction::answer(503, &[("retry-after", "99999999999999999999")], b"")
+            }
+            _ => ServerReaction::Writes(b"HTTP/1.1 nonsense\r\n\r\n".to_vec()),
         }
     })
     .await?;
@@ -548,13 +573,13 @@ pub(super) async fn hostile_answers_are_borne(lab: &dyn Lab) -> Result<()> {
         "[effect.call]\nurl = \"http://{}/\"\nallow_private = true\nanswer_max = 1000\nidempotent = true\n",
         target.address
     );
-    let visitor = Visitor::open_at(lab, &blueprint, Arc::new(standing())).await?;
+    let client = TenantClient::open_at(namespace, &blueprint, Arc::new(standing())).await?;
     for name in ["long", "endless", "zeros", "cut", "later", "nonsense"] {
-        visitor.done("call.send", &[], json!({"key": name}), None).await?;
+        client.done("call.send", &[], json!({"key": name}), None).await?;
     }
     // The endless one stalls after more than is kept, so that nobody has to wait for the rest.
     for _ in 0..3 {
-        visitor.work(7).await?;
+        client.work(7).await?;
     }
     for (name, answer) in [
         ("long", "x".repeat(1_000)),
@@ -563,16 +588,16 @@ pub(super) async fn hostile_answers_are_borne(lab: &dyn Lab) -> Result<()> {
         ("cut", "only this".to_owned()),
     ] {
         let expected = json!({"status": "DELIVERED", "http_status": 200, "answer": answer});
-        visitor.shows("call", &key(name), &expected).await.with_context(|| name.to_owned())?;
+        client.shows("call", &key(name), &expected).await.with_context(|| name.to_owned())?;
     }
-    visitor.shows("call", &key("later"), &json!({"status": "RETRYING", "http_status": 503})).await?;
-    visitor.shows("call", &key("nonsense"), &json!({"status": "UNCERTAIN", "doubt": true})).await
+    client.shows("call", &key("later"), &json!({"status": "RETRYING", "http_status": 503})).await?;
+    client.shows("call", &key("nonsense"), &json!({"status": "UNCERTAIN", "doubt": true})).await
 }
 
-pub(super) async fn silence_is_doubt_and_a_closed_door_is_not(lab: &dyn Lab) -> Result<()> {
-    let silent = Listener::open(|_, _| Reaction::Stalls(Vec::new())).await?;
-    let cut = Listener::open(|_, _| Reaction::Writes(Vec::new())).await?;
-    let gone = Listener::open(|_, _| Reaction::Writes(Vec::new())).await?;
+pub(super) async fn silence_is_doubt_and_a_closed_door_is_not(namespace: &dyn TestNamespace) -> Result<()> {
+    let silent = TestHttpServer::open(|_, _| ServerReaction::Stalls(Vec::new())).await?;
+    let cut = TestHttpServer::open(|_, _| ServerReaction::Writes(Vec::new())).await?;
+    let gone = TestHttpServer::open(|_, _| ServerReaction::Writes(Vec::new())).await?;
     let (closed, address) = (gone.address, silent.address);
     drop(gone);
     let blueprint = format!(
@@ -582,20 +607,20 @@ pub(super) async fn silence_is_doubt_and_a_closed_door_is_not(lab: &dyn Lab) -> 
          [effect.unnamed]\nurl = \"https://no-such-name.invalid/\"\nback_off = {{ min = \"1h\" }}\n",
         cut.address
     );
-    let visitor = Visitor::open(lab, &blueprint).await?;
+    let client = TenantClient::open(namespace, &blueprint).await?;
     for resource in ["silent", "cut", "closed", "unnamed"] {
-        visitor.done(&format!("{resource}.send"), &[], json!({"key": "one"}), None).await?;
+        client.done(&format!("{resource}.send"), &[], json!({"key": "one"}), None).await?;
     }
     let settled = async |resource: &str, expected: Json| -> Result<()> {
         for _ in 0..1_000 {
-            visitor.work(7).await?;
-            let shown = visitor.shown(resource, &key("one"), &["status"]).await?;
+            client.work(7).await?;
+            let shown = client.shown(resource, &key("one"), &["status"]).await?;
             if shown[0] != json!("PENDING") {
                 break;
             }
             pause().await;
         }
-        visitor.shows(resource, &key("one"), &expected).await.with_context(|| resource.to_owned())
+        client.shows(resource, &key("one"), &expected).await.with_context(|| resource.to_owned())
     };
     settled("silent", json!({"status": "UNCERTAIN", "doubt": true, "reason": "no_answer"})).await?;
     settled("cut", json!({"status": "UNCERTAIN", "doubt": true, "reason": "no_answer"})).await?;
@@ -603,37 +628,40 @@ pub(super) async fn silence_is_doubt_and_a_closed_door_is_not(lab: &dyn Lab) -> 
     settled("unnamed", json!({"status": "RETRYING", "doubt": false, "reason": "not_taken"})).await
 }
 
-pub(super) async fn what_is_over_is_forgotten_in_time(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn what_is_over_is_forgotten_in_time(namespace: &dyn TestNamespace) -> Result<()> {
     let blueprint = "[effect.call]\nurl = \"https://psp.example/\"\nkeep = \"30d\"\n";
-    let script =
-        Script::of(|parcel, _| Play::status(if key_of(parcel).ends_with("bad") { 400 } else { 200 }));
-    let scene = Scene::with(lab, script, blueprint).await?;
-    let visitor = &scene.visitor;
+    let script = FakeTargets::of(|parcel, _| {
+        TargetBehavior::status(if key_of(parcel).ends_with("bad") { 400 } else { 200 })
+    });
+    let fixture = EffectFixture::with(namespace, script, blueprint).await?;
+    let client = &fixture.client;
     for name in ["done", "bad", "cancelled", "resolved"] {
         let later = if name == "cancelled" { 1_000 } else { 0 };
-        visitor.done("call.send", &[], json!({"key": name, "after_ms": later}), None).await?;
+        client.done("call.send", &[], json!({"key": name, "after_ms": later}), None).await?;
     }
-    visitor.done("call.cancel", &key("cancelled"), json!({}), None).await?;
-    scene.pass(Duration::ZERO).await?;
-    scene.pass(HOUR * 24 * 30 - Duration::from_micros(1)).await?;
+    client.done("call.cancel", &key("cancelled"), json!({}), None).await?;
+    fixture.pass(Duration::ZERO).await?;
+    fixture.pass(HOUR * 24 * 30 - Duration::from_micros(1)).await?;
     for name in ["done", "bad", "cancelled"] {
-        visitor.done("call.read", &key(name), json!({}), None).await?;
+        client.done("call.read", &key(name), json!({}), None).await?;
     }
-    scene.pass(Duration::from_micros(1)).await?;
+    fixture.pass(Duration::from_micros(1)).await?;
     for name in ["done", "cancelled"] {
-        visitor.refused("call.read", &key(name), json!({}), None, Code::NotFound).await?;
+        client.refused("call.read", &key(name), json!({}), None, Code::NotFound).await?;
     }
     // What is parked waits for a person, for ever.
-    scene.pass(HOUR * 24 * 300).await?;
-    scene.shows("call", "bad", json!({"status": "PARKED"})).await?;
-    let store = visitor.house.store().clone();
+    fixture.pass(HOUR * 24 * 300).await?;
+    fixture.shows("call", "bad", json!({"status": "PARKED"})).await?;
+    let store = client.house.store().clone();
     tells(store.as_ref(), "done", &["call.pending", "call.sending", "call.delivered", "call.forgotten"]).await
 }
 
-pub(super) async fn processes_share_the_effects_and_survive_each_other(lab: &dyn Lab) -> Result<()> {
-    let target = Listener::open(|_, number| match number % 7 {
-        3 => Reaction::answer(503, &[], b"later"),
-        _ => Reaction::answer(200, &[], b"ok"),
+pub(super) async fn processes_share_the_effects_and_survive_each_other(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
+    let target = TestHttpServer::open(|_, number| match number % 7 {
+        3 => ServerReaction::answer(503, &[], b"later"),
+        _ => ServerReaction::answer(200, &[], b"ok"),
     })
     .await?;
     let blueprint = format!(
@@ -641,8 +669,8 @@ pub(super) async fn processes_share_the_effects_and_survive_each_other(lab: &dyn
          timeout = \"500ms\"\nconnect_timeout = \"500ms\"\nback_off = {{ min = \"10ms\", max = \"50ms\" }}\n",
         target.address.port()
     );
-    let store = lab.open().await?;
-    let open = async || Visitor::over(store.clone(), &blueprint, Arc::new(SystemClock)).await;
+    let store = namespace.open().await?;
+    let open = async || TenantClient::over(store.clone(), &blueprint, Arc::new(SystemClock)).await;
     let (first, second) = (open().await?, open().await?);
     let options = || Options {
         lease: Duration::from_millis(1_500),
@@ -650,13 +678,13 @@ pub(super) async fn processes_share_the_effects_and_survive_each_other(lab: &dyn
         random: Random::seeded(1),
         ..Options::default()
     };
-    for visitor in [&first, &second] {
-        visitor.house.start_workers(options());
+    for client in [&first, &second] {
+        client.house.start_workers(options());
     }
-    let send = async |visitor: &Visitor, numbers: std::ops::Range<usize>| -> Result<()> {
+    let send = async |client: &TenantClient, numbers: std::ops::Range<usize>| -> Result<()> {
         for number in numbers {
             let url = format!("http://127.0.0.1:{}/{number}", target.address.port());
-            visitor.done("hook.send", &[], json!({"key": format!("h{number}"), "url": url}), None).await?;
+            client.done("hook.send", &[], json!({"key": format!("h{number}"), "url": url}), None).await?;
         }
         Ok(())
     };

@@ -33,21 +33,21 @@ fn told(record: &Record) -> Vec<(String, i64)> {
     record.events.iter().filter_map(one).collect()
 }
 
-async fn batch(visitor: &Visitor, requests: Vec<Request>) -> Result<Vec<Answer>> {
-    let answers = visitor.house.batch(&visitor.tenant, requests, Operation::default()).await;
+async fn batch(client: &TenantClient, requests: Vec<Request>) -> Result<Vec<Answer>> {
+    let answers = client.house.batch(&client.tenant, requests, Operation::default()).await;
     Ok(answers.map_err(|(_, refusal)| refusal)?)
 }
 
 fn create(id: i64, n: i64) -> Request {
-    Visitor::request("note.create", &[], &json!({"id": id, "n": n}), None)
+    TenantClient::request("note.create", &[], &json!({"id": id, "n": n}), None)
 }
 
 fn update(id: i64, n: i64) -> Request {
-    Visitor::request("note.update", &[id.into()], &json!({"n": n}), Some(Expected::Any))
+    TenantClient::request("note.update", &[id.into()], &json!({"n": n}), Some(Expected::Any))
 }
 
 fn trail(subject: &str) -> Request {
-    Visitor::request("trail.create", &[], &json!({"subject": subject, "steps": "0"}), None)
+    TenantClient::request("trail.create", &[], &json!({"subject": subject, "steps": "0"}), None)
 }
 
 /// Requires each subject's versions to be 1, 2, 3 …, in the order in which a reader got them.
@@ -61,11 +61,11 @@ fn in_order(reader: &str, told: &[(String, i64)], expected: &BTreeMap<&str, i64>
 }
 
 /// What a program gets of all partitions, by polling.
-async fn polled(visitor: &Visitor, group: &str) -> Result<Vec<(String, i64)>> {
+async fn polled(client: &TenantClient, group: &str) -> Result<Vec<(String, i64)>> {
     let mut found = Vec::new();
-    for partition in 0..visitor.house.store().partitions() {
+    for partition in 0..client.house.store().partitions() {
         let key = [i64::from(partition).into()];
-        let poll = visitor.done(&format!("{group}.poll"), &key, json!({"limit": 500}), None).await?.body;
+        let poll = client.done(&format!("{group}.poll"), &key, json!({"limit": 500}), None).await?.body;
         for record in poll["records"].as_array().into_iter().flatten() {
             for event in record["events"].as_array().into_iter().flatten() {
                 let subject = event["subject"].as_str().context("an event without a subject")?.to_owned();
@@ -76,25 +76,27 @@ async fn polled(visitor: &Visitor, group: &str) -> Result<Vec<(String, i64)>> {
     Ok(found)
 }
 
-pub(super) async fn a_rows_events_come_in_the_order_of_its_versions(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_rows_events_come_in_the_order_of_its_versions(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let clock = Arc::new(SystemClock);
-    let store = lab.open().await?;
-    let visitor = Visitor::over(store.clone(), BLUEPRINT, clock.clone()).await?;
+    let store = namespace.open().await?;
+    let client = TenantClient::over(store.clone(), BLUEPRINT, clock.clone()).await?;
     let ids = Ids::new(clock.clone(), Random::from_entropy());
     let house = House::with(store, &Blueprint::read("statehouse.toml", BLUEPRINT)?, clock, ids)?;
     let recorder = Arc::new(Recorder::default());
     let house = Arc::new(house.with_consumer(recorder.clone()));
-    let visitor = Visitor { house, ..visitor };
-    batch(&visitor, vec![create(1, 0), create(2, 0), create(3, 0)]).await?;
-    visitor.done("note.update", &[2.into()], json!({"n": 1}), Some(1)).await?;
+    let client = TenantClient { house, ..client };
+    batch(&client, vec![create(1, 0), create(2, 0), create(3, 0)]).await?;
+    client.done("note.update", &[2.into()], json!({"n": 1}), Some(1)).await?;
     for turn in 1..20 {
         let operation = Operation { id: Some(format!("batch {turn}")), fingerprint: "digest".into() };
         let requests = || vec![update(1, turn), update(2, 2 * turn), update(3, turn)];
-        let first = visitor.house.batch(&visitor.tenant, requests(), operation.clone()).await;
+        let first = client.house.batch(&client.tenant, requests(), operation.clone()).await;
         let first = first.map_err(|(_, refusal)| refusal)?;
-        visitor.done("note.update", &[2.into()], json!({"n": 2 * turn + 1}), Some(2 * turn + 1)).await?;
+        client.done("note.update", &[2.into()], json!({"n": 2 * turn + 1}), Some(2 * turn + 1)).await?;
         // A repetition under the operation id gets the same answers, although the rows have gone on.
-        let again = visitor.house.batch(&visitor.tenant, requests(), operation).await;
+        let again = client.house.batch(&client.tenant, requests(), operation).await;
         let again = again.map_err(|(_, refusal)| refusal)?;
         let bodies = |answers: &[Answer]| answers.iter().map(|one| one.body.clone()).collect::<Vec<_>>();
         same("the answers of a repetition", &bodies(&again), &bodies(&first))?;
@@ -102,25 +104,25 @@ pub(super) async fn a_rows_events_come_in_the_order_of_its_versions(lab: &dyn La
     }
     let expected = BTreeMap::from([("note/1", 20), ("note/2", 40), ("note/3", 20)]);
     let log: Vec<(String, i64)> =
-        whole_log(visitor.house.store().as_ref()).await?.iter().flat_map(told).collect();
+        whole_log(client.house.store().as_ref()).await?.iter().flat_map(told).collect();
     in_order("a reader of the log", &log, &expected)?;
-    in_order("a program", &polled(&visitor, "audit").await?, &expected)?;
-    visitor.drain_workers().await?;
+    in_order("a program", &polled(&client, "audit").await?, &expected)?;
+    client.drain_workers().await?;
     let recorded = recorder.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
     in_order("a group of the house", &recorded, &expected)
 }
 
-pub(super) async fn a_group_gets_the_events_of_its_resources(lab: &dyn Lab) -> Result<()> {
-    let scene = Scene::open(lab, 4).await?;
-    let visitor = &scene.visitor;
+pub(super) async fn a_group_gets_the_events_of_its_resources(namespace: &dyn TestNamespace) -> Result<()> {
+    let fixture = LogFixture::open(namespace, 4).await?;
+    let client = &fixture.client;
     // Its resource stands second, first, and alone.
-    batch(visitor, vec![trail("a"), create(1, 1)]).await?;
-    batch(visitor, vec![create(2, 1), trail("b")]).await?;
-    batch(visitor, vec![trail("c"), update(1, 2), update(2, 2)]).await?;
-    scene.write("acme", 2, 3).await?;
-    batch(visitor, vec![trail("d"), trail("e")]).await?;
+    batch(client, vec![trail("a"), create(1, 1)]).await?;
+    batch(client, vec![create(2, 1), trail("b")]).await?;
+    batch(client, vec![trail("c"), update(1, 2), update(2, 2)]).await?;
+    fixture.write("acme", 2, 3).await?;
+    batch(client, vec![trail("d"), trail("e")]).await?;
     let notes = BTreeMap::from([("note/1", 2), ("note/2", 3)]);
-    in_order("a group of notes", &polled(visitor, "audit").await?, &notes)?;
+    in_order("a group of notes", &polled(client, "audit").await?, &notes)?;
     let all = BTreeMap::from([
         ("note/1", 2),
         ("note/2", 3),
@@ -130,39 +132,39 @@ pub(super) async fn a_group_gets_the_events_of_its_resources(lab: &dyn Lab) -> R
         ("trail/d", 1),
         ("trail/e", 1),
     ]);
-    in_order("a group of everything", &polled(visitor, "other").await?, &all)?;
+    in_order("a group of everything", &polled(client, "other").await?, &all)?;
     // What lies ahead is what it would get: a record in each partition that a batch's notes are in.
-    let list = visitor.done("audit.list", &[], json!({}), None).await?.body;
+    let list = client.done("audit.list", &[], json!({}), None).await?.body;
     let ahead: u64 =
         list.as_array().into_iter().flatten().filter_map(|one| one["lag_records"].as_u64()).sum();
     let mut records = 0;
-    for record in whole_log(visitor.house.store().as_ref()).await? {
+    for record in whole_log(client.house.store().as_ref()).await? {
         records += u64::from(told(&record).iter().any(|(subject, _)| subject.starts_with("note/")));
     }
     same("what lies ahead", &ahead, &records)
 }
 
 /// Two notes that stand in one partition, and its number.
-fn neighbours(visitor: &Visitor) -> (i64, i64, u32) {
-    let partitions = visitor.house.store().partitions();
-    let partition = |id: i64| partition_of(&visitor.tenant, "note", &id.to_string(), partitions);
+fn neighbours(client: &TenantClient) -> (i64, i64, u32) {
+    let partitions = client.house.store().partitions();
+    let partition = |id: i64| partition_of(&client.tenant, "note", &id.to_string(), partitions);
     let other = (2..).find(|id| partition(*id) == partition(1)).unwrap_or(1);
     (1, other, partition(1))
 }
 
-pub(super) async fn a_parked_record_holds_up_each_of_its_keys(lab: &dyn Lab) -> Result<()> {
-    let scene = Scene::open(lab, 4).await?;
-    let visitor = &scene.visitor;
-    let (a, b, partition) = neighbours(visitor);
+pub(super) async fn a_parked_record_holds_up_each_of_its_keys(namespace: &dyn TestNamespace) -> Result<()> {
+    let fixture = LogFixture::open(namespace, 4).await?;
+    let client = &fixture.client;
+    let (a, b, partition) = neighbours(client);
     let key = [i64::from(partition).into()];
     let names = (format!("note/{a}"), format!("note/{b}"));
     // Alone; both; the other one alone; and a third that nothing holds up.
-    scene.write("acme", a, 1).await?;
-    scene.write("acme", b, 2).await?;
-    batch(visitor, vec![update(b, 3), update(a, 3)]).await?;
-    scene.write("acme", b, 4).await?;
-    place(visitor.house.store().as_ref(), "acme", b, 4).await?;
-    let epoch = visitor_claims(visitor, &key).await?;
+    fixture.write("acme", a, 1).await?;
+    fixture.write("acme", b, 2).await?;
+    batch(client, vec![update(b, 3), update(a, 3)]).await?;
+    fixture.write("acme", b, 4).await?;
+    place(client.house.store().as_ref(), "acme", b, 4).await?;
+    let epoch = visitor_claims(client, &key).await?;
     let own = |more: Json| {
         let mut input = json!({"holder": "me", "epoch": epoch});
         for (name, value) in more.as_object().into_iter().flatten() {
@@ -170,7 +172,7 @@ pub(super) async fn a_parked_record_holds_up_each_of_its_keys(lab: &dyn Lab) -> 
         }
         input
     };
-    let poll = async |more: Json| visitor.done("audit.poll", &key, own(more), None).await;
+    let poll = async |more: Json| client.done("audit.poll", &key, own(more), None).await;
     let all = poll(json!({})).await?.body;
     same("at first", &numbers(&all), &vec![1, 2, 3, 4])?;
     let both = &all["records"][2];
@@ -178,89 +180,92 @@ pub(super) async fn a_parked_record_holds_up_each_of_its_keys(lab: &dyn Lab) -> 
     let park = |record: &Json, subject: &str| {
         own(json!({"subject": subject, "log_offset": record["log_offset"], "reason": "no such unit"}))
     };
-    visitor.refused("audit.park", &key, park(both, "note/none"), None, Code::InvalidInput).await?;
+    client.refused("audit.park", &key, park(both, "note/none"), None, Code::InvalidInput).await?;
     // The first is parked: the batch waits for it, and what is behind the batch waits too.
-    visitor.done("audit.park", &key, park(&all["records"][0], &names.0), None).await?;
+    client.done("audit.park", &key, park(&all["records"][0], &names.0), None).await?;
     let rest = poll(json!({})).await?.body;
     same("what is not held up", &numbers(&rest), &vec![2])?;
     let later = poll(json!({"after": rest["through"]})).await?.body;
     same("what is not held up later on", &numbers(&later), &vec![])?;
     let commit = own(json!({"from": 0, "to": later["through"]}));
-    shows(&visitor.done("audit.commit", &key, commit, None).await?, &json!({"parked": 4}))?;
+    shows(&client.done("audit.commit", &key, commit, None).await?, &json!({"parked": 4}))?;
     let of = |record: &Json, subject: &str| -> [Value; 3] {
         [key[0].clone(), subject.into(), record["log_offset"].as_i64().unwrap_or(0).into()]
     };
-    let parked =
-        visitor.done("audit_parked.list", &[], json!({"log_partition": partition}), None).await?.body;
+    let parked = client.done("audit_parked.list", &[], json!({"log_partition": partition}), None).await?.body;
     same("what is parked", &parked.as_array().map(Vec::len), &Some(4))?;
     let records = all["records"].as_array().cloned().unwrap_or_default();
     let [first, _, _, last] = records.as_slice() else { anyhow::bail!("{all}") };
     let settle = "audit_parked.settle";
-    visitor.refused(settle, &of(last, &names.1), json!({}), None, Code::WrongState).await?;
-    visitor.refused(settle, &of(both, &names.1), json!({}), None, Code::WrongState).await?;
-    visitor.done(settle, &of(first, &names.0), json!({}), None).await?;
+    client.refused(settle, &of(last, &names.1), json!({}), None, Code::WrongState).await?;
+    client.refused(settle, &of(both, &names.1), json!({}), None, Code::WrongState).await?;
+    client.done(settle, &of(first, &names.0), json!({}), None).await?;
     // The batch is settled once, under either of its keys.
-    visitor.done(settle, &of(both, &names.1), json!({}), None).await?;
-    visitor.refused(settle, &of(both, &names.0), json!({}), None, Code::NotFound).await?;
-    visitor.done(settle, &of(last, &names.1), json!({}), None).await?;
-    shows(&visitor.done("audit.read", &key, json!({}), None).await?, &json!({"parked": 0}))
+    client.done(settle, &of(both, &names.1), json!({}), None).await?;
+    client.refused(settle, &of(both, &names.0), json!({}), None, Code::NotFound).await?;
+    client.done(settle, &of(last, &names.1), json!({}), None).await?;
+    shows(&client.done("audit.read", &key, json!({}), None).await?, &json!({"parked": 0}))
 }
 
-pub(super) async fn a_record_that_a_handler_cannot_do_holds_up_each_of_its_keys(lab: &dyn Lab) -> Result<()> {
-    let scene = Scene::open(lab, 4).await?;
-    let visitor = &scene.visitor;
-    let (a, b, _) = neighbours(visitor);
-    scene.write("acme", a, 1).await?;
-    scene.write("acme", b, 2).await?;
-    scene.drain().await?;
-    set(&scene.scribe.poison, &[13]);
-    batch(visitor, vec![update(a, 13), update(b, 13)]).await?;
-    scene.write("acme", b, 4).await?;
-    scene.write("acme", a, 5).await?;
-    scene.drain().await?;
+pub(super) async fn a_record_that_a_handler_cannot_do_holds_up_each_of_its_keys(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
+    let fixture = LogFixture::open(namespace, 4).await?;
+    let client = &fixture.client;
+    let (a, b, _) = neighbours(client);
+    fixture.write("acme", a, 1).await?;
+    fixture.write("acme", b, 2).await?;
+    fixture.drain().await?;
+    set(&fixture.handler.poison, &[13]);
+    batch(client, vec![update(a, 13), update(b, 13)]).await?;
+    fixture.write("acme", b, 4).await?;
+    fixture.write("acme", a, 5).await?;
+    fixture.drain().await?;
     let trail = |steps: &str| (format!("acme/note/{a}"), steps.to_owned());
     let other = |steps: &str| (format!("acme/note/{b}"), steps.to_owned());
-    scene.follows(&BTreeMap::from([trail("1"), other("2")])).await?;
-    let parked = scene.parked("acme").await?;
+    fixture.follows(&BTreeMap::from([trail("1"), other("2")])).await?;
+    let parked = fixture.parked("acme").await?;
     same("rows of what is parked", &parked.len(), &4)?;
-    // It can be done after all: what was behind it follows, in order. The scribe notes a record under its first key.
-    set(&scene.scribe.poison, &[]);
+    // It can be done after all: what was behind it follows, in order. The handler notes a record under its first key.
+    set(&fixture.handler.poison, &[]);
     for parked in &parked {
-        scene.group().replay(&visitor.tenant, parked.partition, &parked.subject).await?;
+        fixture.group().replay(&client.tenant, parked.partition, &parked.subject).await?;
     }
     for _ in 0..1_000 {
-        scene.drain().await?;
-        if scene.parked("acme").await?.is_empty() {
+        fixture.drain().await?;
+        if fixture.parked("acme").await?.is_empty() {
             break;
         }
         pause().await;
     }
-    same("what is parked", &scene.parked("acme").await?, &Vec::new())?;
-    scene.follows(&BTreeMap::from([trail("1 13 5"), other("2 4")])).await
+    same("what is parked", &fixture.parked("acme").await?, &Vec::new())?;
+    fixture.follows(&BTreeMap::from([trail("1 13 5"), other("2 4")])).await
 }
 
-pub(super) async fn the_log_is_kept_for_a_group_that_never_claimed(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn the_log_is_kept_for_a_group_that_never_claimed(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let clock = standing();
-    let store = lab.open_at(Arc::new(clock.clone())).await?;
+    let store = namespace.open_at(Arc::new(clock.clone())).await?;
     let blueprint = kept("").replace("\n[log.other]\n", "\n");
-    let scene = Scene::over(store.clone(), Arc::new(clock.clone()), &blueprint, 4).await?;
-    let visitor = &scene.visitor;
-    let partition = one_note(&scene, &[1, 2, 3]).await?;
-    scene.drain().await?;
+    let fixture = LogFixture::over(store.clone(), Arc::new(clock.clone()), &blueprint, 4).await?;
+    let client = &fixture.client;
+    let partition = one_note(&fixture, &[1, 2, 3]).await?;
+    fixture.drain().await?;
     clock.advance(Duration::from_secs(7_200));
-    scene.write("acme", 1, 4).await?;
-    scene.drain().await?;
+    fixture.write("acme", 1, 4).await?;
+    fixture.drain().await?;
     same("the oldest, while nobody has claimed", &oldest(store.as_ref(), partition).await?, &1)?;
     // It is all there when a program comes.
     let key = [i64::from(partition).into()];
     let claim = json!({"holder": "me", "duration_ms": 3_600_000});
-    let epoch = visitor.done("audit.claim", &key, claim, None).await?.body["epoch"].clone();
-    let poll = visitor.done("audit.poll", &key, json!({}), None).await?.body;
+    let epoch = client.done("audit.claim", &key, claim, None).await?.body["epoch"].clone();
+    let poll = client.done("audit.poll", &key, json!({}), None).await?.body;
     same("what there is", &numbers(&poll), &vec![1, 2, 3, 4])?;
-    scene.drain().await?;
+    fixture.drain().await?;
     same("the oldest, while it is unread", &oldest(store.as_ref(), partition).await?, &1)?;
     let commit = json!({"holder": "me", "epoch": epoch, "from": 0, "to": poll["through"]});
-    visitor.done("audit.commit", &key, commit, None).await?;
+    client.done("audit.commit", &key, commit, None).await?;
     let head = place(store.as_ref(), "acme", 1, 4).await?.1;
-    eventually_oldest(&scene, partition, head).await
+    eventually_oldest(&fixture, partition, head).await
 }

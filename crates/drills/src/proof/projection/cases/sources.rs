@@ -10,13 +10,13 @@ pub(super) use self::limits::*;
 use statehouse_store::log::partition_of;
 use statehouse_store::{Clock, ManualClock, Time, Value};
 
-use crate::harness::outside::{Play, Script};
+use crate::harness::fake_targets::{FakeTargets, TargetBehavior};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// A view that counts, and what it has to be.
 #[derive(Clone, Copy)]
-struct Shape {
+struct ViewExpectation {
     view: &'static str,
     table: &'static str,
     by: &'static [&'static str],
@@ -33,7 +33,7 @@ fn as_it_is(column: &str, row: &Row) -> Json {
 }
 
 /// The points of profiles, by team.
-const POINTS: Shape = Shape {
+const POINTS: ViewExpectation = ViewExpectation {
     view: "points",
     table: "profiles",
     by: &["team"],
@@ -43,20 +43,20 @@ const POINTS: Shape = Shape {
     shown: as_it_is,
 };
 
-impl Shape {
+impl ViewExpectation {
     /// The view as a blueprint declares it.
     fn declared(&self, of: &str) -> String {
-        let Shape { view, by, sum, ends, .. } = self;
+        let ViewExpectation { view, by, sum, ends, .. } = self;
         format!(
             "[view.{view}]\nof = \"{of}\"\ncount = true\ngroup_by = {by:?}\nsum = {sum:?}\nmin = {ends:?}\nmax = {ends:?}\n"
         )
     }
 
     /// What the view shows, by group.
-    async fn found(&self, visitor: &Visitor) -> Result<BTreeMap<String, Json>> {
+    async fn found(&self, client: &TenantClient) -> Result<BTreeMap<String, Json>> {
         let (mut found, mut input) = (BTreeMap::new(), json!({"limit": 3}));
         loop {
-            let page = visitor.done(&format!("{}.list", self.view), &[], input.clone(), None).await?;
+            let page = client.done(&format!("{}.list", self.view), &[], input.clone(), None).await?;
             for row in page.body.as_array().into_iter().flatten() {
                 let group: Vec<&Json> = self.by.iter().map(|name| &row[*name]).collect();
                 let sums = self.sum.iter().map(|name| format!("sum_{name}"));
@@ -72,9 +72,9 @@ impl Shape {
     }
 
     /// The same, from the rows.
-    async fn truth(&self, visitor: &Visitor) -> Result<BTreeMap<String, Json>> {
-        let table = visitor.table(self.table)?;
-        let rows = scan(visitor.house.store().as_ref(), Scan::of(table, &visitor.tenant)).await?;
+    async fn truth(&self, client: &TenantClient) -> Result<BTreeMap<String, Json>> {
+        let table = client.table(self.table)?;
+        let rows = scan(client.house.store().as_ref(), Scan::of(table, &client.tenant)).await?;
         let mut groups: BTreeMap<String, Vec<Row>> = BTreeMap::new();
         for row in rows.into_iter().filter(|row| (self.counts)(row)) {
             let group: Vec<Json> = self.by.iter().map(|name| (self.shown)(name, &row)).collect();
@@ -98,49 +98,62 @@ impl Shape {
 }
 
 /// Views beside their sources, on a clock that stands until it is moved.
-struct Board {
-    scene: Scene,
+struct ViewFixture {
+    fixture: ProjectionFixture,
     clock: ManualClock,
-    shapes: Vec<Shape>,
+    shapes: Vec<ViewExpectation>,
     /// Rows in a step.
     step_rows: usize,
 }
 
-impl Board {
-    async fn open(lab: &dyn Lab, sources: &str, views: &[(&str, Shape)]) -> Result<Board> {
+impl ViewFixture {
+    async fn open(
+        namespace: &dyn TestNamespace,
+        sources: &str,
+        views: &[(&str, ViewExpectation)],
+    ) -> Result<ViewFixture> {
         let clock = ManualClock::at(Time::from_millis(1_800_000_000_000));
-        let store = lab.open_at(Arc::new(clock.clone())).await?;
-        Board::over(store, clock, sources, views).await
+        let store = namespace.open_at(Arc::new(clock.clone())).await?;
+        ViewFixture::over(store, clock, sources, views).await
     }
 
     async fn over(
         store: Arc<dyn Store>,
         clock: ManualClock,
         sources: &str,
-        views: &[(&str, Shape)],
-    ) -> Result<Board> {
+        views: &[(&str, ViewExpectation)],
+    ) -> Result<ViewFixture> {
         let shared: Arc<dyn Clock> = Arc::new(clock.clone());
-        let visitor = Visitor::over(store, &Board::blueprint(sources, views), shared).await?;
-        Board::of(Scene::of(visitor).await?, clock, views)
+        let client = TenantClient::over(store, &ViewFixture::blueprint(sources, views), shared).await?;
+        ViewFixture::of(ProjectionFixture::of(client).await?, clock, views)
     }
 
-    fn blueprint(sources: &str, views: &[(&str, Shape)]) -> String {
+    fn blueprint(sources: &str, views: &[(&str, ViewExpectation)]) -> String {
         let declared: String = views.iter().map(|(of, shape)| shape.declared(of)).collect();
         format!("[house]\nname = \"drill\"\n{sources}{declared}")
     }
 
-    fn of(scene: Scene, clock: ManualClock, views: &[(&str, Shape)]) -> Result<Board> {
-        Ok(Board { scene, clock, shapes: views.iter().map(|(_, shape)| *shape).collect(), step_rows: 1 })
+    fn of(
+        fixture: ProjectionFixture,
+        clock: ManualClock,
+        views: &[(&str, ViewExpectation)],
+    ) -> Result<ViewFixture> {
+        Ok(ViewFixture {
+            fixture,
+            clock,
+            shapes: views.iter().map(|(_, shape)| *shape).collect(),
+            step_rows: 1,
+        })
     }
 
-    fn visitor(&self) -> &Visitor {
-        &self.scene.visitor
+    fn client(&self) -> &TenantClient {
+        &self.fixture.client
     }
 
     /// Does something that may be refused, but not fail.
     async fn tries(&self, action: &str, key: &[Value], input: Json) -> Result<Option<Json>> {
-        let request = Visitor::request(action, key, &input, None);
-        match self.visitor().house.call(&self.visitor().tenant, request, Operation::default()).await {
+        let request = TenantClient::request(action, key, &input, None);
+        match self.client().house.call(&self.client().tenant, request, Operation::default()).await {
             Ok(answer) => Ok(Some(answer.body)),
             Err(refusal) if refusal.code.is_conflict() || refusal.code == Code::NotFound => Ok(None),
             Err(refusal) => Err(refusal.into()),
@@ -151,7 +164,7 @@ impl Board {
     async fn sweep(&self, worker: &str, shards: u32) -> Result<()> {
         for _ in 0..3 {
             for shard in 0..shards {
-                self.scene.step_of(worker, shard, 5).await?;
+                self.fixture.step_of(worker, shard, 5).await?;
             }
         }
         Ok(())
@@ -160,7 +173,7 @@ impl Board {
     /// Requires all views to be what their sources say.
     async fn is_true(&self) -> Result<()> {
         for shape in &self.shapes {
-            let (found, truth) = (shape.found(self.visitor()).await?, shape.truth(self.visitor()).await?);
+            let (found, truth) = (shape.found(self.client()).await?, shape.truth(self.client()).await?);
             same(shape.view, &found, &truth)?;
         }
         Ok(())
@@ -168,13 +181,13 @@ impl Board {
 
     /// Requires the entries to be those of a build from nothing, and the views to be the truth.
     async fn equals_a_rebuild(&self) -> Result<()> {
-        self.scene.drain_by(self.step_rows).await?;
+        self.fixture.drain_by(self.step_rows).await?;
         self.is_true().await?;
-        for projection in self.visitor().house.projections() {
+        for projection in self.client().house.projections() {
             let live = projection.state().await?.live.context("nothing is live")?.number;
             let before = projection.digest(live).await?;
             ensure!(projection.rebuild().await?, "no build could be begun");
-            self.scene.drain_by(self.step_rows).await?;
+            self.fixture.drain_by(self.step_rows).await?;
             let state = projection.state().await?;
             let now = state.live.context("nothing is live")?.number;
             same("the live generation", &now, &(live + 1))?;
@@ -196,7 +209,7 @@ fn number(random: &mut Random, below: u64) -> i64 {
 
 const FOLLOWS: &str = "[relation.follow]\nfrom = { follower = \"int\" }\nto = { followee = \"int\" }\n\
                        fields = { weight = \"int?\" }\n";
-const FANS: Shape = Shape {
+const FANS: ViewExpectation = ViewExpectation {
     view: "fans",
     table: "follows",
     by: &["followee"],
@@ -206,8 +219,8 @@ const FANS: Shape = Shape {
     shown: as_it_is,
 };
 
-pub(super) async fn edges_are_counted_while_they_are_there(lab: &dyn Lab) -> Result<()> {
-    let board = Board::open(lab, FOLLOWS, &[("follow", FANS)]).await?;
+pub(super) async fn edges_are_counted_while_they_are_there(namespace: &dyn TestNamespace) -> Result<()> {
+    let board = ViewFixture::open(namespace, FOLLOWS, &[("follow", FANS)]).await?;
     let mut random = Random::seeded(3);
     for round in 0..24 {
         let key = [number(&mut random, 3).into(), number(&mut random, 2).into()];
@@ -217,7 +230,7 @@ pub(super) async fn edges_are_counted_while_they_are_there(lab: &dyn Lab) -> Res
             _ => drop(board.tries("follow.remove", &key, json!({})).await?),
         }
         if round % 8 == 0 {
-            board.scene.work(1).await?;
+            board.fixture.work(1).await?;
         }
     }
     board.equals_a_rebuild().await?;
@@ -227,13 +240,13 @@ pub(super) async fn edges_are_counted_while_they_are_there(lab: &dyn Lab) -> Res
             board.tries("follow.remove", &[follower.into(), followee.into()], json!({})).await?;
         }
     }
-    board.scene.drain().await?;
-    same("the groups", &FANS.found(board.visitor()).await?, &BTreeMap::new())
+    board.fixture.drain().await?;
+    same("the groups", &FANS.found(board.client()).await?, &BTreeMap::new())
 }
 
 const COMMENTS: &str = "[thread.comment]\nparent = { post_id = \"int\" }\nfields = { author = \"text\", stars = \"int?\" }\n\
      require_version = false\n";
-const STARS: Shape = Shape {
+const STARS: ViewExpectation = ViewExpectation {
     view: "stars",
     table: "comments",
     by: &["author"],
@@ -242,7 +255,7 @@ const STARS: Shape = Shape {
     counts: |row| row.text("status") == Some("VISIBLE"),
     shown: as_it_is,
 };
-const MODERATED: Shape = Shape {
+const MODERATED: ViewExpectation = ViewExpectation {
     view: "moderated",
     table: "comments",
     by: &["post_id", "status"],
@@ -252,8 +265,8 @@ const MODERATED: Shape = Shape {
     shown: as_it_is,
 };
 
-pub(super) async fn comments_are_counted_while_they_are_visible(lab: &dyn Lab) -> Result<()> {
-    let board = Board::open(lab, COMMENTS, &[("comment", STARS), ("comment", MODERATED)]).await?;
+pub(super) async fn comments_are_counted_while_they_are_visible(namespace: &dyn TestNamespace) -> Result<()> {
+    let board = ViewFixture::open(namespace, COMMENTS, &[("comment", STARS), ("comment", MODERATED)]).await?;
     let mut random = Random::seeded(4);
     for round in 0..24 {
         let (post, name) = (number(&mut random, 2), format!("c{}", random.below(4)));
@@ -273,7 +286,7 @@ pub(super) async fn comments_are_counted_while_they_are_visible(lab: &dyn Lab) -
             _ => drop(board.tries("comment.remove", &key, json!({})).await?),
         }
         if round % 8 == 0 {
-            board.scene.work(1).await?;
+            board.fixture.work(1).await?;
         }
     }
     board.equals_a_rebuild().await
@@ -281,7 +294,7 @@ pub(super) async fn comments_are_counted_while_they_are_visible(lab: &dyn Lab) -
 
 const SEATS: &str = "[booking.seat]\nkey = { event_id = \"text\", seat_no = \"int\" }\nfields = { price = \"int?\" }\n\
                      hold_for = \"10m\"\nunits_max = 2\nshards = 2\nrefundable = true\n";
-const BY_STATE: Shape = Shape {
+const BY_STATE: ViewExpectation = ViewExpectation {
     view: "seats_by_state",
     table: "seats",
     by: &["state"],
@@ -290,7 +303,7 @@ const BY_STATE: Shape = Shape {
     counts: |_| true,
     shown: as_it_is,
 };
-const BOOKINGS: Shape = Shape {
+const BOOKINGS: ViewExpectation = ViewExpectation {
     view: "bookings_by_state",
     table: "seat_bookings",
     by: &["state"],
@@ -300,14 +313,14 @@ const BOOKINGS: Shape = Shape {
     shown: as_it_is,
 };
 
-pub(super) async fn seats_and_bookings_are_counted_by_state(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn seats_and_bookings_are_counted_by_state(namespace: &dyn TestNamespace) -> Result<()> {
     let views = [("seat", BY_STATE), ("seat_booking", BOOKINGS)];
-    let board = Board::open(lab, SEATS, &views).await?;
+    let board = ViewFixture::open(namespace, SEATS, &views).await?;
     let mut random = Random::seeded(6);
     let (mut held, mut taken_over) = (Vec::<String>::new(), 0);
     for seat in 1..=4 {
         let input = json!({"event_id": "gala", "seat_no": seat, "price": 10 * seat});
-        board.visitor().done("seat.create", &[], input, None).await?;
+        board.client().done("seat.create", &[], input, None).await?;
     }
     for round in 0..30 {
         let booking = format!("b{round}");
@@ -341,7 +354,7 @@ pub(super) async fn seats_and_bookings_are_counted_by_state(lab: &dyn Lab) -> Re
             }
         }
         if round % 8 == 0 {
-            board.scene.work(1).await?;
+            board.fixture.work(1).await?;
         }
     }
     ensure!(held.len() > 3 && taken_over > 0, "{} held, {taken_over} taken over", held.len());
@@ -350,7 +363,7 @@ pub(super) async fn seats_and_bookings_are_counted_by_state(lab: &dyn Lab) -> Re
 
 const JOBS: &str = "[schedule.job]\nlease = \"1m\"\nmax_attempts = 2\nbackoff = \"1s\"\nkeep = \"1h\"\nkeep_failed = \"2h\"\n\
                     priorities = 3\nshards = 2\n";
-const BACKLOG: Shape = Shape {
+const BACKLOG: ViewExpectation = ViewExpectation {
     view: "backlog",
     table: "jobs",
     by: &["queue", "state"],
@@ -362,7 +375,7 @@ const BACKLOG: Shape = Shape {
         _ => as_it_is(column, row),
     },
 };
-const DEFINED: Shape = Shape {
+const DEFINED: ViewExpectation = ViewExpectation {
     view: "defined",
     table: "job_definitions",
     by: &["queue"],
@@ -373,7 +386,7 @@ const DEFINED: Shape = Shape {
 };
 
 /// Claims what there is, and returns ids and attempts.
-async fn claim(board: &Board, queue: &str) -> Result<Vec<(String, i64)>> {
+async fn claim(board: &ViewFixture, queue: &str) -> Result<Vec<(String, i64)>> {
     let input = json!({"worker": "ann", "limit": 2});
     let claimed = board.tries("job_queue.claim", &[queue.into()], input).await?;
     let jobs = claimed.as_ref().and_then(Json::as_array).cloned().unwrap_or_default();
@@ -381,8 +394,10 @@ async fn claim(board: &Board, queue: &str) -> Result<Vec<(String, i64)>> {
     Ok(jobs.iter().filter_map(job).collect())
 }
 
-pub(super) async fn jobs_are_counted_as_live_until_they_are_over(lab: &dyn Lab) -> Result<()> {
-    let board = Board::open(lab, JOBS, &[("job", BACKLOG), ("job_definition", DEFINED)]).await?;
+pub(super) async fn jobs_are_counted_as_live_until_they_are_over(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
+    let board = ViewFixture::open(namespace, JOBS, &[("job", BACKLOG), ("job_definition", DEFINED)]).await?;
     let mut random = Random::seeded(8);
     let mut claimed: Vec<(String, i64)> = Vec::new();
     let mut done = BTreeMap::<&str, usize>::new();
@@ -434,26 +449,26 @@ pub(super) async fn jobs_are_counted_as_live_until_they_are_over(lab: &dyn Lab) 
             }
         }
         if round % 8 == 0 {
-            board.scene.work(1).await?;
+            board.fixture.work(1).await?;
         }
     }
     // What is over is forgotten, and counts no more.
-    let kept = BACKLOG.truth(board.visitor()).await?;
+    let kept = BACKLOG.truth(board.client()).await?;
     ensure!(done.values().all(|times| *times > 2) && !kept.is_empty(), "{done:?}, {kept:?}");
     board.equals_a_rebuild().await?;
     board.clock.advance(130 * MINUTE);
     board.sweep("job.forget", 2).await?;
-    board.scene.drain().await?;
+    board.fixture.drain().await?;
     board.is_true().await?;
     // One cannot ask for those that were claimed, and is told why.
     let running = ["default".into(), "IN_PROGRESS".into()];
-    board.visitor().refused("backlog.read", &running, json!({}), None, Code::InvalidInput).await?;
-    board.visitor().done("backlog.read", &["default".into(), "LIVE".into()], json!({}), None).await.map(drop)
+    board.client().refused("backlog.read", &running, json!({}), None, Code::InvalidInput).await?;
+    board.client().done("backlog.read", &["default".into(), "LIVE".into()], json!({}), None).await.map(drop)
 }
 
 const EFFECTS: &str = "[effect.charge]\nurl = \"https://psp.example/charges\"\nback_off = { min = \"1s\", max = \"2s\" }\n\
                        max_attempts = 2\nlease = \"1m\"\nkeep = \"1h\"\nbreaker = { failures = 100 }\n";
-const CHARGES: Shape = Shape {
+const CHARGES: ViewExpectation = ViewExpectation {
     view: "charges_by_status",
     table: "charges",
     by: &["target", "status"],
@@ -463,23 +478,23 @@ const CHARGES: Shape = Shape {
     shown: as_it_is,
 };
 
-pub(super) async fn effects_are_counted_by_status(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn effects_are_counted_by_status(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = ManualClock::at(Time::from_millis(1_800_000_000_000));
-    let store = lab.open_at(Arc::new(clock.clone())).await?;
+    let store = namespace.open_at(Arc::new(clock.clone())).await?;
     // Some are taken, some rejected, of some it is never known.
-    let script = Script::of(|_, number| match number % 5 {
-        0 | 1 => Play::status(200),
-        2 => Play::status(503),
-        3 => Play::status(400),
-        _ => Play::Loses,
+    let script = FakeTargets::of(|_, number| match number % 5 {
+        0 | 1 => TargetBehavior::status(200),
+        2 => TargetBehavior::status(503),
+        3 => TargetBehavior::status(400),
+        _ => TargetBehavior::Loses,
     });
     let views = [("charge", CHARGES)];
-    let (blueprint, shared) = (Board::blueprint(EFFECTS, &views), Arc::new(clock.clone()));
-    let visitor = Visitor::before(store, &blueprint, shared, script.outside(&[])).await?;
-    let board = Board::of(Scene::of(visitor).await?, clock, &views)?;
+    let (blueprint, shared) = (ViewFixture::blueprint(EFFECTS, &views), Arc::new(clock.clone()));
+    let client = TenantClient::before(store, &blueprint, shared, script.outside(&[])).await?;
+    let board = ViewFixture::of(ProjectionFixture::of(client).await?, clock, &views)?;
     for round in 0..9 {
         let input = json!({"key": format!("order-{round}"), "body": {"n": round}});
-        board.visitor().done("charge.send", &[], input, None).await?;
+        board.client().done("charge.send", &[], input, None).await?;
         let key = [format!("order-{}", round / 2).into()];
         match round % 4 {
             0 => drop(board.tries("charge.cancel", &key, json!({})).await?),
@@ -489,38 +504,38 @@ pub(super) async fn effects_are_counted_by_status(lab: &dyn Lab) -> Result<()> {
                 board.sweep("charge.send", 1).await?;
             }
         }
-        board.scene.work(1).await?;
+        board.fixture.work(1).await?;
     }
-    let statuses = CHARGES.truth(board.visitor()).await?;
+    let statuses = CHARGES.truth(board.client()).await?;
     ensure!(statuses.len() > 2, "{statuses:?}");
     board.equals_a_rebuild().await?;
     board.clock.advance(61 * MINUTE);
     board.sweep("charge.send", 1).await?;
-    let left = CHARGES.truth(board.visitor()).await?;
+    let left = CHARGES.truth(board.client()).await?;
     let rows =
         |groups: &BTreeMap<String, Json>| groups.values().filter_map(|group| group[0].as_i64()).sum::<i64>();
     ensure!(rows(&left) < rows(&statuses), "nothing was forgotten: {left:?}");
-    board.scene.drain().await?;
+    board.fixture.drain().await?;
     board.is_true().await
 }
 
 /// Two processes: one that can be held up, and another.
 async fn two(
-    lab: &dyn Lab,
+    namespace: &dyn TestNamespace,
     sources: &str,
-    views: &[(&str, Shape)],
-) -> Result<(Arc<Board>, Board, Arc<Late>)> {
+    views: &[(&str, ViewExpectation)],
+) -> Result<(Arc<ViewFixture>, ViewFixture, Arc<LateReads>)> {
     let clock = ManualClock::at(Time::from_millis(1_800_000_000_000));
-    let (store, late) = (lab.open_at(Arc::new(clock.clone())).await?, Arc::new(Late::default()));
-    let slow = Arc::new(Around::new(store.clone(), late.clone()));
-    let sleeper = Board::over(slow, clock.clone(), sources, views).await?;
-    let other = Board::over(store, clock, sources, views).await?;
+    let (store, late) = (namespace.open_at(Arc::new(clock.clone())).await?, Arc::new(LateReads::default()));
+    let slow = Arc::new(StoreProxy::new(store.clone(), late.clone()));
+    let sleeper = ViewFixture::over(slow, clock.clone(), sources, views).await?;
+    let other = ViewFixture::over(store, clock, sources, views).await?;
     Ok((Arc::new(sleeper), other, late))
 }
 
 /// A name whose records stand in another partition than the first, which the sleeper reads itself; if there is another.
-fn elsewhere(board: &Board, resource: &str, prefix: &str) -> String {
-    let (tenant, partitions) = (&board.visitor().tenant, board.visitor().house.store().partitions());
+fn elsewhere(board: &ViewFixture, resource: &str, prefix: &str) -> String {
+    let (tenant, partitions) = (&board.client().tenant, board.client().house.store().partitions());
     let names = (0..).map(|number| format!("{prefix}{number}"));
     let mut apart =
         names.filter(|name| partitions == 1 || partition_of(tenant, resource, name, partitions) > 0);
@@ -529,63 +544,65 @@ fn elsewhere(board: &Board, resource: &str, prefix: &str) -> String {
 
 /// Lets the sleeper scan, and holds it up when it has looked.
 async fn asleep(
-    sleeper: &Arc<Board>,
-    late: &Late,
+    sleeper: &Arc<ViewFixture>,
+    late: &LateReads,
     view: &'static str,
     entries: &'static str,
-) -> (Arc<Gate>, tokio::task::JoinHandle<Result<(), StoreError>>) {
+) -> (Arc<PlanPause>, tokio::task::JoinHandle<Result<(), StoreError>>) {
     let gate = late.hold_back(entries);
     let sleeper = sleeper.clone();
-    let step = tokio::spawn(async move { sleeper.scene.step(view, 0, 1).await });
+    let step = tokio::spawn(async move { sleeper.fixture.step(view, 0, 1).await });
     gate.arrived.notified().await;
     (gate, step)
 }
 
-pub(super) async fn what_was_forgotten_since_a_look_does_not_come_back(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn what_was_forgotten_since_a_look_does_not_come_back(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let views = [("job", BACKLOG)];
-    let (sleeper, other, late) = two(lab, JOBS, &views).await?;
+    let (sleeper, other, late) = two(namespace, JOBS, &views).await?;
     let job = elsewhere(&other, "job", "j");
-    other.visitor().done("job.enqueue", &[], json!({"job_id": job}), None).await?;
-    other.scene.drain().await?;
-    ensure!(other.scene.projection()?.rebuild().await?, "no build could be begun");
+    other.client().done("job.enqueue", &[], json!({"job_id": job}), None).await?;
+    other.fixture.drain().await?;
+    ensure!(other.fixture.projection()?.rebuild().await?, "no build could be begun");
     let (gate, step) = asleep(&sleeper, &late, "backlog", "backlog_entries").await;
     // The new generation has heard nothing of the job yet when the job is gone already.
-    other.visitor().done("job.cancel", &[job.as_str().into()], json!({}), None).await?;
+    other.client().done("job.cancel", &[job.as_str().into()], json!({}), None).await?;
     other.clock.advance(61 * MINUTE);
     other.sweep("job.forget", 2).await?;
-    other.scene.drain().await?;
+    other.fixture.drain().await?;
     gate.go_on.notify_one();
     step.await??;
     other.equals_a_rebuild().await?;
-    same("what is counted", &BACKLOG.found(other.visitor()).await?, &BTreeMap::new())?;
+    same("what is counted", &BACKLOG.found(other.client()).await?, &BTreeMap::new())?;
     // Under its name another one may come.
-    other.visitor().done("job.enqueue", &[], json!({"job_id": job}), None).await?;
+    other.client().done("job.enqueue", &[], json!({"job_id": job}), None).await?;
     other.equals_a_rebuild().await?;
-    same("the groups", &BACKLOG.found(other.visitor()).await?.len(), &1)
+    same("the groups", &BACKLOG.found(other.client()).await?.len(), &1)
 }
 
-pub(super) async fn what_changed_back_since_a_look_stays_so(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn what_changed_back_since_a_look_stays_so(namespace: &dyn TestNamespace) -> Result<()> {
     let views = [("seat", BY_STATE)];
-    let (sleeper, other, late) = two(lab, SEATS, &views).await?;
+    let (sleeper, other, late) = two(namespace, SEATS, &views).await?;
     for seat in 1..=4 {
         let input = json!({"event_id": "gala", "seat_no": seat, "price": 5});
-        other.visitor().done("seat.create", &[], input, None).await?;
+        other.client().done("seat.create", &[], input, None).await?;
     }
-    other.scene.drain().await?;
+    other.fixture.drain().await?;
     let hold = async |booking: &str, seat: i64| {
         let input = json!({"booking_id": booking, "event_id": "gala", "seat_no": [seat], "holder": "ann"});
-        other.visitor().done("seat_booking.hold", &[], input, None).await
+        other.client().done("seat_booking.hold", &[], input, None).await
     };
     let cancel = async |booking: &str| {
-        other.visitor().done("seat_booking.cancel", &[booking.into()], json!({}), None).await
+        other.client().done("seat_booking.cancel", &[booking.into()], json!({}), None).await
     };
-    ensure!(other.scene.projection()?.rebuild().await?, "no build could be begun");
+    ensure!(other.fixture.projection()?.rebuild().await?, "no build could be begun");
     // The log has brought the last seat to the new generation before the scan comes to it.
     hold("early", 4).await?;
     cancel("early").await?;
     for _ in 0..3 {
-        for shard in 0..other.visitor().house.store().partitions() {
-            other.scene.step("seats_by_state", shard, 1).await?;
+        for shard in 0..other.client().house.store().partitions() {
+            other.fixture.step("seats_by_state", shard, 1).await?;
         }
     }
     // The sleeper has the first record for itself, if it stands in its partition, and sees the last seat held when it scans.
@@ -595,41 +612,41 @@ pub(super) async fn what_changed_back_since_a_look_stays_so(lab: &dyn Lab) -> Re
     let (gate, step) = asleep(&sleeper, &late, "seats_by_state", "seats_by_state_entries").await;
     // It is given up, and the log finds it as it was.
     cancel(&booking).await?;
-    other.scene.drain().await?;
+    other.fixture.drain().await?;
     gate.go_on.notify_one();
     step.await??;
-    other.scene.drain().await?;
+    other.fixture.drain().await?;
     other.is_true().await?;
     other.equals_a_rebuild().await
 }
 
-pub(super) async fn a_record_of_many_rows_is_done_in_pieces(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_record_of_many_rows_is_done_in_pieces(namespace: &dyn TestNamespace) -> Result<()> {
     let sources = format!("{}{SOURCE}", SEATS.replace("units_max = 2", "units_max = 40"));
     let sources = sources.replace("[house]\nname = \"drill\"\n", "");
-    let board = Board::open(lab, &sources, &[("seat", BY_STATE), ("profile", POINTS)]).await?;
-    let board = Board { step_rows: 50, ..board };
+    let board = ViewFixture::open(namespace, &sources, &[("seat", BY_STATE), ("profile", POINTS)]).await?;
+    let board = ViewFixture { step_rows: 50, ..board };
     let create = |number: i64| {
         let input = json!({"event_id": "gala", "seat_no": number, "price": number});
-        Visitor::request("seat.create", &[], &input, None)
+        TenantClient::request("seat.create", &[], &input, None)
     };
-    let house = &board.visitor().house;
-    let tenant = &board.visitor().tenant;
+    let house = &board.client().house;
+    let tenant = &board.client().tenant;
     let batch = house.batch(tenant, (1..=48).map(create).collect(), Operation::default()).await;
     batch.map_err(|(_, refusal)| refusal)?;
     let profile = |id: i64| {
         let input = json!({"id": id, "team": format!("t{}", id % 25), "points": id});
-        Visitor::request("profile.create", &[], &input, None)
+        TenantClient::request("profile.create", &[], &input, None)
     };
     let batch = house.batch(tenant, (1..=49).map(profile).collect(), Operation::default()).await;
     batch.map_err(|(_, refusal)| refusal)?;
-    board.scene.drain_by(50).await?;
+    board.fixture.drain_by(50).await?;
     board.is_true().await?;
     let wanted: Vec<i64> = (1..=40).collect();
     let input = json!({"booking_id": "b", "event_id": "gala", "seat_no": wanted, "holder": "ann"});
-    board.visitor().done("seat_booking.hold", &[], input, None).await?;
-    board.scene.drain_by(50).await?;
+    board.client().done("seat_booking.hold", &[], input, None).await?;
+    board.fixture.drain_by(50).await?;
     board.is_true().await?;
-    board.visitor().done("seat_booking.confirm", &["b".into()], json!({}), None).await?;
+    board.client().done("seat_booking.confirm", &["b".into()], json!({}), None).await?;
     board.equals_a_rebuild().await?;
     for projection in house.projections() {
         let live = projection.state().await?.live.context("nothing is live")?.number;

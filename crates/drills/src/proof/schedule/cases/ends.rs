@@ -20,8 +20,8 @@ keep    = "0s"
 "#;
 
 /// The events of a name, one list for each record that has any.
-async fn told(visitor: &Visitor, name: &str) -> Result<Vec<Vec<Json>>> {
-    let records = whole_log(visitor.house.store().as_ref()).await?;
+async fn told(client: &TenantClient, name: &str) -> Result<Vec<Vec<Json>>> {
+    let records = whole_log(client.house.store().as_ref()).await?;
     let of = |record: &statehouse_store::Record| -> Vec<Json> {
         let events = record.events.iter().filter(|event| event.name == name);
         events.map(|event| event.data.clone()).collect()
@@ -33,18 +33,18 @@ fn ids_in(events: &[Json]) -> Vec<&str> {
     events.iter().filter_map(|event| event["job_id"].as_str()).collect()
 }
 
-pub(super) async fn jobs_that_end_together_are_one_plan(lab: &dyn Lab) -> Result<()> {
-    let (visitor, _) = desk(lab).await?;
+pub(super) async fn jobs_that_end_together_are_one_plan(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, _) = desk(namespace).await?;
     for job in ["a", "b", "c", "d", "e"] {
-        enqueue(&visitor, job, json!({})).await?;
+        enqueue(&client, job, json!({})).await?;
     }
-    claim(&visitor, 9, 5).await?;
+    claim(&client, 9, 5).await?;
     let queue = id("default");
     let jobs = |ids: &[&str]| {
         let one = |id: &&str| json!({"job_id": id, "attempt": 1, "result": id});
         json!({"jobs": ids.iter().map(one).collect::<Vec<_>>()})
     };
-    let call = || visitor.call_as("three", "job_queue.complete", &queue, jobs(&["c", "a", "b"]), None);
+    let call = || client.call_as("three", "job_queue.complete", &queue, jobs(&["c", "a", "b"]), None);
     let first = call().await?;
     same(
         "all of them",
@@ -53,27 +53,27 @@ pub(super) async fn jobs_that_end_together_are_one_plan(lab: &dyn Lab) -> Result
     )?;
     same("a repetition", &call().await?.body, &first.body)?;
     // One of these is not this worker's any more: then each goes by itself.
-    visitor.done("job_queue.complete", &queue, jobs(&["d", "b", "e"]), None).await?;
-    let record = visitor.house.store().find_operation(&visitor.tenant, "three/all").await?;
+    client.done("job_queue.complete", &queue, jobs(&["d", "b", "e"]), None).await?;
+    let record = client.house.store().find_operation(&client.tenant, "three/all").await?;
     let record = record.context("the three are no plan")?;
     let all: Vec<Json> = record.events.iter().map(|event| event.data.clone()).collect();
     same("the first plan", &ids_in(&all), &vec!["c", "a", "b"])?;
     let subjects: Vec<&Json> = all.iter().filter_map(|event| event.get("subject")).collect();
     same("whom they are about", &subjects, &vec![&json!("a"), &json!("b")])?;
-    let told = told(&visitor, "job.completed").await?;
+    let told = told(&client, "job.completed").await?;
     let mut ids: Vec<&str> = told.iter().flat_map(|events| ids_in(events)).collect();
     ids.sort_unstable();
     same("each is told once", &ids, &vec!["a", "b", "c", "d", "e"])?;
     for job in ["a", "b", "c", "d", "e"] {
         let expected = json!({"state": "COMPLETED", "result": job, "run_at": null});
-        visitor.shows("job", &id(job), &expected).await?;
+        client.shows("job", &id(job), &expected).await?;
     }
     Ok(())
 }
 
-pub(super) async fn what_is_not_kept_goes_when_it_is_done(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn what_is_not_kept_goes_when_it_is_done(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let visitor = Visitor::open_at(lab, SHORT, Arc::new(clock.clone())).await?;
+    let client = TenantClient::open_at(namespace, SHORT, Arc::new(clock.clone())).await?;
     let with_key = || json!({"unique_key": "k"});
     for (job, input) in [
         ("plain", json!({})),
@@ -81,44 +81,44 @@ pub(super) async fn what_is_not_kept_goes_when_it_is_done(lab: &dyn Lab) -> Resu
         ("first", json!({"order_key": "o"})),
         ("second", json!({"order_key": "o"})),
     ] {
-        enqueue(&visitor, job, input).await?;
+        enqueue(&client, job, input).await?;
     }
-    claim(&visitor, 9, 3).await?;
+    claim(&client, 9, 3).await?;
     for job in ["plain", "keyed", "first"] {
         // Another attempt's is not this one's to end, and one that was given back is nobody's.
-        visitor.refused("job.complete", &id(job), json!({"attempt": 2}), None, Code::NotHolder).await?;
-        visitor.done("job.fail", &id(job), json!({"attempt": 1}), None).await?;
-        visitor.refused("job.complete", &id(job), json!({"attempt": 1}), None, Code::WrongState).await?;
+        client.refused("job.complete", &id(job), json!({"attempt": 2}), None, Code::NotHolder).await?;
+        client.done("job.fail", &id(job), json!({"attempt": 1}), None).await?;
+        client.refused("job.complete", &id(job), json!({"attempt": 1}), None, Code::WrongState).await?;
     }
     clock.advance(SECOND * 10);
-    claim(&visitor, 9, 3).await?;
+    claim(&client, 9, 3).await?;
     let plain = id("plain");
     let input = || json!({"attempt": 2, "result": 7});
-    let call = || visitor.call_as("once", "job.complete", &plain, input(), None);
+    let call = || client.call_as("once", "job.complete", &plain, input(), None);
     let done = call().await?;
     shows(&done, &json!({"job_id": "plain", "state": "COMPLETED", "attempt": 2, "result": 7}))?;
     same("a repetition", &call().await?.body, &done.body)?;
-    visitor.refused("job.complete", &id("plain"), json!({"attempt": 2}), None, Code::NotFound).await?;
-    visitor.refused("job.read", &id("plain"), json!({}), None, Code::NotFound).await?;
+    client.refused("job.complete", &id("plain"), json!({"attempt": 2}), None, Code::NotFound).await?;
+    client.refused("job.read", &id("plain"), json!({}), None, Code::NotFound).await?;
     // Its key goes with it, and so does its place in the lane.
-    complete(&visitor, "keyed", 2).await?;
-    same("whose keys are left", &all_rows(&visitor, "job_uniques").await?.len(), &0)?;
-    enqueue(&visitor, "heir", with_key()).await?;
-    complete(&visitor, "first", 2).await?;
-    let mut next = claim(&visitor, 9, 2).await?;
+    complete(&client, "keyed", 2).await?;
+    same("whose keys are left", &all_rows(&client, "job_uniques").await?.len(), &0)?;
+    enqueue(&client, "heir", with_key()).await?;
+    complete(&client, "first", 2).await?;
+    let mut next = claim(&client, 9, 2).await?;
     next.sort();
     same("who comes next", &next, &vec![("heir".to_owned(), 1), ("second".to_owned(), 1)])?;
     let jobs = json!({"jobs": [{"job_id": "second", "attempt": 1}, {"job_id": "heir", "attempt": 1}]});
-    let ended = visitor.done("job_queue.complete", &id("default"), jobs, None).await?;
+    let ended = client.done("job_queue.complete", &id("default"), jobs, None).await?;
     same(
         "both",
         &ended.body.as_array().map(|all| all.iter().all(|one| one["done"] == json!(true))),
         &Some(true),
     )?;
     for table in ["jobs", "job_uniques", "job_lanes", "job_lines"] {
-        same(table, &all_rows(&visitor, table).await?.len(), &0)?;
+        same(table, &all_rows(&client, table).await?.len(), &0)?;
     }
-    let told = told(&visitor, "job.completed").await?;
+    let told = told(&client, "job.completed").await?;
     let mut ids: Vec<&str> = told.iter().flat_map(|events| ids_in(events)).collect();
     ids.sort_unstable();
     same("what the log tells", &ids, &vec!["first", "heir", "keyed", "plain", "second"])
@@ -138,13 +138,13 @@ keep   = "0s"
 "#;
 
 /// Jobs that all end at the same time: when they are let.
-struct Gate {
+struct BlockingHandler {
     under_way: AtomicUsize,
     open: watch::Sender<bool>,
 }
 
 #[async_trait]
-impl Handler for Gate {
+impl Handler for BlockingHandler {
     async fn handle(&self, job: &Job) -> Result<Json, Failure> {
         self.under_way.fetch_add(1, Ordering::SeqCst);
         let mut open = self.open.subscribe();
@@ -155,21 +155,21 @@ impl Handler for Gate {
 
 /// Handlers that end at the same time: what they did is recorded together, each job once and under its own name. If something
 /// is in the way of one of them, or its end concerns others, that is its own affair.
-pub(super) async fn what_handlers_end_together_ends_once(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, TWO_KINDS).await?;
+pub(super) async fn what_handlers_end_together_ends_once(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, TWO_KINDS).await?;
     let many: Vec<String> = (0..40).map(|number| format!("m{number}")).collect();
     for (schedule, table) in [("job", "jobs"), ("task", "tasks")] {
         let enqueue = async |job: &str, mut input: Json| {
             input["job_id"] = json!(job);
-            visitor.done(&format!("{schedule}.enqueue"), &[], input, None).await
+            client.done(&format!("{schedule}.enqueue"), &[], input, None).await
         };
-        let start = |gate: &Arc<Gate>| {
-            Hands::start(&visitor.house, schedule, "default", gate.clone(), HandOptions::default())
+        let start = |gate: &Arc<BlockingHandler>| {
+            Hands::start(&client.house, schedule, "default", gate.clone(), HandOptions::default())
         };
         let finished = async |expected: &[&str]| -> Result<Vec<usize>> {
             let name = format!("{schedule}.completed");
             let (mut told, mut sizes): (Vec<String>, Vec<usize>) = (Vec::new(), Vec::new());
-            for record in whole_log(visitor.house.store().as_ref()).await? {
+            for record in whole_log(client.house.store().as_ref()).await? {
                 let before = told.len();
                 for event in record.events.iter().filter(|event| event.name == name) {
                     let job = event.data["job_id"].as_str().context("an event of no job")?;
@@ -189,7 +189,7 @@ pub(super) async fn what_handlers_end_together_ends_once(lab: &dyn Lab) -> Resul
         for job in &many {
             enqueue(job, json!({})).await?;
         }
-        let gate = Gate::closed();
+        let gate = BlockingHandler::closed();
         let hands = start(&gate)?;
         gate.is_reached_by(many.len()).await?;
         gate.opens();
@@ -203,17 +203,17 @@ pub(super) async fn what_handlers_end_together_ends_once(lab: &dyn Lab) -> Resul
         enqueue("second", json!({"order_key": "o"})).await?;
         enqueue("lost", json!({})).await?;
         enqueue("plain", json!({})).await?;
-        let gate = Gate::closed();
+        let gate = BlockingHandler::closed();
         let hands = start(&gate)?;
         gate.is_reached_by(4).await?;
-        visitor.done(&format!("{schedule}.cancel"), &id("lost"), json!({}), None).await?;
+        client.done(&format!("{schedule}.cancel"), &id("lost"), json!({}), None).await?;
         gate.opens();
         gate.is_reached_by(5).await?;
         hands.stop().await;
         expected.extend(["keyed", "first", "second", "plain"]);
         finished(&expected).await?;
         let (lost, kept): (Vec<Row>, Vec<Row>) =
-            all_rows(&visitor, table).await?.into_iter().partition(|row| row.text("job_id") == Some("lost"));
+            all_rows(&client, table).await?.into_iter().partition(|row| row.text("job_id") == Some("lost"));
         let states = |rows: &[Row]| -> Vec<Option<String>> {
             rows.iter().map(|row| row.text("state").map(str::to_owned)).collect()
         };
@@ -223,14 +223,14 @@ pub(super) async fn what_handlers_end_together_ends_once(lab: &dyn Lab) -> Resul
         for row in kept {
             same("its result", &row.json("result"), &Some(&json!(row.text("job_id"))))?;
         }
-        nobody_is_left_in_line(&visitor, schedule).await?;
+        nobody_is_left_in_line(&client, schedule).await?;
     }
     Ok(())
 }
 
-impl Gate {
-    fn closed() -> Arc<Gate> {
-        Arc::new(Gate { under_way: AtomicUsize::new(0), open: watch::Sender::new(false) })
+impl BlockingHandler {
+    fn closed() -> Arc<BlockingHandler> {
+        Arc::new(BlockingHandler { under_way: AtomicUsize::new(0), open: watch::Sender::new(false) })
     }
 
     async fn is_reached_by(&self, jobs: usize) -> Result<()> {

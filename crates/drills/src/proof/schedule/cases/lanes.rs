@@ -2,129 +2,129 @@
 
 use super::*;
 
-pub(super) async fn jobs_of_one_key_run_in_their_order(lab: &dyn Lab) -> Result<()> {
-    let (visitor, clock) = desk(lab).await?;
+pub(super) async fn jobs_of_one_key_run_in_their_order(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, clock) = desk(namespace).await?;
     for number in 0..5 {
         // Not by their ids, and not by their priorities: by the order in which they came.
         let (job, priority) = (format!("k{}", 9 - number), number % 3);
-        enqueue(&visitor, &job, json!({"order_key": "k", "priority": priority})).await?;
+        enqueue(&client, &job, json!({"order_key": "k", "priority": priority})).await?;
     }
-    enqueue(&visitor, "free", json!({"order_key": "other"})).await?;
-    let mut both = claim(&visitor, 9, 2).await?;
+    enqueue(&client, "free", json!({"order_key": "other"})).await?;
+    let mut both = claim(&client, 9, 2).await?;
     both.sort();
     same("the first of each key", &both, &vec![("free".to_owned(), 1), ("k9".to_owned(), 1)])?;
-    complete(&visitor, "free", 1).await?;
+    complete(&client, "free", 1).await?;
     // One that rests is still the first of its key.
-    visitor.done("job.fail", &id("k9"), json!({"attempt": 1}), None).await?;
-    claims_nothing(&visitor).await?;
+    client.done("job.fail", &id("k9"), json!({"attempt": 1}), None).await?;
+    claims_nothing(&client).await?;
     clock.advance(SECOND * 10);
-    same("again", &claim(&visitor, 9, 1).await?, &vec![("k9".to_owned(), 2)])?;
-    complete(&visitor, "k9", 2).await?;
-    same("the second", &claim(&visitor, 9, 1).await?, &vec![("k8".to_owned(), 1)])?;
+    same("again", &claim(&client, 9, 1).await?, &vec![("k9".to_owned(), 2)])?;
+    complete(&client, "k9", 2).await?;
+    same("the second", &claim(&client, 9, 1).await?, &vec![("k8".to_owned(), 1)])?;
     // One whose worker died is, too; one that failed for good is not.
     clock.advance(SECOND * 30);
-    same("the second again", &claim(&visitor, 9, 1).await?, &vec![("k8".to_owned(), 2)])?;
-    visitor.done("job.fail", &id("k8"), json!({"attempt": 2, "final": true}), None).await?;
-    same("the third", &claim(&visitor, 9, 1).await?, &vec![("k7".to_owned(), 1)])?;
-    visitor.done("job.cancel", &id("k7"), json!({}), None).await?;
-    same("the fourth", &claim(&visitor, 9, 1).await?, &vec![("k6".to_owned(), 1)])?;
+    same("the second again", &claim(&client, 9, 1).await?, &vec![("k8".to_owned(), 2)])?;
+    client.done("job.fail", &id("k8"), json!({"attempt": 2, "final": true}), None).await?;
+    same("the third", &claim(&client, 9, 1).await?, &vec![("k7".to_owned(), 1)])?;
+    client.done("job.cancel", &id("k7"), json!({}), None).await?;
+    same("the fourth", &claim(&client, 9, 1).await?, &vec![("k6".to_owned(), 1)])?;
     // Brought back to life, it stands at the end.
-    visitor.done("job.replay", &id("k8"), json!({}), None).await?;
+    client.done("job.replay", &id("k8"), json!({}), None).await?;
     for job in ["k6", "k5"] {
-        complete(&visitor, job, 1).await?;
-        let next = claim(&visitor, 9, 1).await?;
+        complete(&client, job, 1).await?;
+        let next = claim(&client, 9, 1).await?;
         same("the next", &next[0].0.as_str(), &if job == "k6" { "k5" } else { "k8" })?;
     }
-    complete(&visitor, "k8", 3).await?;
-    claims_nothing(&visitor).await?;
-    nobody_is_left_in_line(&visitor, "job").await
+    complete(&client, "k8", 3).await?;
+    claims_nothing(&client).await?;
+    nobody_is_left_in_line(&client, "job").await
 }
 
 /// Lanes and lines are gone when all their jobs are over.
-pub(super) async fn nobody_is_left_in_line(visitor: &Visitor, name: &str) -> Result<()> {
+pub(super) async fn nobody_is_left_in_line(client: &TenantClient, name: &str) -> Result<()> {
     for table in ["lanes", "lines"] {
-        let rows = all_rows(visitor, &format!("{name}_{table}")).await?;
+        let rows = all_rows(client, &format!("{name}_{table}")).await?;
         ensure!(rows.is_empty(), "{table} are left: {rows:?}");
     }
     Ok(())
 }
 
-pub(super) async fn of_one_key_so_many_run_at_once(lab: &dyn Lab) -> Result<()> {
-    let (visitor, _) = desk(lab).await?;
+pub(super) async fn of_one_key_so_many_run_at_once(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, _) = desk(namespace).await?;
     for number in 0..5 {
         let input = json!({"job_id": format!("t{number}"), "order_key": "k"});
-        visitor.done("task.enqueue", &[], input, None).await?;
+        client.done("task.enqueue", &[], input, None).await?;
     }
     let names = |jobs: Vec<(String, i64)>| jobs.into_iter().map(|(job, _)| job).collect::<BTreeSet<_>>();
     let set = |jobs: &[&str]| jobs.iter().map(|job| (*job).to_owned()).collect::<BTreeSet<_>>();
-    same("two of them", &names(claim_until(&visitor, "task", 9, 2).await?), &set(&["t0", "t1"]))?;
+    same("two of them", &names(claim_until(&client, "task", 9, 2).await?), &set(&["t0", "t1"]))?;
     let complete =
-        async |job: &str| visitor.done("task.complete", &id(job), json!({"attempt": 1}), None).await;
+        async |job: &str| client.done("task.complete", &id(job), json!({"attempt": 1}), None).await;
     complete("t1").await?;
-    same("the third", &names(claim_until(&visitor, "task", 9, 1).await?), &set(&["t2"]))?;
+    same("the third", &names(claim_until(&client, "task", 9, 1).await?), &set(&["t2"]))?;
     complete("t0").await?;
     complete("t2").await?;
-    same("the rest", &names(claim_until(&visitor, "task", 9, 2).await?), &set(&["t3", "t4"]))?;
+    same("the rest", &names(claim_until(&client, "task", 9, 2).await?), &set(&["t3", "t4"]))?;
     complete("t3").await?;
     // There is room again, for one.
     for job in ["t5", "t6"] {
-        visitor.done("task.enqueue", &[], json!({"job_id": job, "order_key": "k"}), None).await?;
+        client.done("task.enqueue", &[], json!({"job_id": job, "order_key": "k"}), None).await?;
     }
-    same("room for one", &names(claim_until(&visitor, "task", 9, 1).await?), &set(&["t5"]))?;
+    same("room for one", &names(claim_until(&client, "task", 9, 1).await?), &set(&["t5"]))?;
     for job in ["t4", "t5"] {
         complete(job).await?;
     }
-    claim_until(&visitor, "task", 9, 1).await?;
+    claim_until(&client, "task", 9, 1).await?;
     complete("t6").await?;
-    nobody_is_left_in_line(&visitor, "task").await
+    nobody_is_left_in_line(&client, "task").await
 }
 
-pub(super) async fn a_job_in_line_can_be_cancelled(lab: &dyn Lab) -> Result<()> {
-    let (visitor, _) = desk(lab).await?;
+pub(super) async fn a_job_in_line_can_be_cancelled(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, _) = desk(namespace).await?;
     for job in ["a", "b", "c"] {
-        enqueue(&visitor, job, json!({"order_key": "k"})).await?;
+        enqueue(&client, job, json!({"order_key": "k"})).await?;
     }
-    visitor.shows("job", &id("b"), &json!({"state": "PENDING", "run_at": null})).await?;
-    visitor.done("job.cancel", &id("b"), json!({}), None).await?;
+    client.shows("job", &id("b"), &json!({"state": "PENDING", "run_at": null})).await?;
+    client.done("job.cancel", &id("b"), json!({}), None).await?;
     for job in ["a", "c"] {
-        same("the next", &claim(&visitor, 9, 1).await?, &vec![(job.to_owned(), 1)])?;
-        complete(&visitor, job, 1).await?;
+        same("the next", &claim(&client, 9, 1).await?, &vec![(job.to_owned(), 1)])?;
+        complete(&client, job, 1).await?;
     }
-    nobody_is_left_in_line(&visitor, "job").await
+    nobody_is_left_in_line(&client, "job").await
 }
 
-pub(super) async fn a_refused_job_leaves_no_lane_behind(lab: &dyn Lab) -> Result<()> {
-    let (visitor, _) = desk(lab).await?;
-    enqueue(&visitor, "a", json!({})).await?;
+pub(super) async fn a_refused_job_leaves_no_lane_behind(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, _) = desk(namespace).await?;
+    enqueue(&client, "a", json!({})).await?;
     let again = json!({"job_id": "a", "order_key": "k"});
-    visitor.refused("job.enqueue", &[], again, None, Code::AlreadyExists).await?;
-    same("lanes after a refusal", &all_rows(&visitor, "job_lanes").await?.len(), &0)?;
+    client.refused("job.enqueue", &[], again, None, Code::AlreadyExists).await?;
+    same("lanes after a refusal", &all_rows(&client, "job_lanes").await?.len(), &0)?;
     // In a lane that is there it leaves a gap, and nobody waits for it.
-    enqueue(&visitor, "b", json!({"order_key": "k"})).await?;
+    enqueue(&client, "b", json!({"order_key": "k"})).await?;
     let again = json!({"job_id": "a", "order_key": "k"});
-    visitor.refused("job.enqueue", &[], again, None, Code::AlreadyExists).await?;
-    enqueue(&visitor, "c", json!({"order_key": "k"})).await?;
-    let claimed = claim(&visitor, 9, 2).await?;
+    client.refused("job.enqueue", &[], again, None, Code::AlreadyExists).await?;
+    enqueue(&client, "c", json!({"order_key": "k"})).await?;
+    let claimed = claim(&client, 9, 2).await?;
     let names: BTreeSet<&str> = claimed.iter().map(|(job, _)| job.as_str()).collect();
     same("those that are admitted", &names, &BTreeSet::from(["a", "b"]))?;
-    complete(&visitor, "b", 1).await?;
-    same("the next in line", &claim(&visitor, 9, 1).await?, &vec![("c".to_owned(), 1)])?;
-    complete(&visitor, "c", 1).await?;
-    nobody_is_left_in_line(&visitor, "job").await
+    complete(&client, "b", 1).await?;
+    same("the next in line", &claim(&client, 9, 1).await?, &vec![("c".to_owned(), 1)])?;
+    complete(&client, "c", 1).await?;
+    nobody_is_left_in_line(&client, "job").await
 }
 
 /// Lets something happen behind the next commit, before its caller goes on.
 #[derive(Default)]
-pub(super) struct Behind(Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>);
+pub(super) struct AfterCommit(Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>);
 
-impl fmt::Debug for Behind {
+impl fmt::Debug for AfterCommit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Behind")
     }
 }
 
 #[async_trait]
-impl Hook for Arc<Behind> {
+impl Interceptor for Arc<AfterCommit> {
     async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
         let outcome = inner.commit(plan).await;
         let event = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -135,22 +135,22 @@ impl Hook for Arc<Behind> {
     }
 }
 
-pub(super) async fn a_number_of_a_lane_that_is_gone_is_not_used(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_number_of_a_lane_that_is_gone_is_not_used(namespace: &dyn TestNamespace) -> Result<()> {
     let clock = standing();
-    let store = lab.open_at(Arc::new(clock.clone())).await?;
-    let visitor = Arc::new(Visitor::over(store.clone(), BLUEPRINT, Arc::new(clock.clone())).await?);
-    let behind = Arc::new(Behind::default());
-    let slow = Arc::new(Around::new(store, behind.clone()));
-    let slow = Visitor::over(slow, BLUEPRINT, Arc::new(clock.clone())).await?;
+    let store = namespace.open_at(Arc::new(clock.clone())).await?;
+    let client = Arc::new(TenantClient::over(store.clone(), BLUEPRINT, Arc::new(clock.clone())).await?);
+    let behind = Arc::new(AfterCommit::default());
+    let slow = Arc::new(StoreProxy::new(store, behind.clone()));
+    let slow = TenantClient::over(slow, BLUEPRINT, Arc::new(clock.clone())).await?;
     let key = || json!({"order_key": "k"});
-    enqueue(&visitor, "a", key()).await?;
-    same("the first", &claim(&visitor, 9, 1).await?, &vec![("a".to_owned(), 1)])?;
+    enqueue(&client, "a", key()).await?;
+    same("the first", &claim(&client, 9, 1).await?, &vec![("a".to_owned(), 1)])?;
     for job in ["x", "y", "z"] {
-        enqueue(&visitor, job, key()).await?;
-        visitor.done("job.cancel", &id(job), json!({}), None).await?;
+        enqueue(&client, job, key()).await?;
+        client.done("job.cancel", &id(job), json!({}), None).await?;
     }
     // It has its number, and before it stands in line the lane ends and another one begins.
-    let others = visitor.clone();
+    let others = client.clone();
     let event = async move {
         // If one of these fails, the order below is another.
         let _ = complete(&others, "a", 1).await;
@@ -158,30 +158,32 @@ pub(super) async fn a_number_of_a_lane_that_is_gone_is_not_used(lab: &dyn Lab) -
     };
     *behind.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::pin(event));
     enqueue(&slow, "b", key()).await?;
-    enqueue(&visitor, "d", key()).await?;
+    enqueue(&client, "d", key()).await?;
     for job in ["c", "b", "d"] {
-        same("the next", &claim(&visitor, 9, 1).await?, &vec![(job.to_owned(), 1)])?;
-        complete(&visitor, job, 1).await?;
+        same("the next", &claim(&client, 9, 1).await?, &vec![(job.to_owned(), 1)])?;
+        complete(&client, job, 1).await?;
     }
-    nobody_is_left_in_line(&visitor, "job").await
+    nobody_is_left_in_line(&client, "job").await
 }
 
 /// What happens in a lane while somebody is paused who is about to leave it.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Meantime {
+pub(super) enum ConcurrentChange {
     /// Another job comes.
     Comes,
     /// Another job ends.
     Ends,
 }
 
-pub(super) async fn a_lane_that_changes_meanwhile_is_looked_at_again(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_lane_that_changes_meanwhile_is_looked_at_again(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let clock = Arc::new(DrillClock::new());
-    let store = lab.open_at(clock.clone()).await?;
+    let store = namespace.open_at(clock.clone()).await?;
     let paused = Arc::new(Paused::default());
-    let slow = Arc::new(Around::new(store.clone(), paused.clone()));
-    let visitor = Visitor::over(store, BLUEPRINT, clock.clone()).await?;
-    let slow = Visitor::over(slow, BLUEPRINT, clock).await?;
+    let slow = Arc::new(StoreProxy::new(store.clone(), paused.clone()));
+    let client = TenantClient::over(store, BLUEPRINT, clock.clone()).await?;
+    let slow = TenantClient::over(slow, BLUEPRINT, clock).await?;
     // Whoever completes a job does not look at first, and so leaves the lane with its second plan.
     for (action, plan, input) in [
         ("complete", 2, json!({"attempt": 1})),
@@ -190,59 +192,61 @@ pub(super) async fn a_lane_that_changes_meanwhile_is_looked_at_again(lab: &dyn L
     ] {
         // Of a job one runs at a time, of a task two. So many are admitted before.
         for (number, (resource, before, meantime)) in [
-            ("job", 1, Meantime::Comes),
-            ("task", 1, Meantime::Comes),
-            ("task", 2, Meantime::Comes),
-            ("task", 2, Meantime::Ends),
+            ("job", 1, ConcurrentChange::Comes),
+            ("task", 1, ConcurrentChange::Comes),
+            ("task", 2, ConcurrentChange::Comes),
+            ("task", 2, ConcurrentChange::Ends),
         ]
         .into_iter()
         .enumerate()
         {
             let tenant = format!("{action}{number}");
-            let (visitor, slow) = (visitor.for_tenant(&tenant)?, slow.for_tenant(&tenant)?);
-            let comes = async |visitor: &Visitor, job: &str| {
+            let (client, slow) = (client.for_tenant(&tenant)?, slow.for_tenant(&tenant)?);
+            let comes = async |client: &TenantClient, job: &str| {
                 let input = json!({"job_id": job, "order_key": "k"});
-                visitor.done(&format!("{resource}.enqueue"), &[], input, None).await
+                client.done(&format!("{resource}.enqueue"), &[], input, None).await
             };
-            let ends = async |visitor: &Visitor, job: &str| {
-                visitor.done(&format!("{resource}.complete"), &id(job), json!({"attempt": 1}), None).await
+            let ends = async |client: &TenantClient, job: &str| {
+                client.done(&format!("{resource}.complete"), &id(job), json!({"attempt": 1}), None).await
             };
             for job in 0..before {
-                comes(&visitor, &format!("x{job}")).await?;
+                comes(&client, &format!("x{job}")).await?;
             }
-            claim_until(&visitor, resource, 9, before).await?;
-            let other = visitor.clone();
+            claim_until(&client, resource, 9, before).await?;
+            let other = client.clone();
             let (action_of, job) = match meantime {
-                Meantime::Comes => (format!("{resource}.enqueue"), json!({"job_id": "z", "order_key": "k"})),
-                Meantime::Ends => (format!("{resource}.complete"), json!({"attempt": 1})),
+                ConcurrentChange::Comes => {
+                    (format!("{resource}.enqueue"), json!({"job_id": "z", "order_key": "k"}))
+                }
+                ConcurrentChange::Ends => (format!("{resource}.complete"), json!({"attempt": 1})),
             };
             paused.before(&format!("{resource}s"), plan, async move {
                 let key = id("x1");
-                let key = if matches!(meantime, Meantime::Ends) { &key[..] } else { &[] };
+                let key = if matches!(meantime, ConcurrentChange::Ends) { &key[..] } else { &[] };
                 // If this fails, there is nobody to be claimed afterwards, or somebody left.
                 drop(other.done(&action_of, key, job, None).await);
             });
             slow.done(&format!("{resource}.{action}"), &id("x0"), input.clone(), None).await?;
             // Nobody is forgotten in line, and no room is lost.
-            if matches!(meantime, Meantime::Comes) {
-                claim_until(&visitor, resource, 9, 1).await?;
+            if matches!(meantime, ConcurrentChange::Comes) {
+                claim_until(&client, resource, 9, 1).await?;
                 if before == 2 {
-                    ends(&visitor, "x1").await?;
+                    ends(&client, "x1").await?;
                 }
-                ends(&visitor, "z").await?;
+                ends(&client, "z").await?;
             }
-            nobody_is_left_in_line(&visitor, resource).await.with_context(|| tenant)?;
+            nobody_is_left_in_line(&client, resource).await.with_context(|| tenant)?;
         }
     }
     Ok(())
 }
 
-pub(super) async fn who_stands_in_line_is_not_overtaken(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
+pub(super) async fn who_stands_in_line_is_not_overtaken(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
     let clock = Arc::new(SystemClock);
-    let before = Visitor::over(store.clone(), BLUEPRINT, clock.clone()).await?;
+    let before = TenantClient::over(store.clone(), BLUEPRINT, clock.clone()).await?;
     let wider = BLUEPRINT.replace("per_key = 2", "per_key = 3");
-    let wider = Visitor::over(store, &wider, clock).await?;
+    let wider = TenantClient::over(store, &wider, clock).await?;
     let input = |job: &str, key: &str| json!({"job_id": job, "order_key": key});
     for job in ["t0", "t1", "t2"] {
         before.done("task.enqueue", &[], input(job, "k"), None).await?;

@@ -2,28 +2,28 @@
 
 use super::*;
 
-pub(super) async fn a_unique_key_has_one_job_in_a_race(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+pub(super) async fn a_unique_key_has_one_job_in_a_race(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
     let mut winner: Option<String> = None;
     for round in 0..6 {
         // The one before fails; then it is replayed while others want its key.
         if let Some(job) = &winner {
-            let (_, attempt) = claim(&visitor, 1, 1).await?[0].clone();
-            visitor.done("job.fail", &id(job), json!({"attempt": attempt, "final": true}), None).await?;
+            let (_, attempt) = claim(&client, 1, 1).await?[0].clone();
+            client.done("job.fail", &id(job), json!({"attempt": attempt, "final": true}), None).await?;
         }
         let mut racers = Vec::new();
         for racer in 0..5 {
-            let (visitor, before) = (visitor.clone(), winner.clone());
+            let (client, before) = (client.clone(), winner.clone());
             racers.push(tokio::spawn(async move {
                 let job = format!("r{round}-{racer}");
                 match before.filter(|_| racer == 0) {
                     Some(before) => {
-                        let done = visitor.call("job.replay", &id(&before), json!({}), None).await;
+                        let done = client.call("job.replay", &id(&before), json!({}), None).await;
                         (before, done.map(drop))
                     }
                     None => {
                         let input = json!({"job_id": job, "unique_key": "u"});
-                        let done = visitor.call("job.enqueue", &[], input, None).await;
+                        let done = client.call("job.enqueue", &[], input, None).await;
                         (job, done.map(drop))
                     }
                 }
@@ -37,7 +37,7 @@ pub(super) async fn a_unique_key_has_one_job_in_a_race(lab: &dyn Lab) -> Result<
                 (job, Err(refusal)) => bail!("{job}: {refusal}"),
             }
         }
-        let live = all_rows(&visitor, "jobs").await?;
+        let live = all_rows(&client, "jobs").await?;
         let live: Vec<&str> = live
             .iter()
             .filter(|row| row.text("state") == Some("PENDING"))
@@ -50,26 +50,26 @@ pub(super) async fn a_unique_key_has_one_job_in_a_race(lab: &dyn Lab) -> Result<
     Ok(())
 }
 
-pub(super) async fn many_claimers_never_share_a_job(lab: &dyn Lab) -> Result<()> {
-    let first = Visitor::open(lab, BLUEPRINT).await?;
+pub(super) async fn many_claimers_never_share_a_job(namespace: &dyn TestNamespace) -> Result<()> {
+    let first = TenantClient::open(namespace, BLUEPRINT).await?;
     // Two processes, so that claimers do not only take turns.
-    let second = Visitor::over(first.house.store().clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
+    let second = TenantClient::over(first.house.store().clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
     let jobs = 60;
     for job in 0..jobs {
         enqueue(&first, &format!("j{job}"), json!({})).await?;
     }
     let workers: Vec<_> = (0..6)
         .map(|number| {
-            let visitor = if number % 2 == 0 { first.clone() } else { second.clone() };
+            let client = if number % 2 == 0 { first.clone() } else { second.clone() };
             tokio::spawn(async move {
                 let (mut mine, mut quiet) = (Vec::new(), 0);
                 while quiet < 5 {
                     let claimed =
-                        claim_once(&visitor, json!({"worker": format!("w{number}"), "limit": 7})).await?;
+                        claim_once(&client, json!({"worker": format!("w{number}"), "limit": 7})).await?;
                     quiet = if claimed.is_empty() { quiet + 1 } else { 0 };
                     for (job, attempt) in claimed {
                         ensure!(attempt == 1, "{job} was claimed {attempt} times");
-                        complete(&visitor, &job, attempt).await?;
+                        complete(&client, &job, attempt).await?;
                         mine.push(job);
                     }
                 }
@@ -85,16 +85,16 @@ pub(super) async fn many_claimers_never_share_a_job(lab: &dyn Lab) -> Result<()>
     same("how many different ones", &claimed.iter().collect::<BTreeSet<_>>().len(), &jobs)
 }
 
-pub(super) async fn many_keys_keep_their_order_under_load(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
+pub(super) async fn many_keys_keep_their_order_under_load(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
     let (keys, each) = (3, 8);
     let producers: Vec<_> = (0..keys)
         .map(|key| {
-            let visitor = visitor.clone();
+            let client = client.clone();
             tokio::spawn(async move {
                 for number in 0..each {
                     let (job, key) = (format!("k{key}-{number}"), format!("k{key}"));
-                    enqueue(&visitor, &job, json!({"order_key": key})).await?;
+                    enqueue(&client, &job, json!({"order_key": key})).await?;
                 }
                 Ok::<_, anyhow::Error>(())
             })
@@ -102,14 +102,14 @@ pub(super) async fn many_keys_keep_their_order_under_load(lab: &dyn Lab) -> Resu
         .collect();
     let workers: Vec<_> = (0..4)
         .map(|_| {
-            let visitor = visitor.clone();
+            let client = client.clone();
             tokio::spawn(async move {
                 let mut quiet = 0;
                 while quiet < 30 {
-                    let claimed = claim_once(&visitor, json!({"limit": 3})).await?;
+                    let claimed = claim_once(&client, json!({"limit": 3})).await?;
                     quiet = if claimed.is_empty() { quiet + 1 } else { 0 };
                     for (job, attempt) in &claimed {
-                        complete(&visitor, job, *attempt).await?;
+                        complete(&client, job, *attempt).await?;
                     }
                     if claimed.is_empty() {
                         pause().await;
@@ -122,7 +122,7 @@ pub(super) async fn many_keys_keep_their_order_under_load(lab: &dyn Lab) -> Resu
     for task in producers.into_iter().chain(workers) {
         task.await??;
     }
-    let rows = all_rows(&visitor, "jobs").await?;
+    let rows = all_rows(&client, "jobs").await?;
     same("how many", &rows.len(), &(keys * each))?;
     let mut runs: BTreeMap<&str, Vec<(Time, Time, &str)>> = BTreeMap::new();
     for row in &rows {
@@ -139,13 +139,13 @@ pub(super) async fn many_keys_keep_their_order_under_load(lab: &dyn Lab) -> Resu
             ensure!(before.is_none_or(|end| end <= *start), "{job} began at {start}, before {before:?}");
         }
     }
-    nobody_is_left_in_line(&visitor, "job").await
+    nobody_is_left_in_line(&client, "job").await
 }
 
-pub(super) async fn lost_answers_lose_and_double_nothing(lab: &dyn Lab) -> Result<()> {
-    let sound = lab.open().await?;
+pub(super) async fn lost_answers_lose_and_double_nothing(namespace: &dyn TestNamespace) -> Result<()> {
+    let sound = namespace.open().await?;
     let faulty = Arc::new(FaultyStore::over(sound.clone(), Arc::new(SystemClock), Odds::default(), 7));
-    let visitor = Visitor::over(faulty.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
+    let client = TenantClient::over(faulty.clone(), BLUEPRINT, Arc::new(SystemClock)).await?;
     let jobs = 24;
     faulty.set_odds(Odds { unknown_before: 0.1, unknown_after: 0.2, unavailable: 0.1, ..Odds::default() });
     for number in 0..jobs {
@@ -155,7 +155,7 @@ pub(super) async fn lost_answers_lose_and_double_nothing(lab: &dyn Lab) -> Resul
         }
         for tries in 0.. {
             let operation = format!("enqueue-{number}");
-            match visitor.call_as(&operation, "job.enqueue", &[], input.clone(), None).await {
+            match client.call_as(&operation, "job.enqueue", &[], input.clone(), None).await {
                 Ok(_) => break,
                 Err(refusal) => ensure!(tries < 200 && may_pass(refusal.code), "{refusal}"),
             }
@@ -170,7 +170,7 @@ pub(super) async fn lost_answers_lose_and_double_nothing(lab: &dyn Lab) -> Resul
             break;
         }
         let input = json!({"worker": "ann", "limit": 4, "lease_ms": 100});
-        let Ok(claimed) = visitor.call("job_queue.claim", &id("default"), input, None).await else {
+        let Ok(claimed) = client.call("job_queue.claim", &id("default"), input, None).await else {
             continue;
         };
         let claimed = jobs_in(&claimed.body)?;
@@ -181,7 +181,7 @@ pub(super) async fn lost_answers_lose_and_double_nothing(lab: &dyn Lab) -> Resul
             let fresh = executed.entry(job.clone()).or_default().insert(attempt);
             ensure!(fresh, "{job} was claimed twice as attempt {attempt}");
             let input = json!({"attempt": attempt, "result": {"by": attempt}});
-            match visitor.call("job.complete", &id(&job), input, None).await {
+            match client.call("job.complete", &id(&job), input, None).await {
                 Ok(_) => {
                     let before = acknowledged.insert(job.clone(), attempt);
                     ensure!(before.is_none(), "{job} was completed by {before:?} and by {attempt}");
@@ -189,7 +189,7 @@ pub(super) async fn lost_answers_lose_and_double_nothing(lab: &dyn Lab) -> Resul
                 // It may have been done: then nobody gets it again, and the row says so.
                 Err(refusal) if refusal.code == Code::OutcomeUnknown => {
                     for _ in 0..200 {
-                        let Ok(row) = visitor.call("job.read", &id(&job), json!({}), None).await else {
+                        let Ok(row) = client.call("job.read", &id(&job), json!({}), None).await else {
                             continue;
                         };
                         if row.body["state"] == json!("COMPLETED") {
@@ -204,7 +204,7 @@ pub(super) async fn lost_answers_lose_and_double_nothing(lab: &dyn Lab) -> Resul
                 ),
             }
             // What was completed without an answer is not claimed again: learn it from the row.
-            if let Ok(row) = visitor.call("job.read", &id(&job), json!({}), None).await
+            if let Ok(row) = client.call("job.read", &id(&job), json!({}), None).await
                 && row.body["state"] == json!("COMPLETED")
             {
                 let by = row.body["result"]["by"].as_i64().context("a result without its attempt")?;
@@ -214,9 +214,9 @@ pub(super) async fn lost_answers_lose_and_double_nothing(lab: &dyn Lab) -> Resul
         }
         // A job that was completed by an attempt whose every answer was lost is found in the rows.
         if turn % 50 == 49 {
-            for row in crate::harness::client::scan(
+            for row in crate::harness::store_client::scan(
                 sound.as_ref(),
-                Scan::of(visitor.table("jobs")?, &visitor.tenant),
+                Scan::of(client.table("jobs")?, &client.tenant),
             )
             .await?
             {
@@ -237,7 +237,7 @@ pub(super) async fn lost_answers_lose_and_double_nothing(lab: &dyn Lab) -> Resul
     }
     same("jobs with a result in the log", &completed.len(), &jobs)?;
     ensure!(completed.values().all(|times| *times == 1), "{completed:?}");
-    nobody_is_left_in_line(&Visitor::over(sound, BLUEPRINT, Arc::new(SystemClock)).await?, "job").await
+    nobody_is_left_in_line(&TenantClient::over(sound, BLUEPRINT, Arc::new(SystemClock)).await?, "job").await
 }
 
 /// What passes: somebody else, or the world, was in the way.
@@ -245,80 +245,82 @@ pub(super) fn may_pass(code: Code) -> bool {
     [Code::OutcomeUnknown, Code::Unavailable, Code::Contended].contains(&code)
 }
 
-pub(super) async fn a_clock_that_steps_breaks_no_claim(lab: &dyn Lab) -> Result<()> {
-    let (visitor, clock) = desk(lab).await?;
-    enqueue(&visitor, "a", json!({})).await?;
-    claim(&visitor, 1, 1).await?;
+pub(super) async fn a_clock_that_steps_breaks_no_claim(namespace: &dyn TestNamespace) -> Result<()> {
+    let (client, clock) = desk(namespace).await?;
+    enqueue(&client, "a", json!({})).await?;
+    claim(&client, 1, 1).await?;
     // Ten minutes back: the lease lasts longer, and its holder is its holder.
     let start = clock.now();
     clock.set(start.minus(SECOND * 600));
-    claims_nothing(&visitor).await?;
-    complete(&visitor, "a", 1).await?;
+    claims_nothing(&client).await?;
+    complete(&client, "a", 1).await?;
     // Ten minutes ahead: leases are over, and whoever had one is refused as soon as somebody else has it.
     clock.set(start);
-    enqueue(&visitor, "b", json!({})).await?;
-    claim(&visitor, 1, 1).await?;
+    enqueue(&client, "b", json!({})).await?;
+    claim(&client, 1, 1).await?;
     clock.set(start.plus(SECOND * 600));
-    same("after a step ahead", &claim(&visitor, 1, 1).await?, &vec![("b".to_owned(), 2)])?;
+    same("after a step ahead", &claim(&client, 1, 1).await?, &vec![("b".to_owned(), 2)])?;
     clock.set(start);
-    visitor.refused("job.complete", &id("b"), json!({"attempt": 1}), None, Code::NotHolder).await?;
-    claims_nothing(&visitor).await?;
-    complete(&visitor, "b", 2).await?;
-    claims_nothing(&visitor).await
+    client.refused("job.complete", &id("b"), json!({"attempt": 1}), None, Code::NotHolder).await?;
+    claims_nothing(&client).await?;
+    complete(&client, "b", 2).await?;
+    claims_nothing(&client).await
 }
 
-pub(super) async fn a_worker_whose_clock_is_wrong_claims_nothing_early(lab: &dyn Lab) -> Result<()> {
+pub(super) async fn a_worker_whose_clock_is_wrong_claims_nothing_early(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
     let engine = standing();
     let skewed = SkewedClock::over(Arc::new(engine.clone()));
-    let store = lab.open_at(Arc::new(engine.clone())).await?;
-    let visitor = Visitor::over(store, BLUEPRINT, Arc::new(skewed.clone())).await?;
-    enqueue(&visitor, "later", json!({"after_ms": 60_000})).await?;
-    enqueue(&visitor, "now", json!({})).await?;
+    let store = namespace.open_at(Arc::new(engine.clone())).await?;
+    let client = TenantClient::over(store, BLUEPRINT, Arc::new(skewed.clone())).await?;
+    enqueue(&client, "later", json!({"after_ms": 60_000})).await?;
+    enqueue(&client, "now", json!({})).await?;
     // Ten minutes ahead, it sees both as due. The engine does not, and the one that is due is not held up.
     skewed.skew(600_000_000);
-    same("ten minutes ahead", &claim(&visitor, 9, 1).await?, &vec![("now".to_owned(), 1)])?;
-    claims_nothing(&visitor).await?;
-    complete(&visitor, "now", 1).await?;
+    same("ten minutes ahead", &claim(&client, 9, 1).await?, &vec![("now".to_owned(), 1)])?;
+    claims_nothing(&client).await?;
+    complete(&client, "now", 1).await?;
     // Ten minutes behind, it is late and loses nothing.
     skewed.skew(-600_000_000);
     engine.advance(SECOND * 60);
-    claims_nothing(&visitor).await?;
+    claims_nothing(&client).await?;
     skewed.skew(0);
-    same("right", &claim(&visitor, 9, 1).await?, &vec![("later".to_owned(), 1)])
+    same("right", &claim(&client, 9, 1).await?, &vec![("later".to_owned(), 1)])
 }
 
-pub(super) async fn a_claim_waits_for_a_job(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
-    let waiting = |visitor: Visitor| {
-        tokio::spawn(async move { claim_once(&visitor, json!({"limit": 5, "wait_ms": 30_000})).await })
+pub(super) async fn a_claim_waits_for_a_job(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
+    let waiting = |client: TenantClient| {
+        tokio::spawn(async move { claim_once(&client, json!({"limit": 5, "wait_ms": 30_000})).await })
     };
-    let claim = waiting(visitor.clone());
+    let claim = waiting(client.clone());
     pause().await;
     ensure!(!claim.is_finished(), "there was nothing to claim");
-    enqueue(&visitor, "a", json!({})).await?;
+    enqueue(&client, "a", json!({})).await?;
     same("what it waited for", &claim.await??, &vec![("a".to_owned(), 1)])?;
     // One that becomes due, by itself and by a completion.
-    enqueue(&visitor, "b", json!({"after_ms": 300})).await?;
-    same("what became due", &waiting(visitor.clone()).await??, &vec![("b".to_owned(), 1)])?;
-    enqueue(&visitor, "c", json!({"order_key": "k"})).await?;
-    enqueue(&visitor, "d", json!({"order_key": "k"})).await?;
-    same("the first", &waiting(visitor.clone()).await??, &vec![("c".to_owned(), 1)])?;
-    let claim = waiting(visitor.clone());
+    enqueue(&client, "b", json!({"after_ms": 300})).await?;
+    same("what became due", &waiting(client.clone()).await??, &vec![("b".to_owned(), 1)])?;
+    enqueue(&client, "c", json!({"order_key": "k"})).await?;
+    enqueue(&client, "d", json!({"order_key": "k"})).await?;
+    same("the first", &waiting(client.clone()).await??, &vec![("c".to_owned(), 1)])?;
+    let claim = waiting(client.clone());
     pause().await;
-    complete(&visitor, "c", 1).await?;
+    complete(&client, "c", 1).await?;
     same("the next", &claim.await??, &vec![("d".to_owned(), 1)])?;
     // One that waits in vain gets nothing, and no error.
-    same("in vain", &claim_once(&visitor, json!({"wait_ms": 50})).await?, &vec![])
+    same("in vain", &claim_once(&client, json!({"wait_ms": 50})).await?, &vec![])
 }
 
 /// A handler that notes whose jobs it did, in which order.
-pub(super) struct Noting {
+pub(super) struct RecordingHandler {
     notes: Mutex<Vec<(String, String, i64)>>,
     takes: Duration,
 }
 
 #[async_trait]
-impl Handler for Noting {
+impl Handler for RecordingHandler {
     async fn handle(&self, job: &Job) -> Result<Json, Failure> {
         let note = (job.tenant.as_str().to_owned(), job.job_id.clone(), job.attempt);
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).push(note);
@@ -334,9 +336,9 @@ impl Handler for Noting {
     }
 }
 
-impl Noting {
-    fn taking(takes: Duration) -> Arc<Noting> {
-        Arc::new(Noting { notes: Mutex::default(), takes })
+impl RecordingHandler {
+    fn taking(takes: Duration) -> Arc<RecordingHandler> {
+        Arc::new(RecordingHandler { notes: Mutex::default(), takes })
     }
 
     fn notes(&self) -> Vec<(String, String, i64)> {
@@ -345,10 +347,10 @@ impl Noting {
 }
 
 /// Waits until so many jobs of a tenant are in a state.
-pub(super) async fn until(visitor: &Visitor, state: &str, expected: usize) -> Result<()> {
+pub(super) async fn until(client: &TenantClient, state: &str, expected: usize) -> Result<()> {
     let mut found = 0;
     for _ in 0..2_000 {
-        let rows = all_rows(visitor, "jobs").await?;
+        let rows = all_rows(client, "jobs").await?;
         found = rows.iter().filter(|row| row.text("state") == Some(state)).count();
         if found >= expected {
             break;
@@ -358,23 +360,23 @@ pub(super) async fn until(visitor: &Visitor, state: &str, expected: usize) -> Re
     same(state, &found, &expected)
 }
 
-pub(super) async fn handlers_in_rust_do_jobs(lab: &dyn Lab) -> Result<()> {
-    let visitor = Visitor::open(lab, BLUEPRINT).await?;
-    let handler = Noting::taking(Duration::from_secs(4));
+pub(super) async fn handlers_in_rust_do_jobs(namespace: &dyn TestNamespace) -> Result<()> {
+    let client = TenantClient::open(namespace, BLUEPRINT).await?;
+    let handler = RecordingHandler::taking(Duration::from_secs(4));
     for (job, payload) in [("a", "x"), ("b", "fail"), ("c", "give up"), ("d", "long"), ("e", "y")] {
         let key = if job == "a" || job == "e" { json!("k") } else { Json::Null };
         let mut input = json!({"payload": payload});
         if !key.is_null() {
             input["order_key"] = key;
         }
-        enqueue(&visitor, job, input).await?;
+        enqueue(&client, job, input).await?;
     }
     let options = HandOptions { lease: Some(Duration::from_millis(1_500)), ..HandOptions::default() };
     let start =
-        |schedule: &str| Hands::start(&visitor.house, schedule, "default", handler.clone(), options.clone());
+        |schedule: &str| Hands::start(&client.house, schedule, "default", handler.clone(), options.clone());
     ensure!(start("order").is_err() && start("nothing").is_err(), "only schedules have jobs");
     let hands = start("job")?;
-    until(&visitor, "COMPLETED", 3).await?;
+    until(&client, "COMPLETED", 3).await?;
     hands.stop().await;
     for (job, expected) in [
         ("a", json!({"state": "COMPLETED", "result": "x", "worker": "house"})),
@@ -384,16 +386,18 @@ pub(super) async fn handlers_in_rust_do_jobs(lab: &dyn Lab) -> Result<()> {
         ("d", json!({"state": "COMPLETED", "result": "long", "attempt": 1})),
         ("e", json!({"state": "COMPLETED", "result": "y"})),
     ] {
-        visitor.shows("job", &id(job), &expected).await?;
+        client.shows("job", &id(job), &expected).await?;
     }
     // What was stopped claims nothing more.
-    enqueue(&visitor, "f", json!({})).await?;
-    same("who does it", &claim(&visitor, 1, 1).await?, &vec![("f".to_owned(), 1)])?;
-    nobody_is_left_in_line(&visitor, "job").await
+    enqueue(&client, "f", json!({})).await?;
+    same("who does it", &claim(&client, 1, 1).await?, &vec![("f".to_owned(), 1)])?;
+    nobody_is_left_in_line(&client, "job").await
 }
 
-pub(super) async fn a_tenant_with_many_jobs_does_not_hold_up_another(lab: &dyn Lab) -> Result<()> {
-    let many = Visitor::open(lab, BLUEPRINT).await?;
+pub(super) async fn a_tenant_with_many_jobs_does_not_hold_up_another(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
+    let many = TenantClient::open(namespace, BLUEPRINT).await?;
     let few = many.for_tenant("zeta")?;
     for job in 0..60 {
         enqueue(&many, &format!("m{job}"), json!({})).await?;
@@ -401,7 +405,7 @@ pub(super) async fn a_tenant_with_many_jobs_does_not_hold_up_another(lab: &dyn L
     for job in 0..3 {
         enqueue(&few, &format!("f{job}"), json!({})).await?;
     }
-    let handler = Noting::taking(Duration::ZERO);
+    let handler = RecordingHandler::taking(Duration::ZERO);
     let options = HandOptions { at_once: 4, ..HandOptions::default() };
     let hands = Hands::start(&many.house, "job", "default", handler.clone(), options)?;
     until(&many, "COMPLETED", 60).await?;
@@ -414,9 +418,9 @@ pub(super) async fn a_tenant_with_many_jobs_does_not_hold_up_another(lab: &dyn L
     Ok(())
 }
 
-pub(super) async fn a_process_that_is_killed_loses_no_job(lab: &dyn Lab) -> Result<()> {
-    let store = lab.open().await?;
-    let open = async || Visitor::over(store.clone(), BLUEPRINT, Arc::new(SystemClock)).await;
+pub(super) async fn a_process_that_is_killed_loses_no_job(namespace: &dyn TestNamespace) -> Result<()> {
+    let store = namespace.open().await?;
+    let open = async || TenantClient::over(store.clone(), BLUEPRINT, Arc::new(SystemClock)).await;
     let (first, second) = (open().await?, open().await?);
     for job in 0..20 {
         enqueue(&first, &format!("j{job}"), json!({"payload": "long", "attempts_max": 9})).await?;
@@ -428,7 +432,7 @@ pub(super) async fn a_process_that_is_killed_loses_no_job(lab: &dyn Lab) -> Resu
         ..HandOptions::default()
     };
     // The first never comes to an end with what it has; the second is quick.
-    let slow = Noting::taking(Duration::from_secs(3_600));
+    let slow = RecordingHandler::taking(Duration::from_secs(3_600));
     let hands = Hands::start(&first.house, "job", "default", slow.clone(), options.clone())?;
     for _ in 0..2_000 {
         if slow.notes().len() >= 6 {
@@ -436,7 +440,7 @@ pub(super) async fn a_process_that_is_killed_loses_no_job(lab: &dyn Lab) -> Resu
         }
         pause().await;
     }
-    let quick = Noting::taking(Duration::ZERO);
+    let quick = RecordingHandler::taking(Duration::ZERO);
     let others = Hands::start(&second.house, "job", "default", quick.clone(), options)?;
     until(&second, "COMPLETED", 14).await?;
     same("what the first holds", &slow.notes().len(), &6)?;

@@ -1,4 +1,4 @@
-//! A house in a lab, and one tenant's calls of its actions.
+//! A house in a namespace, and one tenant's calls of its actions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,34 +15,38 @@ use statehouse_store::{
 
 use tokio::task::JoinHandle;
 
-use crate::harness::client::{Client, shown};
-use crate::harness::engines::Lab;
+use crate::harness::engines::TestNamespace;
 use crate::harness::invariants::CheckScope;
-use crate::harness::witness::{Actor, WORKER, acting, on_behalf};
+use crate::harness::recorder::{Actor, WORKER, acting, on_behalf};
+use crate::harness::store_client::{StoreClient, shown};
 
 /// A tenant at work in a house. Clones share it.
 #[derive(Clone)]
-pub(crate) struct Visitor {
+pub(crate) struct TenantClient {
     pub house: Arc<House>,
     pub tenant: Tenant,
 }
 
 /// The key of a call: nothing for an action on the collection.
-pub(crate) type Key<'k> = &'k [Value];
+pub(crate) type RowKey<'k> = &'k [Value];
 
-impl Visitor {
-    /// Opens a lab, puts the blueprint's house over it, and works there for the tenant `acme`.
-    pub async fn open(lab: &dyn Lab, blueprint: &str) -> Result<Visitor> {
-        Visitor::over(lab.open().await?, blueprint, Arc::new(SystemClock)).await
+impl TenantClient {
+    /// Opens a namespace, puts the blueprint's house over it, and works there for the tenant `acme`.
+    pub async fn open(namespace: &dyn TestNamespace, blueprint: &str) -> Result<TenantClient> {
+        TenantClient::over(namespace.open().await?, blueprint, Arc::new(SystemClock)).await
     }
 
     /// The same with a clock that the store and the house share.
-    pub async fn open_at(lab: &dyn Lab, blueprint: &str, clock: Arc<dyn Clock>) -> Result<Visitor> {
-        Visitor::over(lab.open_at(clock.clone()).await?, blueprint, clock).await
+    pub async fn open_at(
+        namespace: &dyn TestNamespace,
+        blueprint: &str,
+        clock: Arc<dyn Clock>,
+    ) -> Result<TenantClient> {
+        TenantClient::over(namespace.open_at(clock.clone()).await?, blueprint, clock).await
     }
 
-    pub async fn over(store: Arc<dyn Store>, blueprint: &str, clock: Arc<dyn Clock>) -> Result<Visitor> {
-        Visitor::before(store, blueprint, clock, Outside::default()).await
+    pub async fn over(store: Arc<dyn Store>, blueprint: &str, clock: Arc<dyn Clock>) -> Result<TenantClient> {
+        TenantClient::before(store, blueprint, clock, Outside::default()).await
     }
 
     /// The same with ids that follow from a seed.
@@ -51,10 +55,10 @@ impl Visitor {
         blueprint: &str,
         clock: Arc<dyn Clock>,
         seed: u64,
-    ) -> Result<Visitor> {
+    ) -> Result<TenantClient> {
         let blueprint = Blueprint::read("statehouse.toml", blueprint)?;
         let ids = Ids::new(clock.clone(), Random::seeded(seed));
-        Visitor::enter(House::with(store, &blueprint, clock, ids)?).await
+        TenantClient::enter(House::with(store, &blueprint, clock, ids)?).await
     }
 
     /// The same with an outside of its own.
@@ -63,31 +67,31 @@ impl Visitor {
         blueprint: &str,
         clock: Arc<dyn Clock>,
         outside: Outside,
-    ) -> Result<Visitor> {
+    ) -> Result<TenantClient> {
         let blueprint = Blueprint::read("statehouse.toml", blueprint)?;
         let ids = Ids::new(clock.clone(), Random::from_entropy());
-        Visitor::enter(House::with(store, &blueprint, clock, ids)?.with_outside(outside)).await
+        TenantClient::enter(House::with(store, &blueprint, clock, ids)?.with_outside(outside)).await
     }
 
     /// Makes the store fit a house, and works there for the tenant `acme`.
-    pub async fn enter(house: House) -> Result<Visitor> {
+    pub async fn enter(house: House) -> Result<TenantClient> {
         house.migrate(Migrate::Apply).await.context("migrating to the house's tables")?;
-        Visitor::of(Arc::new(house))
+        TenantClient::of(Arc::new(house))
     }
 
     /// Works in a house whose tables are there, for the tenant `acme`.
-    pub fn of(house: Arc<House>) -> Result<Visitor> {
-        Ok(Visitor { house, tenant: Tenant::new("acme")? })
+    pub fn of(house: Arc<House>) -> Result<TenantClient> {
+        Ok(TenantClient { house, tenant: Tenant::new("acme")? })
     }
 
     /// The same house, for another tenant.
-    pub fn for_tenant(&self, tenant: &str) -> Result<Visitor> {
-        Ok(Visitor { tenant: Tenant::new(tenant)?, ..self.clone() })
+    pub fn for_tenant(&self, tenant: &str) -> Result<TenantClient> {
+        Ok(TenantClient { tenant: Tenant::new(tenant)?, ..self.clone() })
     }
 
     /// The store below, as this tenant's client.
-    pub fn client(&self) -> Result<Client> {
-        Client::of(self.house.store().clone(), self.tenant.as_str())
+    pub fn store_client(&self) -> Result<StoreClient> {
+        StoreClient::of(self.house.store().clone(), self.tenant.as_str())
     }
 
     /// What a checker of invariants looks at for this tenant.
@@ -101,7 +105,7 @@ impl Visitor {
     }
 
     /// A request for an action.
-    pub fn request(action: &str, key: Key<'_>, input: &Json, expected: Option<Expected>) -> Request {
+    pub fn request(action: &str, key: RowKey<'_>, input: &Json, expected: Option<Expected>) -> Request {
         let input = input.as_object().cloned().unwrap_or_default();
         Request { action: action.to_owned(), key: key.to_vec(), input, expected }
     }
@@ -110,11 +114,11 @@ impl Visitor {
     pub async fn call(
         &self,
         action: &str,
-        key: Key<'_>,
+        key: RowKey<'_>,
         input: Json,
         version: Option<i64>,
     ) -> Result<Answer, Refusal> {
-        let request = Visitor::request(action, key, &input, version.map(Expected::Version));
+        let request = TenantClient::request(action, key, &input, version.map(Expected::Version));
         self.ask(request, Operation::default()).await
     }
 
@@ -129,12 +133,12 @@ impl Visitor {
     pub fn start(
         &self,
         action: &str,
-        key: Key<'_>,
+        key: RowKey<'_>,
         input: Json,
         version: Option<i64>,
     ) -> JoinHandle<Result<Answer, Refusal>> {
-        let (visitor, action, key) = (self.clone(), action.to_owned(), key.to_vec());
-        tokio::spawn(async move { visitor.call(&action, &key, input, version).await })
+        let (client, action, key) = (self.clone(), action.to_owned(), key.to_vec());
+        tokio::spawn(async move { client.call(&action, &key, input, version).await })
     }
 
     /// Calls an action under an operation id.
@@ -142,11 +146,11 @@ impl Visitor {
         &self,
         operation: &str,
         action: &str,
-        key: Key<'_>,
+        key: RowKey<'_>,
         input: Json,
         version: Option<i64>,
     ) -> Result<Answer, Refusal> {
-        let request = Visitor::request(action, key, &input, version.map(Expected::Version));
+        let request = TenantClient::request(action, key, &input, version.map(Expected::Version));
         let operation = Operation::under(operation, &request);
         self.ask(request, operation).await
     }
@@ -155,7 +159,7 @@ impl Visitor {
     pub async fn done(
         &self,
         action: &str,
-        key: Key<'_>,
+        key: RowKey<'_>,
         input: Json,
         version: Option<i64>,
     ) -> Result<Answer> {
@@ -167,7 +171,7 @@ impl Visitor {
     pub async fn refused(
         &self,
         action: &str,
-        key: Key<'_>,
+        key: RowKey<'_>,
         input: Json,
         version: Option<i64>,
         code: Code,
@@ -183,11 +187,11 @@ impl Visitor {
     pub async fn drafted(
         &self,
         action: &str,
-        key: Key<'_>,
+        key: RowKey<'_>,
         input: Json,
         expected: Option<Expected>,
     ) -> Result<Plan> {
-        let request = Visitor::request(action, key, &input, expected);
+        let request = TenantClient::request(action, key, &input, expected);
         let plan = self.house.plan(&self.tenant, request).await?;
         plan.with_context(|| format!("{action} {key:?} {input} has nothing to write"))
     }
@@ -261,18 +265,18 @@ impl Visitor {
 
     /// The name of the event of each record, once there are exactly so many.
     pub async fn events(&self, count: usize) -> Result<Vec<String>> {
-        let records = self.client()?.exact_log(count).await?;
+        let records = self.store_client()?.exact_log(count).await?;
         Ok(records.into_iter().map(|record| record.events[0].name.clone()).collect())
     }
 
     /// What a strong read shows of a row under these names.
-    pub async fn shown(&self, resource: &str, key: Key<'_>, names: &[&str]) -> Result<Vec<Json>> {
+    pub async fn shown(&self, resource: &str, key: RowKey<'_>, names: &[&str]) -> Result<Vec<Json>> {
         let row = self.done(&format!("{resource}.read"), key, json!({}), None).await?;
         Ok(names.iter().map(|name| row.body[*name].clone()).collect())
     }
 
     /// Requires a strong read to show this.
-    pub async fn shows(&self, resource: &str, key: Key<'_>, expected: &Json) -> Result<()> {
+    pub async fn shows(&self, resource: &str, key: RowKey<'_>, expected: &Json) -> Result<()> {
         let row = self.done(&format!("{resource}.read"), key, json!({}), None).await?;
         shows(&row, expected)
     }

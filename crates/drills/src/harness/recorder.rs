@@ -1,10 +1,10 @@
-//! A witness between a house and its store: it remembers every plan and its outcome, knows on whose behalf each was
+//! A recorder between a house and its store: it remembers every plan and its outcome, knows on whose behalf each was
 //! made, and can take one guard out of the plans of one action.
 //!
 //! On whose behalf is said by the caller ([`acting`]): for an action of a resource, or a worker. A plan that nobody spoke
 //! for, because a case commits it itself, is told by the events that it leaves.
 //!
-//! A [`Site`] is one condition of one kind of step of one action or worker: *confirm, update seat_bookings, `expires_at >
+//! A [`GuardSite`] is one condition of one kind of step of one action or worker: *confirm, update seat_bookings, `expires_at >
 //! now`*. Constants are left out of it, so that all plans of an action have the same few sites. Besides conjuncts there are
 //! the alternatives of an `or` (without one of them the guard asks for more, and somebody is turned away who should not be),
 //! and that a row is there or is not, wherever a plan without this can be built.
@@ -22,9 +22,9 @@ use statehouse_store::guard::Comparison;
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{Clock, Commit, Guard, Operand, Page, Plan, Query, Step, Store, StoreError};
 
-use crate::harness::around::{Around, Hook};
-use crate::harness::client::shown;
-use crate::harness::engines::Lab;
+use crate::harness::engines::TestNamespace;
+use crate::harness::proxy::{Interceptor, StoreProxy};
+use crate::harness::store_client::shown;
 
 tokio::task_local! {
     static ACTOR: Actor;
@@ -45,20 +45,20 @@ pub(crate) async fn acting<T>(actor: Actor, work: impl Future<Output = T>) -> T 
 }
 
 /// Does something on nobody's behalf, while somebody else acts.
-pub(crate) async fn aside<T>(work: impl Future<Output = T>) -> T {
+pub(crate) async fn unattributed<T>(work: impl Future<Output = T>) -> T {
     acting(Actor { archetype: "", name: String::new() }, work).await
 }
 
 /// A store whose commits are all on one actor's behalf, also those of tasks that the actor spawns.
 pub(crate) fn on_behalf(store: &Arc<dyn Store>, actor: Actor) -> Arc<dyn Store> {
-    Arc::new(Around::new(store.clone(), Speaks(actor)))
+    Arc::new(StoreProxy::new(store.clone(), AttributedStore(actor)))
 }
 
 #[derive(Debug)]
-struct Speaks(Actor);
+struct AttributedStore(Actor);
 
 #[async_trait]
-impl Hook for Speaks {
+impl Interceptor for AttributedStore {
     async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
         acting(self.0.clone(), inner.commit(plan)).await
     }
@@ -66,7 +66,7 @@ impl Hook for Speaks {
 
 /// One condition of one kind of step of one action or worker.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Site {
+pub struct GuardSite {
     /// Whose plans.
     pub actor: Actor,
     /// The first event of the plan; empty if it leaves none.
@@ -87,10 +87,10 @@ enum Part {
     Expect,
 }
 
-impl Site {
+impl GuardSite {
     /// What it is in any resource of its archetype, and whatever comes of the plan: without the resource's name and the
     /// event. The same code makes the plans of all of them, so that whoever notices in one of them has noticed.
-    pub(crate) fn kind(&self) -> Site {
+    pub(crate) fn kind(&self) -> GuardSite {
         let (whose, action) = self.actor.name.rsplit_once('.').unwrap_or(("", &self.actor.name));
         let (worker, resource) = match whose.strip_prefix(WORKER) {
             Some(resource) => (WORKER, resource),
@@ -106,7 +106,7 @@ impl Site {
         };
         let (head, guard) = self.step.split_once(WHERE).unwrap_or((&self.step, ""));
         let (verb, table) = head.rsplit_once(' ').unwrap_or(("", head));
-        Site {
+        GuardSite {
             actor: Actor { archetype: self.actor.archetype, name: format!("{worker}{action}") },
             event: String::new(),
             step: format!("{verb} {}{WHERE}{guard}", bare(table)),
@@ -120,62 +120,62 @@ impl Site {
     }
 
     /// Sites of one kind, as one.
-    pub(crate) fn common(sites: &[Site]) -> Option<Site> {
+    pub(crate) fn common(sites: &[GuardSite]) -> Option<GuardSite> {
         let mut names: Vec<&str> = sites.iter().map(|site| site.actor.name.as_str()).collect();
         names.dedup();
         let first = sites.first()?;
         let actor = Actor { name: names.join(" and "), ..first.actor.clone() };
-        Some(Site { actor, ..first.clone() })
+        Some(GuardSite { actor, ..first.clone() })
     }
 
     /// Whether it is the same in a plan that nobody speaks for, because a case commits it itself.
-    pub(crate) fn is_like(&self, nobodys: &Site) -> bool {
-        !self.event.is_empty() && *self == Site { actor: self.actor.clone(), ..nobodys.clone() }
+    pub(crate) fn is_like(&self, nobodys: &GuardSite) -> bool {
+        !self.event.is_empty() && *self == GuardSite { actor: self.actor.clone(), ..nobodys.clone() }
     }
 }
 
-impl fmt::Display for Site {
+impl fmt::Display for GuardSite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} without `{}`", self.actor.name, self.step, self.condition)
     }
 }
 
-/// What a witness remembers.
+/// What a recorder remembers.
 #[derive(Debug, Default)]
-pub(crate) struct Memory {
+pub(crate) struct RecorderState {
     plans: usize,
     /// Without those of the system itself.
     history: Vec<String>,
-    sites: BTreeSet<Site>,
+    sites: BTreeSet<GuardSite>,
 }
 
-/// Plans that a witness remembers in words. A red drill shows them; nobody reads more.
+/// Plans that a recorder remembers in words. A red drill shows them; nobody reads more.
 const HISTORY_MAX: usize = 2_000;
 
 /// Remembers plans, and takes a guard out if it is told to. Clones share what they remember.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Witness {
-    memory: Arc<Mutex<Memory>>,
-    removed: Vec<Site>,
+pub(crate) struct PlanRecorder {
+    memory: Arc<Mutex<RecorderState>>,
+    removed: Vec<GuardSite>,
     finds_sites: bool,
     /// The archetype that is drilled; empty for every one.
     about: &'static str,
 }
 
-impl Witness {
+impl PlanRecorder {
     /// One of a drill of that archetype: plans that workers make for others are left out of its history.
-    pub(crate) fn about(archetype: &'static str) -> Witness {
-        Witness { about: archetype, ..Witness::default() }
+    pub(crate) fn about(archetype: &'static str) -> PlanRecorder {
+        PlanRecorder { about: archetype, ..PlanRecorder::default() }
     }
 
     /// One that also looks for sites.
-    pub(crate) fn of_sites() -> Witness {
-        Witness { finds_sites: true, ..Witness::default() }
+    pub(crate) fn of_sites() -> PlanRecorder {
+        PlanRecorder { finds_sites: true, ..PlanRecorder::default() }
     }
 
     /// One that takes these conditions out wherever they stand.
-    pub(crate) fn without(removed: Vec<Site>) -> Witness {
-        Witness { removed, ..Witness::default() }
+    pub(crate) fn without(removed: Vec<GuardSite>) -> PlanRecorder {
+        PlanRecorder { removed, ..PlanRecorder::default() }
     }
 
     /// How many plans there were, those of the system itself included.
@@ -188,16 +188,16 @@ impl Witness {
         self.lock().history.clone()
     }
 
-    pub(crate) fn sites(&self) -> BTreeSet<Site> {
+    pub(crate) fn sites(&self) -> BTreeSet<GuardSite> {
         self.lock().sites.clone()
     }
 
-    /// A lab whose stores are watched.
-    pub(crate) fn over(&self, lab: Arc<dyn Lab>) -> Arc<dyn Lab> {
-        Arc::new(WatchedLab { lab, witness: self.clone() })
+    /// A namespace whose stores are watched.
+    pub(crate) fn over(&self, namespace: Arc<dyn TestNamespace>) -> Arc<dyn TestNamespace> {
+        Arc::new(RecordedNamespace { namespace, recorder: self.clone() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Memory> {
+    fn lock(&self) -> MutexGuard<'_, RecorderState> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -225,12 +225,12 @@ impl Witness {
         let mut builder = plan.to_builder();
         for step in &mut builder.steps {
             let actor = actor(plan, step);
-            let is_theirs = |site: &&Site| {
+            let is_theirs = |site: &&GuardSite| {
                 let is_actor = actor.as_ref().is_none_or(|actor| *actor == site.actor);
                 let is_event = events(plan).any(|event| event == site.event);
                 is_actor && (is_event || (site.event.is_empty() && actor.is_some()))
             };
-            let theirs: Vec<&Site> = self.removed.iter().filter(is_theirs).collect();
+            let theirs: Vec<&GuardSite> = self.removed.iter().filter(is_theirs).collect();
             if !theirs.is_empty() {
                 let outline = outline(step);
                 let parts: Vec<&Part> =
@@ -243,7 +243,7 @@ impl Witness {
 }
 
 #[async_trait]
-impl Hook for Witness {
+impl Interceptor for PlanRecorder {
     async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
         // Whoever reads and then writes lets others in between, also where a store never waits.
         tokio::task::yield_now().await;
@@ -270,19 +270,19 @@ impl Hook for Witness {
     }
 }
 
-struct WatchedLab {
-    lab: Arc<dyn Lab>,
-    witness: Witness,
+struct RecordedNamespace {
+    namespace: Arc<dyn TestNamespace>,
+    recorder: PlanRecorder,
 }
 
 #[async_trait]
-impl Lab for WatchedLab {
+impl TestNamespace for RecordedNamespace {
     async fn open_at(&self, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
-        Ok(Arc::new(Around::new(self.lab.open_at(clock).await?, self.witness.clone())))
+        Ok(Arc::new(StoreProxy::new(self.namespace.open_at(clock).await?, self.recorder.clone())))
     }
 
     async fn open(&self) -> Result<Arc<dyn Store>> {
-        Ok(Arc::new(Around::new(self.lab.open().await?, self.witness.clone())))
+        Ok(Arc::new(StoreProxy::new(self.namespace.open().await?, self.recorder.clone())))
     }
 }
 
@@ -338,13 +338,13 @@ fn events(plan: &Plan) -> impl Iterator<Item = &str> {
     plan.entry().into_iter().flat_map(|entry| &entry.events).map(|event| event.name.as_str())
 }
 
-/// The sites of a plan. Where nobody speaks for it they are nobody's; see [`Site::is_like`].
-fn sites(plan: &Plan) -> Vec<Site> {
+/// The sites of a plan. Where nobody speaks for it they are nobody's; see [`GuardSite::is_like`].
+fn sites(plan: &Plan) -> Vec<GuardSite> {
     let event = events(plan).next().unwrap_or_default();
     let mut found = Vec::new();
     for (number, step) in plan.steps().iter().enumerate().filter(|(_, step)| is_judged(step)) {
         let actor = actor(plan, step).unwrap_or(Actor { archetype: "", name: String::new() });
-        let site = |condition: String, part: Part| Site {
+        let site = |condition: String, part: Part| GuardSite {
             actor: actor.clone(),
             event: event.to_owned(),
             step: outline(step),

@@ -11,7 +11,7 @@
 use std::collections::BTreeSet;
 
 use crate::harness::engines;
-use crate::harness::simulation::COURSES;
+use crate::harness::simulation::WORKLOADS;
 use crate::proof;
 
 /// The area of the store's own cases.
@@ -22,19 +22,19 @@ const AREAS_VARIABLE: &str = "STATEHOUSE_TEST_AREAS";
 const REDUCED_VARIABLE: &str = "STATEHOUSE_TEST_REDUCED";
 
 /// What is run.
-pub struct Chosen {
+pub struct Selection {
     engines: BTreeSet<String>,
     areas: BTreeSet<String>,
     reduced: BTreeSet<String>,
 }
 
-impl Chosen {
+impl Selection {
     /// Reads the environment; the error names the variable and the values that it may have.
-    pub fn from_environment() -> Result<Chosen, String> {
+    pub fn from_environment() -> Result<Selection, String> {
         let engines: BTreeSet<String> =
             engines::all().iter().map(|engine| engine.name().to_owned()).collect();
         let areas = all_areas();
-        Ok(Chosen {
+        Ok(Selection {
             reduced: names(REDUCED_VARIABLE, &engines)?.unwrap_or_default(),
             engines: names(ENGINES_VARIABLE, &engines)?.unwrap_or(engines),
             areas: names(AREAS_VARIABLE, &areas)?.unwrap_or(areas),
@@ -73,7 +73,7 @@ pub fn area(name: &str) -> &str {
 fn all_areas() -> BTreeSet<String> {
     let cases = proof::CASES.iter().copied().flatten().map(|case| area(case.name));
     let drills = proof::DRILLS.iter().copied().flatten().map(|drill| drill.archetype);
-    let workloads = COURSES.iter().map(|course| course.archetype);
+    let workloads = WORKLOADS.iter().map(|course| course.archetype);
     cases.chain(drills).chain(workloads).chain([STORE]).map(str::to_owned).collect()
 }
 

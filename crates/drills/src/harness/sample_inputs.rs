@@ -6,7 +6,10 @@ use statehouse::form::{Form, Property};
 use statehouse::{Expected, Request, Resource};
 use statehouse_store::{Time, Type, Value};
 
-/// The variant of what names a row.
+#[cfg(feature = "proof")]
+pub(crate) mod values;
+
+/// The variant of inputs that name a row.
 const KEY: i64 = 1;
 
 /// A key of a resource.

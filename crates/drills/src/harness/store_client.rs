@@ -14,7 +14,7 @@ use statehouse_store::{
     Reason, Record, Refused, Row, Scan, Schema, Step, Store, StoreError, SystemClock, Table, Tenant, Value,
 };
 
-use crate::harness::engines::Lab;
+use crate::harness::engines::TestNamespace;
 
 /// How often a read that may lag is tried, and how long lies between two tries. Ten seconds in all, which is a
 /// bound and not an expectation: on most engines the first try succeeds.
@@ -23,43 +23,43 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// A tenant at work on a store. Clones share the operation ids that they give out.
 #[derive(Clone, Debug)]
-pub(crate) struct Client {
+pub(crate) struct StoreClient {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) tenant: Tenant,
     next: Arc<AtomicU64>,
 }
 
-impl Client {
-    /// Opens a lab, migrates it to these tables, and works there for the tenant `acme`.
-    pub(crate) async fn open(lab: &dyn Lab, tables: &[&Arc<Table>]) -> Result<Client> {
-        Client::over(lab.open().await?, tables).await
+impl StoreClient {
+    /// Opens a namespace, migrates it to these tables, and works there for the tenant `acme`.
+    pub(crate) async fn open(namespace: &dyn TestNamespace, tables: &[&Arc<Table>]) -> Result<StoreClient> {
+        StoreClient::over(namespace.open().await?, tables).await
     }
 
     /// The same on a clock.
     pub(crate) async fn open_at(
-        lab: &dyn Lab,
+        namespace: &dyn TestNamespace,
         clock: Arc<dyn Clock>,
         tables: &[&Arc<Table>],
-    ) -> Result<Client> {
-        Client::over(lab.open_at(clock).await?, tables).await
+    ) -> Result<StoreClient> {
+        StoreClient::over(namespace.open_at(clock).await?, tables).await
     }
 
-    async fn over(store: Arc<dyn Store>, tables: &[&Arc<Table>]) -> Result<Client> {
+    async fn over(store: Arc<dyn Store>, tables: &[&Arc<Table>]) -> Result<StoreClient> {
         if !tables.is_empty() {
             let schema = Schema::new(tables.iter().map(|&table| table.clone()))?;
             store.migrate(&schema, Migrate::Apply).await.context("migrating to the case's tables")?;
         }
-        Client::of(store, "acme")
+        StoreClient::of(store, "acme")
     }
 
     /// Works on a store that was opened elsewhere.
-    pub(crate) fn of(store: Arc<dyn Store>, tenant: &str) -> Result<Client> {
-        Ok(Client { store, tenant: Tenant::new(tenant)?, next: Arc::default() })
+    pub(crate) fn of(store: Arc<dyn Store>, tenant: &str) -> Result<StoreClient> {
+        Ok(StoreClient { store, tenant: Tenant::new(tenant)?, next: Arc::default() })
     }
 
     /// The same store, for another tenant.
-    pub(crate) fn for_tenant(&self, tenant: &str) -> Result<Client> {
-        Ok(Client { tenant: Tenant::new(tenant)?, ..self.clone() })
+    pub(crate) fn for_tenant(&self, tenant: &str) -> Result<StoreClient> {
+        Ok(StoreClient { tenant: Tenant::new(tenant)?, ..self.clone() })
     }
 
     /// A plan under an operation id that was not given out before.

@@ -20,7 +20,7 @@ use std::time::Duration;
 use anyhow::Result;
 use async_trait::async_trait;
 use statehouse_drills::conformance::{CASES, Case};
-use statehouse_drills::engines::{Engine, Lab, Model};
+use statehouse_drills::engines::{Model, TestEngine, TestNamespace};
 use statehouse_drills::{differential, faults};
 use statehouse_store::clock::SkewedClock;
 use statehouse_store::eval::{Decision, decide};
@@ -94,39 +94,43 @@ enum Defect {
 }
 
 /// A model with a defect, and how large its largest plan was.
-struct Broken {
+struct DefectiveEngine {
     defect: Defect,
     largest_plan: Arc<AtomicUsize>,
 }
 
-impl Broken {
-    fn by(defect: Defect) -> Broken {
-        Broken { defect, largest_plan: Arc::default() }
+impl DefectiveEngine {
+    fn by(defect: Defect) -> DefectiveEngine {
+        DefectiveEngine { defect, largest_plan: Arc::default() }
     }
 
-    fn lab(&self) -> Result<BrokenLab> {
-        Ok(BrokenLab { defect: self.defect, sound: Model.lab("")?, largest_plan: self.largest_plan.clone() })
+    fn namespace(&self) -> Result<DefectiveNamespace> {
+        Ok(DefectiveNamespace {
+            defect: self.defect,
+            sound: Model.namespace("")?,
+            largest_plan: self.largest_plan.clone(),
+        })
     }
 }
 
-struct BrokenLab {
+struct DefectiveNamespace {
     defect: Defect,
-    sound: Arc<dyn Lab>,
+    sound: Arc<dyn TestNamespace>,
     largest_plan: Arc<AtomicUsize>,
 }
 
 #[async_trait]
-impl Lab for BrokenLab {
+impl TestNamespace for DefectiveNamespace {
     async fn open_at(&self, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
         let skewed = SkewedClock::over(clock);
         if self.defect == Defect::ClockIsAhead {
             skewed.skew(1);
         }
         let inner = match self.defect {
-            Defect::LosesOnRestart => Model.lab("")?.open_at(Arc::new(skewed)).await?,
+            Defect::LosesOnRestart => Model.namespace("")?.open_at(Arc::new(skewed)).await?,
             _ => self.sound.open_at(Arc::new(skewed)).await?,
         };
-        Ok(Arc::new(BrokenStore {
+        Ok(Arc::new(DefectiveStore {
             defect: self.defect,
             inner,
             largest_plan: self.largest_plan.clone(),
@@ -138,7 +142,7 @@ impl Lab for BrokenLab {
 }
 
 #[derive(Debug)]
-struct BrokenStore {
+struct DefectiveStore {
     defect: Defect,
     inner: Arc<dyn Store>,
     largest_plan: Arc<AtomicUsize>,
@@ -147,7 +151,7 @@ struct BrokenStore {
     cache: Mutex<HashMap<String, Option<Row>>>,
 }
 
-impl BrokenStore {
+impl DefectiveStore {
     /// The same plan with other steps.
     fn with_steps(plan: &Plan, change: impl FnMut(Step) -> Step) -> Plan {
         let mut builder = plan.to_builder();
@@ -257,7 +261,7 @@ fn folded(tenant: &Tenant) -> Tenant {
 }
 
 #[async_trait]
-impl Store for BrokenStore {
+impl Store for DefectiveStore {
     fn engine(&self) -> &'static str {
         "broken"
     }
@@ -472,8 +476,8 @@ fn case(name: &str) -> Case {
 /// Requires that the cases of these names turn red on a store with this defect.
 async fn noticed(defect: Defect, cases: &[&str]) {
     for name in cases {
-        let lab = Broken::by(defect).lab().unwrap();
-        let verdict = case(name).run(&lab).await;
+        let namespace = DefectiveEngine::by(defect).namespace().unwrap();
+        let verdict = case(name).run(&namespace).await;
         assert!(verdict.is_err(), "{name} does not notice a store that {defect:?}");
     }
 }
@@ -590,8 +594,8 @@ async fn random_plans_notice_without_being_told_where_to_look() {
         Defect::LosesOnRestart,
     ];
     for defect in defects {
-        let lab = Broken::by(defect).lab().unwrap();
-        let verdict = differential::run(&lab, 1, 400, 12).await;
+        let namespace = DefectiveEngine::by(defect).namespace().unwrap();
+        let verdict = differential::run(&namespace, 1, 400, 12).await;
         assert!(verdict.is_err(), "random plans do not notice a store that {defect:?}: {verdict:?}");
     }
 }
@@ -599,8 +603,8 @@ async fn random_plans_notice_without_being_told_where_to_look() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bad_world_shows_who_forgets() {
     for defect in [Defect::ForgetsOperations, Defect::ResolvesByReading] {
-        let lab = Broken::by(defect).lab().unwrap();
-        let verdict = faults::run(&lab, 1, faults::World::Deadly).await;
+        let namespace = DefectiveEngine::by(defect).namespace().unwrap();
+        let verdict = faults::run(&namespace, 1, faults::FaultLevel::Deadly).await;
         assert!(
             verdict.is_err(),
             "clients in a bad world do not notice a store that {defect:?}: {verdict:?}"
@@ -612,8 +616,10 @@ async fn a_bad_world_shows_who_forgets() {
 async fn every_case_says_truly_how_large_its_plans_are() {
     let mut wrong = Vec::new();
     for case in CASES {
-        let broken = Broken::by(Defect::None);
-        case.run(&broken.lab().unwrap()).await.unwrap_or_else(|error| panic!("{}: {error:#}", case.name));
+        let broken = DefectiveEngine::by(Defect::None);
+        case.run(&broken.namespace().unwrap())
+            .await
+            .unwrap_or_else(|error| panic!("{}: {error:#}", case.name));
         let largest = broken.largest_plan.load(Ordering::Relaxed);
         if largest != case.largest_plan {
             wrong.push(format!("{} has {largest}, not {}", case.name, case.largest_plan));

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 /// What a target does with a request.
 #[derive(Clone, Debug)]
-pub enum Play {
+pub enum TargetBehavior {
     /// It answers. An answer of success means that it has acted, unless it has acted on this key before.
     Answers(Reply),
     /// It acts, and the answer is lost.
@@ -28,32 +28,37 @@ pub enum Play {
     /// It cannot be reached.
     Unreachable,
     /// It acts, and answers with success once the door is opened.
-    Holds(Door),
+    Holds(Latch),
 }
 
-impl Play {
+impl TargetBehavior {
     /// It answers with this status.
-    pub fn status(status: u16) -> Play {
-        Play::Answers(Reply { status, complete: true, ..Reply::default() })
+    pub fn status(status: u16) -> TargetBehavior {
+        TargetBehavior::Answers(Reply { status, complete: true, ..Reply::default() })
     }
 
     /// It answers with this status and body.
-    pub fn body(status: u16, body: &str) -> Play {
-        Play::Answers(Reply { status, body: body.as_bytes().to_vec(), complete: true, retry_after: None })
+    pub fn body(status: u16, body: &str) -> TargetBehavior {
+        TargetBehavior::Answers(Reply {
+            status,
+            body: body.as_bytes().to_vec(),
+            complete: true,
+            retry_after: None,
+        })
     }
 }
 
 /// Something that is closed until it is opened. Clones are one door.
 #[derive(Clone, Debug)]
-pub struct Door(watch::Sender<bool>);
+pub struct Latch(watch::Sender<bool>);
 
-impl Default for Door {
-    fn default() -> Door {
-        Door(watch::Sender::new(false))
+impl Default for Latch {
+    fn default() -> Latch {
+        Latch(watch::Sender::new(false))
     }
 }
 
-impl Door {
+impl Latch {
     /// Opens it.
     pub fn open(&self) {
         self.0.send_replace(true);
@@ -66,17 +71,17 @@ impl Door {
 }
 
 /// Decides what a target does: from the request and how many came before it.
-type Plot = Box<dyn Fn(&Parcel, usize) -> Play + Send + Sync>;
+type TargetScript = Box<dyn Fn(&Parcel, usize) -> TargetBehavior + Send + Sync>;
 
 /// A courier to targets that follow a script.
-pub struct Script {
-    plot: Plot,
-    seen: Mutex<Seen>,
+pub struct FakeTargets {
+    script: TargetScript,
+    seen: Mutex<TargetRecord>,
     arrived: watch::Sender<usize>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct TargetRecord {
     parcels: Vec<Parcel>,
     /// How often a target acted, by the key of the request.
     acted: BTreeMap<String, usize>,
@@ -84,36 +89,42 @@ struct Seen {
     most_in_flight: usize,
 }
 
-impl fmt::Debug for Script {
+impl fmt::Debug for FakeTargets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Script")
     }
 }
 
-impl Script {
-    /// Targets that do what the plot says.
-    pub fn of(plot: impl Fn(&Parcel, usize) -> Play + Send + Sync + 'static) -> Arc<Script> {
-        Arc::new(Script { plot: Box::new(plot), seen: Mutex::default(), arrived: watch::Sender::new(0) })
+impl FakeTargets {
+    /// Targets that do what the script says.
+    pub fn of(script: impl Fn(&Parcel, usize) -> TargetBehavior + Send + Sync + 'static) -> Arc<FakeTargets> {
+        Arc::new(FakeTargets {
+            script: Box::new(script),
+            seen: Mutex::default(),
+            arrived: watch::Sender::new(0),
+        })
     }
 
-    /// Targets that do what the plot says, from the request and how many came before it under the same key.
-    pub fn by_key(plot: impl Fn(&Parcel, usize) -> Play + Send + Sync + 'static) -> Arc<Script> {
+    /// Targets that do what the script says, from the request and how many came before it under the same key.
+    pub fn by_key(
+        script: impl Fn(&Parcel, usize) -> TargetBehavior + Send + Sync + 'static,
+    ) -> Arc<FakeTargets> {
         let counts: Mutex<BTreeMap<String, usize>> = Mutex::default();
-        Script::of(move |parcel, _| {
+        FakeTargets::of(move |parcel, _| {
             let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
             let count = counts.entry(key_of(parcel)).or_default();
             *count += 1;
-            plot(parcel, *count - 1)
+            script(parcel, *count - 1)
         })
     }
 
     /// An outside that is this script, with these secrets.
-    pub fn outside(self: &Arc<Script>, secrets: &[(&str, &str)]) -> Outside {
+    pub fn outside(self: &Arc<FakeTargets>, secrets: &[(&str, &str)]) -> Outside {
         let courier: Arc<dyn Courier> = self.clone();
-        Outside { courier: Some(courier), environment: Arc::new(Secrets::of(secrets)) }
+        Outside { courier: Some(courier), environment: Arc::new(TestSecrets::of(secrets)) }
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, TargetRecord> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -143,16 +154,16 @@ impl Script {
         let _ = self.arrived.subscribe().wait_for(|arrived| *arrived >= count).await;
     }
 
-    fn enter(&self, parcel: &Parcel) -> Play {
+    fn enter(&self, parcel: &Parcel) -> TargetBehavior {
         let mut seen = self.seen();
-        let play = (self.plot)(parcel, seen.parcels.len());
+        let play = (self.script)(parcel, seen.parcels.len());
         seen.parcels.push(parcel.clone());
         seen.in_flight += 1;
         seen.most_in_flight = seen.most_in_flight.max(seen.in_flight);
         let acts = match &play {
-            Play::Answers(reply) => (200..300).contains(&reply.status) && parcel.method != "GET",
-            Play::Loses | Play::Holds(_) => true,
-            Play::Swallows | Play::Unreachable => false,
+            TargetBehavior::Answers(reply) => (200..300).contains(&reply.status) && parcel.method != "GET",
+            TargetBehavior::Loses | TargetBehavior::Holds(_) => true,
+            TargetBehavior::Swallows | TargetBehavior::Unreachable => false,
         };
         if acts {
             *seen.acted.entry(key_of(parcel)).or_default() += 1;
@@ -174,7 +185,7 @@ pub fn header(parcel: &Parcel, name: &str) -> Option<String> {
 }
 
 #[async_trait]
-impl Courier for Script {
+impl Courier for FakeTargets {
     async fn send(&self, parcel: &Parcel, _: &dyn Clock) -> Sent {
         let play = self.enter(parcel);
         // Others have their turn: what runs together shows.
@@ -182,10 +193,12 @@ impl Courier for Script {
             tokio::task::yield_now().await;
         }
         let sent = match play {
-            Play::Answers(reply) => Sent::Answered(reply),
-            Play::Loses | Play::Swallows => Sent::Unknown { why: "the connection was cut".into() },
-            Play::Unreachable => Sent::NotSent { why: "nobody listens there".into() },
-            Play::Holds(door) => {
+            TargetBehavior::Answers(reply) => Sent::Answered(reply),
+            TargetBehavior::Loses | TargetBehavior::Swallows => {
+                Sent::Unknown { why: "the connection was cut".into() }
+            }
+            TargetBehavior::Unreachable => Sent::NotSent { why: "nobody listens there".into() },
+            TargetBehavior::Holds(door) => {
                 door.passed().await;
                 Sent::Answered(Reply { status: 200, complete: true, ..Reply::default() })
             }
@@ -197,13 +210,13 @@ impl Courier for Script {
 
 /// An environment with these secrets, which can be changed.
 #[derive(Debug, Default)]
-pub struct Secrets(Mutex<BTreeMap<String, String>>);
+pub struct TestSecrets(Mutex<BTreeMap<String, String>>);
 
-impl Secrets {
+impl TestSecrets {
     /// These ones.
-    pub fn of(secrets: &[(&str, &str)]) -> Secrets {
+    pub fn of(secrets: &[(&str, &str)]) -> TestSecrets {
         let owned = secrets.iter().map(|(name, secret)| ((*name).to_owned(), (*secret).to_owned()));
-        Secrets(Mutex::new(owned.collect()))
+        TestSecrets(Mutex::new(owned.collect()))
     }
 
     /// Sets one, or takes it away.
@@ -217,7 +230,7 @@ impl Secrets {
 }
 
 #[async_trait]
-impl Environment for Secrets {
+impl Environment for TestSecrets {
     async fn read(&self, name: &str) -> Option<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
@@ -225,7 +238,7 @@ impl Environment for Secrets {
 
 /// A request as a real server got it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Got {
+pub struct ReceivedRequest {
     /// `POST /charges HTTP/1.1`.
     pub line: String,
     /// Headers by their names in lower case.
@@ -236,40 +249,42 @@ pub struct Got {
 
 /// What a real server does with a request.
 #[derive(Clone, Debug)]
-pub enum Reaction {
+pub enum ServerReaction {
     /// Writes these bytes and closes.
     Writes(Vec<u8>),
     /// Writes these bytes and keeps the connection open without another word.
     Stalls(Vec<u8>),
 }
 
-impl Reaction {
+impl ServerReaction {
     /// An answer with a status, headers and a body.
-    pub fn answer(status: u16, headers: &[(&str, &str)], body: &[u8]) -> Reaction {
+    pub fn answer(status: u16, headers: &[(&str, &str)], body: &[u8]) -> ServerReaction {
         let mut head = format!("HTTP/1.1 {status} Status\r\ncontent-length: {}\r\n", body.len());
         for (name, value) in headers {
             head.push_str(&format!("{name}: {value}\r\n"));
         }
-        Reaction::Writes([head.as_bytes(), b"\r\n", body].concat())
+        ServerReaction::Writes([head.as_bytes(), b"\r\n", body].concat())
     }
 }
 
-type React = dyn Fn(&Got, usize) -> Reaction + Send + Sync;
+type React = dyn Fn(&ReceivedRequest, usize) -> ServerReaction + Send + Sync;
 
 /// A real server on this machine, until it is dropped.
-pub struct Listener {
+pub struct TestHttpServer {
     /// Where it listens.
     pub address: SocketAddr,
-    got: Arc<Mutex<Vec<Got>>>,
+    got: Arc<Mutex<Vec<ReceivedRequest>>>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Listener {
+impl TestHttpServer {
     /// Listens, and reacts to each request by what it is and how many came before it.
-    pub async fn open(react: impl Fn(&Got, usize) -> Reaction + Send + Sync + 'static) -> Result<Listener> {
+    pub async fn open(
+        react: impl Fn(&ReceivedRequest, usize) -> ServerReaction + Send + Sync + 'static,
+    ) -> Result<TestHttpServer> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("no port to listen on")?;
         let address = listener.local_addr()?;
-        let got: Arc<Mutex<Vec<Got>>> = Arc::default();
+        let got: Arc<Mutex<Vec<ReceivedRequest>>> = Arc::default();
         let (seen, react): (_, Arc<React>) = (got.clone(), Arc::new(react));
         let task = tokio::spawn(async move {
             let mut connections = tokio::task::JoinSet::new();
@@ -277,11 +292,11 @@ impl Listener {
                 connections.spawn(serve(stream, seen.clone(), react.clone()));
             }
         });
-        Ok(Listener { address, got, task })
+        Ok(TestHttpServer { address, got, task })
     }
 
     /// Every request that came, in order.
-    pub fn got(&self) -> Vec<Got> {
+    pub fn got(&self) -> Vec<ReceivedRequest> {
         self.got.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -291,13 +306,13 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for TestHttpServer {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-async fn serve(mut stream: TcpStream, got: Arc<Mutex<Vec<Got>>>, react: Arc<React>) {
+async fn serve(mut stream: TcpStream, got: Arc<Mutex<Vec<ReceivedRequest>>>, react: Arc<React>) {
     let Some(request) = read_request(&mut stream).await else { return };
     let reaction = {
         let mut got = got.lock().unwrap_or_else(PoisonError::into_inner);
@@ -306,18 +321,18 @@ async fn serve(mut stream: TcpStream, got: Arc<Mutex<Vec<Got>>>, react: Arc<Reac
         reaction
     };
     match reaction {
-        Reaction::Writes(bytes) => {
+        ServerReaction::Writes(bytes) => {
             let _ = stream.write_all(&bytes).await;
             let _ = stream.shutdown().await;
         }
-        Reaction::Stalls(bytes) => {
+        ServerReaction::Stalls(bytes) => {
             let _ = stream.write_all(&bytes).await;
             std::future::pending::<()>().await;
         }
     }
 }
 
-async fn read_request(stream: &mut TcpStream) -> Option<Got> {
+async fn read_request(stream: &mut TcpStream) -> Option<ReceivedRequest> {
     let mut bytes = Vec::new();
     let end = loop {
         if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
@@ -341,5 +356,5 @@ async fn read_request(stream: &mut TcpStream) -> Option<Got> {
             return None;
         }
     }
-    Some(Got { line, headers, body })
+    Some(ReceivedRequest { line, headers, body })
 }

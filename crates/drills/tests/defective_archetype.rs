@@ -12,11 +12,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use statehouse::action::{Answer, Call, Code, Desk, Does, Draft, Refusal, Verdict, Write};
 use statehouse::{Blueprint, resource};
-use statehouse_drills::drill::{Drill, Plot};
+use statehouse_drills::drill::{Drill, Target};
 use statehouse_drills::engines::Model;
 use statehouse_drills::mutation;
 use statehouse_drills::proof::DRILLS;
-use statehouse_drills::simulation::{Course, Size};
+use statehouse_drills::simulation::{HistorySize, Workload};
 use statehouse_store::guard::column;
 use statehouse_store::{Address, Consistency, Event, Guard, Refused, Table};
 
@@ -60,7 +60,7 @@ impl Write for CheckThenAct {
     }
 }
 
-fn plot(broken: bool) -> Plot {
+fn target(broken: bool) -> Target {
     let blueprint = Blueprint::read("broken.toml", BLUEPRINT).unwrap();
     let mut resources = resource::declare(&blueprint).unwrap();
     let lock = &mut resources[0];
@@ -68,7 +68,7 @@ fn plot(broken: bool) -> Plot {
     if let (true, Does::Write(right)) = (broken, acquire.does.clone()) {
         acquire.does = Does::Write(Arc::new(CheckThenAct { table: lock.tables[0].clone(), right }));
     }
-    Plot::among("broken", resources, "lock")
+    Target::among("broken", resources, "lock")
 }
 
 fn drill(failure: &str) -> &'static Drill {
@@ -78,12 +78,12 @@ fn drill(failure: &str) -> &'static Drill {
 #[tokio::test]
 async fn the_drill_finds_it_and_its_seed_shows_it_again() {
     let duplicate = drill("duplicate claim");
-    let right = duplicate.report(&Model, Some(&plot(false)), 7).await;
-    assert!(right.red.is_none(), "{:?}", right.red);
-    let broken = plot(true);
-    let red = duplicate.report(&Model, Some(&broken), 7).await.red.unwrap();
+    let right = duplicate.report(&Model, Some(&target(false)), 7).await;
+    assert!(right.failed.is_none(), "{:?}", right.failed);
+    let broken = target(true);
+    let red = duplicate.report(&Model, Some(&broken), 7).await.failed.unwrap();
     assert!(red.why.contains("it is held by"), "{red}");
-    let again = duplicate.report(&Model, Some(&broken), red.seed).await.red.unwrap();
+    let again = duplicate.report(&Model, Some(&broken), red.seed).await.failed.unwrap();
     assert_eq!(again.why, red.why);
     // The shortest history that was found is one round: nothing but the claims.
     assert!(red.history.len() <= 12, "{red}");
@@ -91,12 +91,12 @@ async fn the_drill_finds_it_and_its_seed_shows_it_again() {
 
 #[test]
 fn the_mutation_finds_it() {
-    let report = mutation::run_on("lease", &plot(true), 2).unwrap();
+    let report = mutation::run_on("lease", &target(true), 2).unwrap();
     assert!(!report.is_fine());
     assert!(
-        report.red_before.iter().any(|(name, _)| name.contains("duplicate_claim")),
+        report.failing_before.iter().any(|(name, _)| name.contains("duplicate_claim")),
         "{:?}",
-        report.red_before
+        report.failing_before
     );
     let survivors = report.mutants.iter().filter(|mutant| mutant.killed_by.is_none());
     let survivors: Vec<String> = survivors.map(|mutant| mutant.site.to_string()).collect();
@@ -105,14 +105,14 @@ fn the_mutation_finds_it() {
 
 #[test]
 fn the_simulation_finds_it_and_its_seed_shows_it_again() {
-    let (course, broken) = (Course::of("lease").unwrap(), plot(true));
-    let size = Size::default();
+    let (course, broken) = (Workload::of("lease").unwrap(), target(true));
+    let size = HistorySize::default();
     let found = (1..50)
         .map(|seed| course.run(Some(&broken), seed, size).unwrap())
         .find(|run| run.violation.is_some());
     let found = found.unwrap();
-    let told = course.run(Some(&broken), found.seed, Size { tells: true, ..size }).unwrap();
+    let told = course.run(Some(&broken), found.seed, HistorySize { tells: true, ..size }).unwrap();
     assert_eq!((told.violation, told.trace), (found.violation, found.trace));
     assert!(!told.told.is_empty());
-    assert_eq!(course.run(Some(&plot(false)), found.seed, size).unwrap().violation, None);
+    assert_eq!(course.run(Some(&target(false)), found.seed, size).unwrap().violation, None);
 }

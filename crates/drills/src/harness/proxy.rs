@@ -1,4 +1,4 @@
-//! Something between a caller and a store: [`Around`] is a store that asks a [`Hook`] what becomes of each call.
+//! Something between a caller and a store: [`StoreProxy`] is a store that asks a [`Interceptor`] what becomes of each call.
 //!
 //! What watches plans, changes them, delays them or loses their answers differs in a few calls only. The rest of the
 //! contract is handed on here, once.
@@ -16,17 +16,17 @@ use statehouse_store::{
     Record, Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
 };
 
-use crate::harness::witness::aside;
+use crate::harness::recorder::unattributed;
 
 /// What becomes of calls. Unless it says otherwise they are handed on.
 #[async_trait]
-pub(crate) trait Hook: Send + Sync + fmt::Debug {
-    /// Around a commit.
+pub(crate) trait Interceptor: Send + Sync + fmt::Debug {
+    /// StoreProxy a commit.
     async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
         inner.commit(plan).await
     }
 
-    /// Around a resolve.
+    /// StoreProxy a resolve.
     async fn resolve(
         &self,
         inner: &Arc<dyn Store>,
@@ -36,19 +36,19 @@ pub(crate) trait Hook: Send + Sync + fmt::Debug {
         inner.resolve(tenant, operation).await
     }
 
-    /// Around a query.
+    /// StoreProxy a query.
     async fn query(&self, inner: &Arc<dyn Store>, query: &Query) -> Result<Page, StoreError> {
         self.read().await?;
         inner.query(query).await
     }
 
-    /// Around a scan.
+    /// StoreProxy a scan.
     async fn scan(&self, inner: &Arc<dyn Store>, scan: &Scan) -> Result<Page, StoreError> {
         self.read().await?;
         inner.scan(scan).await
     }
 
-    /// Around a get.
+    /// StoreProxy a get.
     async fn get(
         &self,
         inner: &Arc<dyn Store>,
@@ -78,7 +78,7 @@ impl Meanwhile {
     async fn happen(&self) {
         let event = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(event) = event {
-            aside(event).await;
+            unattributed(event).await;
         }
     }
 }
@@ -90,7 +90,7 @@ impl fmt::Debug for Meanwhile {
 }
 
 #[async_trait]
-impl Hook for Arc<Meanwhile> {
+impl Interceptor for Arc<Meanwhile> {
     async fn query(&self, inner: &Arc<dyn Store>, query: &Query) -> Result<Page, StoreError> {
         let page = inner.query(query).await?;
         if !page.rows.is_empty() {
@@ -154,10 +154,10 @@ impl fmt::Debug for Paused {
 }
 
 #[async_trait]
-impl Hook for Arc<Paused> {
+impl Interceptor for Arc<Paused> {
     async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
         if let Some(pause) = self.arrive(plan) {
-            aside(pause.event).await;
+            unattributed(pause.event).await;
         }
         inner.commit(plan).await
     }
@@ -183,7 +183,7 @@ impl Delayed {
 }
 
 #[async_trait]
-impl Hook for Arc<Delayed> {
+impl Interceptor for Arc<Delayed> {
     async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
         let less = |wanted: usize| wanted.checked_sub(1);
         if self.wanted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok() {
@@ -224,7 +224,7 @@ impl LostThenUnavailable {
 }
 
 #[async_trait]
-impl Hook for Arc<LostThenUnavailable> {
+impl Interceptor for Arc<LostThenUnavailable> {
     async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
         let fault = self.lock().pop();
         match fault {
@@ -238,21 +238,21 @@ impl Hook for Arc<LostThenUnavailable> {
     }
 }
 
-/// A store with a hook around it.
+/// A store with a interceptor around it.
 #[derive(Debug)]
-pub(crate) struct Around<H> {
+pub(crate) struct StoreProxy<H> {
     inner: Arc<dyn Store>,
-    hook: H,
+    interceptor: H,
 }
 
-impl<H: Hook> Around<H> {
-    pub(crate) fn new(inner: Arc<dyn Store>, hook: H) -> Around<H> {
-        Around { inner, hook }
+impl<H: Interceptor> StoreProxy<H> {
+    pub(crate) fn new(inner: Arc<dyn Store>, interceptor: H) -> StoreProxy<H> {
+        StoreProxy { inner, interceptor }
     }
 }
 
 #[async_trait]
-impl<H: Hook> Store for Around<H> {
+impl<H: Interceptor> Store for StoreProxy<H> {
     fn engine(&self) -> &'static str {
         self.inner.engine()
     }
@@ -266,15 +266,15 @@ impl<H: Hook> Store for Around<H> {
     }
 
     async fn commit(&self, plan: &Plan) -> Result<Commit, StoreError> {
-        self.hook.commit(&self.inner, plan).await
+        self.interceptor.commit(&self.inner, plan).await
     }
 
     async fn resolve(&self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError> {
-        self.hook.resolve(&self.inner, tenant, operation).await
+        self.interceptor.resolve(&self.inner, tenant, operation).await
     }
 
     async fn find_operation(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
-        self.hook.read().await?;
+        self.interceptor.read().await?;
         self.inner.find_operation(tenant, operation).await
     }
 
@@ -283,19 +283,19 @@ impl<H: Hook> Store for Around<H> {
         addresses: &[Address],
         consistency: Consistency,
     ) -> Result<Vec<Option<Row>>, StoreError> {
-        self.hook.get(&self.inner, addresses, consistency).await
+        self.interceptor.get(&self.inner, addresses, consistency).await
     }
 
     async fn query(&self, query: &Query) -> Result<Page, StoreError> {
-        self.hook.query(&self.inner, query).await
+        self.interceptor.query(&self.inner, query).await
     }
 
     async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {
-        self.hook.scan(&self.inner, scan).await
+        self.interceptor.scan(&self.inner, scan).await
     }
 
     async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
-        self.hook.read().await?;
+        self.interceptor.read().await?;
         self.inner.read_log(partition, after, limit).await
     }
 
