@@ -254,7 +254,7 @@ impl LogTables {
         operation.insert(ATTEMPT.to_owned(), AttributeValue::S(attempt.to_owned()));
         let mut pending = vec![(partition, place.clone(), content(record, &events_of(record, parts)?))];
         for part in parts {
-            let record = part.record(record);
+            let record = part.record(record)?;
             let mut item = content(&record, &events_of(&record, &[])?);
             item.insert(PART.to_owned(), item::number(1));
             pending.push((part.partition, part_place(&place), item));

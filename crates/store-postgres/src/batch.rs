@@ -21,7 +21,7 @@ use statehouse_store::log::{LogPart, partition_of, parts_of};
 use statehouse_store::plan::{Expect, Step, Verb};
 use statehouse_store::table::VERSION;
 use statehouse_store::{
-    Applied, Commit, Plan, Position, Record, Row, StoreError, Table, Tenant, Time, Type, Value,
+    Applied, Bug, Commit, Plan, Position, Record, Row, StoreError, Table, Tenant, Time, Type, Value,
 };
 
 use crate::order;
@@ -319,7 +319,15 @@ impl<'p> Batch<'p> {
             Ok(Decision::Refuse(refused)) => return settled(Ok(Commit::Refused(refused))),
             Ok(Decision::Apply(effect)) => effect,
         };
-        // Nobody else needs rows that the caller does not want to see.
+        let record = plan.entry().map(|entry| {
+            let partition = partition_of(plan.tenant(), &entry.resource, &entry.key, partitions);
+            self.pending(Record::of(plan, now, effect.events), partition, parts)
+        });
+        let record = match record.transpose() {
+            Ok(record) => record,
+            Err(bug) => return Verdict::Certain(Err(bug.into())),
+        };
+        // Rows are copied only for a caller that wants them back.
         let (rows, mut left) = match plan.returns_rows() {
             true => (effect.rows.clone(), effect.rows),
             false => (Vec::new(), effect.rows),
@@ -329,30 +337,27 @@ impl<'p> Batch<'p> {
                 slot.apply(step, row.take());
             }
         }
-        let record = plan.entry().map(|entry| {
-            let partition = partition_of(plan.tenant(), &entry.resource, &entry.key, partitions);
-            self.pending(Record::of(plan, now, effect.events), partition, parts)
-        });
         Verdict::Apply { rows, record }
     }
 
     /// Gives a record, and what its plan leaves in further partitions, their ranks.
-    fn pending(&mut self, record: Record, partition: u32, parts: Vec<LogPart>) -> Pending {
+    fn pending(&mut self, record: Record, partition: u32, parts: Vec<LogPart>) -> Result<Pending, Bug> {
+        let records: Vec<Record> = parts.iter().map(|part| part.record(&record)).collect::<Result<_, _>>()?;
         let mut rank = |partition: u32| {
             let rank = self.counts.entry(partition).or_default();
             *rank += 1;
             *rank
         };
-        let of_part = |part: &LogPart| Pending {
-            record: part.record(&record),
+        let of_part = |(part, record): (&LogPart, Record)| Pending {
+            record,
             partition: part.partition,
             rank: rank(part.partition),
             parts: Vec::new(),
             further: Vec::new(),
         };
-        let further = parts.iter().map(of_part).collect();
+        let further = parts.iter().zip(records).map(of_part).collect();
         let rank = rank(partition);
-        Pending { record, partition, rank, parts, further }
+        Ok(Pending { record, partition, rank, parts, further })
     }
 
     /// Whether anything is to be written or relied on.

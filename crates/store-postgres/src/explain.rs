@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use statehouse_store::log::{partition_of, parts_of};
+use statehouse_store::log::{EventSubject, partition_of, parts_of};
 use statehouse_store::plan::{Expect, Step, Verb};
 use statehouse_store::{
     ClaimRange, ExplainRequest, Explanation, Plan, ReadRequest, Record, Request, Row, Time, Value,
@@ -137,8 +137,13 @@ impl Explainer<'_> {
             let partition = partition_of(plan.tenant(), &entry.resource, &entry.key, self.partitions);
             let record = Record::of(plan, Time::from_micros(0), Vec::new());
             let parts = parts_of(plan, self.partitions).unwrap_or_default();
+            let of_subject = |subject: EventSubject| Record {
+                resource: subject.resource,
+                key: subject.key,
+                ..record.clone()
+            };
             let further: Vec<(u32, Record)> =
-                parts.iter().map(|part| (part.partition, part.record(&record))).collect();
+                parts.iter().map(|part| (part.partition, of_subject(part.subject.clone()))).collect();
             let of_part = |(number, record)| Placed { is_part: true, ..Placed::alone(number, record) };
             let further_ones = further.iter().map(|(number, record)| of_part((*number, record)));
             let all: Vec<Placed<'_>> =

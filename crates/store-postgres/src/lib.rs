@@ -61,6 +61,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use statehouse_store::bug;
 use statehouse_store::claim_range::{claim_keys, claim_remaining, claim_row_by_row};
 use statehouse_store::{
     Address, Change, ClaimRange, Commit, Consistency, ExplainRequest, Explanation, LogPage, Migrate, Page,
@@ -178,13 +179,12 @@ impl Store for PostgresStore {
 
     async fn get(&self, addresses: &[Address], _: Consistency) -> Result<Vec<Option<Row>>, StoreError> {
         let seen = self.opened()?.read_many(&[ReadRequest::Get(addresses)]).await?;
-        Ok(seen.into_iter().next().map(ReadResult::into_rows).unwrap_or_default())
+        Ok(only(seen)?.into_rows()?)
     }
 
     async fn query(&self, query: &Query) -> Result<Page, StoreError> {
         let seen = self.opened()?.read_many(&[ReadRequest::Query(query)]).await?;
-        let nothing = || Page { rows: Vec::new(), next: None };
-        Ok(seen.into_iter().next().map_or_else(nothing, ReadResult::into_page))
+        Ok(only(seen)?.into_page()?)
     }
 
     async fn read_many(&self, asks: &[ReadRequest<'_>]) -> Result<Vec<ReadResult>, StoreError> {
@@ -244,4 +244,9 @@ impl fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PostgresStore").field("options", &self.shared.options).finish_non_exhaustive()
     }
+}
+
+/// The result of the only one of a list of reads.
+fn only(mut results: Vec<ReadResult>) -> Result<ReadResult, StoreError> {
+    results.pop().ok_or_else(|| bug!("a read without a result").into())
 }

@@ -529,7 +529,7 @@ impl<'c> Worker<'c> {
             let newest = self.edges.get(part.partition as usize).map_or(0, |edges| edges.newest);
             let at = Position { partition: part.partition, offset: newest + 1 };
             let operation = part_operation(&whole.operation, at);
-            let of_part = Record { operation, ..part.record(&whole) };
+            let of_part = Record { operation, ..part.record(&whole)? };
             let appended = self.append(of_part, None, part.partition)?;
             let taken =
                 || StoreError::corrupt("the log", format!("operation {} is there in part", whole.operation));

@@ -158,12 +158,12 @@ pub async fn claim_remaining<S: Store + ?Sized>(
     let others = page.rows.iter().filter(is_other).take(room).take_while(fits);
     let keys = others.map(|row| row.key().to_vec()).collect();
     match claim_keys(store, take, keys).await {
-        Err(error) if taken.is_empty() => Err(error),
-        others => {
-            taken.extend(others.unwrap_or_default());
-            Ok(taken)
-        }
+        Ok(others) => taken.extend(others),
+        Err(error) if taken.is_empty() => return Err(error),
+        // The caller gets what was claimed before the error.
+        Err(_) => {}
     }
+    Ok(taken)
 }
 
 /// Commits a plan for each row with one of these keys. An error only if it is that for some and none was taken.

@@ -5,7 +5,10 @@
 //! compiles instead has to agree with it, and the differential tests see to that.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
+use crate::bug;
+use crate::bug::Bug;
 use crate::error::StoreError;
 use crate::guard::{Expr, Guard, Operand};
 use crate::limits;
@@ -37,11 +40,14 @@ pub struct Effect {
 
 /// Decides a plan. `current` has the row of each step, in their order.
 pub fn decide(plan: &Plan, now: Time, current: &[Option<Row>]) -> Result<Decision, StoreError> {
+    if current.len() != plan.steps().len() {
+        return Err(bug!("{} rows for a plan of {} steps", current.len(), plan.steps().len()).into());
+    }
     let mut rows = Vec::with_capacity(plan.steps().len());
     let mut bytes = 0;
-    for (number, step) in plan.steps().iter().enumerate() {
-        let row = current.get(number).and_then(Option::as_ref);
-        match decide_step(plan, step, now, row) {
+    for (number, (step, row)) in plan.steps().iter().zip(current).enumerate() {
+        let row = row.as_ref();
+        match decide_step(plan, step, now, row)? {
             Ok(result) => {
                 if let (Some(result), Verb::Put) = (&result, step.verb) {
                     bytes += limits::check_row(result)?;
@@ -71,7 +77,7 @@ pub fn decide(plan: &Plan, now: Time, current: &[Option<Row>]) -> Result<Decisio
 
 /// The row that a step leaves where there was none; `None` if it leaves none, or refuses to.
 pub fn made(plan: &Plan, step: &Step, now: Time) -> Option<Row> {
-    decide_step(plan, step, now, None).ok().flatten()
+    decide_step(plan, step, now, None).ok()?.ok().flatten()
 }
 
 /// Completes an event with the row it asks for.
@@ -83,22 +89,32 @@ pub fn finish_event<'a>(draft: &EventTemplate, row_of: impl FnOnce(usize) -> Opt
     Event { name: draft.name.clone(), data: data.into() }
 }
 
-fn decide_step(plan: &Plan, step: &Step, now: Time, row: Option<&Row>) -> Result<Option<Row>, Reason> {
+/// The row that a step leaves, or why it is refused.
+fn decide_step(
+    plan: &Plan,
+    step: &Step,
+    now: Time,
+    row: Option<&Row>,
+) -> Result<Result<Option<Row>, Reason>, Bug> {
     match (row, step.expect) {
-        (None, Expect::Present) => return Err(Reason::Absent),
-        (Some(_), Expect::Absent) => return Err(Reason::Present),
+        (None, Expect::Present) => return Ok(Err(Reason::Absent)),
+        (Some(_), Expect::Absent) => return Ok(Err(Reason::Present)),
         (Some(row), _) => {
+            // Without a column of the guard, the guard would be evaluated as if the column were null.
+            if !Arc::ptr_eq(row.table(), &step.table) && *row.table() != step.table {
+                return Err(bug!("the row {row} has the columns of another table than its step"));
+            }
             if let Some((conjunct, guard)) = first_failure(&step.guard, row, now) {
-                return Err(Reason::Guard { conjunct, guard: Box::new(guard.clone()) });
+                return Ok(Err(Reason::Guard { conjunct, guard: Box::new(guard.clone()) }));
             }
         }
         (None, _) => {}
     }
-    match step.verb {
+    Ok(match step.verb {
         Verb::Assert => Ok(row.cloned()),
         Verb::Delete => Ok(None),
-        Verb::Put => put(plan, step, now, row).map(Some),
-    }
+        Verb::Put => put(plan, step, now, row)?.map(Some),
+    })
 }
 
 /// The first conjunct that does not hold for the row.
@@ -107,34 +123,37 @@ pub fn first_failure<'a>(guard: &'a Guard, row: &Row, now: Time) -> Option<(usiz
 }
 
 /// The row that a put leaves.
-fn put(plan: &Plan, step: &Step, now: Time, row: Option<&Row>) -> Result<Row, Reason> {
+fn put(plan: &Plan, step: &Step, now: Time, row: Option<&Row>) -> Result<Result<Row, Reason>, Bug> {
     let table = &step.table;
     let mut assigned: Vec<Option<Value>> = vec![None; table.columns().len()];
     for assignment in &step.assignments {
-        let column = assignment.column.as_str();
-        let overflow = || Reason::Overflow { column: column.to_owned() };
-        let value = compute(&assignment.expr, row, now).ok_or_else(overflow)?;
-        let place = table.position(column);
-        let required =
-            place.and_then(|place| table.columns().get(place)).is_some_and(|column| column.required);
-        if value.is_null() && required {
-            return Err(Reason::Null { column: column.to_owned() });
+        let name = assignment.column.as_str();
+        let index = table.position(name);
+        let target = index.and_then(|index| Some((table.columns().get(index)?, assigned.get_mut(index)?)));
+        let Some((column, slot)) = target else {
+            return Err(bug!("a step assigns {name}, which table {table} does not have"));
+        };
+        let Some(value) = compute(&assignment.expr, row, now)? else {
+            return Ok(Err(Reason::Overflow { column: name.to_owned() }));
+        };
+        if value.is_null() && column.required {
+            return Ok(Err(Reason::Null { column: name.to_owned() }));
         }
-        if let Some(place) = place.and_then(|place| assigned.get_mut(place)) {
-            *place = Some(value);
-        }
+        *slot = Some(value);
     }
-    let key_len = step.key.len();
-    let kept = |place: usize| match row {
-        _ if place < key_len => step.key.get(place).cloned(),
-        Some(row) => row.values().get(place).cloned(),
-        None => table.columns().get(place).and_then(|column| column.default.clone()),
+    // A column that the step does not assign keeps its value. A new row has the key, and defaults or null elsewhere.
+    let kept = |index: usize| match row {
+        _ if index < step.key.len() => step.key.get(index).cloned(),
+        Some(row) => row.values().get(index).cloned(),
+        None => table.columns().get(index).map(|column| column.default.clone().unwrap_or(Value::Null)),
     };
     let assigned = assigned.into_iter().enumerate();
-    let values =
-        assigned.map(|(place, value)| value.or_else(|| kept(place)).unwrap_or(Value::Null)).collect();
+    let values: Option<Vec<Value>> = assigned.map(|(index, value)| value.or_else(|| kept(index))).collect();
+    let Some(values) = values else {
+        return Err(bug!("a row of table {table} has fewer values than columns"));
+    };
     let version = row.map_or(1, |row| row.version() + 1);
-    Ok(Row::new(table.clone(), plan.tenant().clone(), values, version))
+    Ok(Ok(Row::new(table.clone(), plan.tenant().clone(), values, version)))
 }
 
 /// Whether a guard holds for a row.
@@ -166,7 +185,13 @@ fn read<'a>(row: Option<&'a Row>, column: &str) -> Cow<'a, Value> {
     match row {
         None => Cow::Owned(Value::Null),
         Some(row) if column == VERSION => Cow::Owned(Value::Int(row.version())),
-        Some(row) => row.get(column).map_or(Cow::Owned(Value::Null), Cow::Borrowed),
+        Some(row) => row.get(column).map_or_else(
+            || {
+                drop(bug!("table {} has no column {column}", row.table()));
+                Cow::Owned(Value::Null)
+            },
+            Cow::Borrowed,
+        ),
     }
 }
 
@@ -189,13 +214,13 @@ pub fn now_moved(now: Time, plus_micros: i64) -> Time {
 }
 
 /// The result of an assignment; `None` when it lies outside the type's range.
-fn compute(expr: &Expr, row: Option<&Row>, now: Time) -> Option<Value> {
+fn compute(expr: &Expr, row: Option<&Row>, now: Time) -> Result<Option<Value>, Bug> {
     let (left, right, subtract) = match expr {
-        Expr::Is(operand) => return Some(resolve(operand, row, now).into_owned()),
+        Expr::Is(operand) => return Ok(Some(resolve(operand, row, now).into_owned())),
         Expr::Add(left, right) => (left, right, false),
         Expr::Subtract(left, right) => (left, right, true),
     };
-    match (&*resolve(left, row, now), &*resolve(right, row, now)) {
+    Ok(match (&*resolve(left, row, now), &*resolve(right, row, now)) {
         (Value::Null, _) | (_, Value::Null) => Some(Value::Null),
         (Value::Int(a), Value::Int(b)) => {
             if subtract { a.checked_sub(*b) } else { a.checked_add(*b) }.map(Value::Int)
@@ -204,12 +229,11 @@ fn compute(expr: &Expr, row: Option<&Row>, now: Time) -> Option<Value> {
             admit_float(if subtract { a - b } else { a + b }).ok().map(Value::Float)
         }
         (Value::Time(time), Value::Int(micros)) => {
-            let micros = if subtract { micros.checked_neg()? } else { *micros };
-            time.checked_add_micros(micros).map(Value::Time)
+            let micros = if subtract { micros.checked_neg() } else { Some(*micros) };
+            micros.and_then(|micros| time.checked_add_micros(micros)).map(Value::Time)
         }
-        // A built plan has no other combination of types.
-        _ => None,
-    }
+        (left, right) => return Err(bug!("`{expr}` of {left} and {right}, which a plan is checked for")),
+    })
 }
 
 #[cfg(test)]

@@ -20,6 +20,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::bug;
+use crate::bug::Bug;
 use crate::error::StoreError;
 use crate::limits;
 use crate::plan::Plan;
@@ -234,10 +236,12 @@ pub struct LogPart {
 
 impl LogPart {
     /// The record of this partition, from the plan's commit record. Neither has a position yet.
-    pub fn record(&self, whole: &Record) -> Record {
-        let events = self.events.iter().filter_map(|place| whole.events.get(*place)).cloned().collect();
+    pub fn record(&self, whole: &Record) -> Result<Record, Bug> {
+        let events: Option<Vec<Event>> =
+            self.events.iter().map(|index| whole.events.get(*index).cloned()).collect();
+        let events = events.ok_or_else(|| bug!("a part of a plan has events that its record lacks"))?;
         let EventSubject { resource, key } = self.subject.clone();
-        Record { position: None, also_at: Vec::new(), resource, key, events, ..whole.clone() }
+        Ok(Record { position: None, also_at: Vec::new(), resource, key, events, ..whole.clone() })
     }
 }
 
@@ -364,7 +368,8 @@ pub fn partition_of(tenant: &Tenant, resource: &str, key: &str, partitions: u32)
     hash ^= hash >> 33;
     hash = hash.wrapping_mul(0xff51_afd7_ed55_8ccd);
     hash ^= hash >> 33;
-    u32::try_from(hash % u64::from(partitions.max(1))).unwrap_or(0)
+    // The remainder is less than a number of 32 bits.
+    (hash % u64::from(partitions.max(1))) as u32
 }
 
 #[cfg(test)]
@@ -401,7 +406,7 @@ mod tests {
         assert_eq!(stored(RecordView::Operation, &text, at, "op"), whole);
         let mut read = stored(RecordView::Log, &text, at, "op").events;
         for part in &parts {
-            let record = part.record(&whole);
+            let record = part.record(&whole).unwrap();
             assert_eq!(record.key, record.events[0].data["key"].as_str().unwrap());
             let at = Position { partition: part.partition, offset: 7 };
             let text = write_events(&record.events, &[]).unwrap();

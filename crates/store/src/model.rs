@@ -13,6 +13,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::watch;
 
+use crate::bug;
+use crate::bug::Bug;
 use crate::clock::{Clock, SystemClock};
 use crate::error::StoreError;
 use crate::eval::{self, Decision};
@@ -105,7 +107,13 @@ fn compare_values<'a>(
     right: impl IntoIterator<Item = &'a Value>,
 ) -> Ordering {
     let pairs = left.into_iter().zip(right);
-    pairs.map(|(a, b)| a.compare(b).unwrap_or(Ordering::Equal)).find(|o| o.is_ne()).unwrap_or(Ordering::Equal)
+    let order = |a: &Value, b: &Value| {
+        a.compare(b).unwrap_or_else(|| {
+            drop(bug!("the key values {a} and {b} have no order"));
+            Ordering::Equal
+        })
+    };
+    pairs.map(|(a, b)| order(a, b)).find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
 }
 
 impl ModelStore {
@@ -116,7 +124,7 @@ impl ModelStore {
 
     /// An empty store on a clock, with a number of log partitions.
     pub fn with(clock: Arc<dyn Clock>, partitions: u32) -> ModelStore {
-        let count = usize::try_from(partitions).unwrap_or(1).max(1);
+        let count = partitions.max(1) as usize;
         let content = Content {
             partitions: std::iter::repeat_with(Partition::default).take(count).collect(),
             ..Content::default()
@@ -181,30 +189,37 @@ impl Content {
         partition.records.get(place).map(Kept::of_operation)
     }
 
-    /// Appends a record and gives it its position.
-    fn append(&mut self, mut record: Record, number: u32, copies: Vec<usize>) -> Record {
-        if let Some(partition) = self.partitions.get_mut(number as usize) {
-            record.position = Some(Position { partition: number, offset: partition.head() + 1 });
-            partition.records.push(Kept { record: record.clone(), copies });
-        }
-        record
+    /// How many partitions the log has; the store was made with a number of 32 bits.
+    fn partition_count(&self) -> u32 {
+        self.partitions.len() as u32
+    }
+
+    /// Appends a record and returns its position.
+    fn append(&mut self, record: Record, number: u32, copies: Vec<usize>) -> Result<Position, Bug> {
+        let Some(partition) = self.partitions.get_mut(number as usize) else {
+            return Err(bug!("a record for partition {number}, which the log does not have"));
+        };
+        let position = Position { partition: number, offset: partition.head() + 1 };
+        partition.records.push(Kept { record: Record { position: Some(position), ..record }, copies });
+        Ok(position)
     }
 
     /// Appends a record under its operation id, and what its plan leaves in further partitions.
-    fn append_all(&mut self, record: Record, number: u32, parts: &[LogPart]) -> Record {
+    fn append_all(&mut self, record: Record, number: u32, parts: &[LogPart]) -> Result<Record, Bug> {
         let copies = parts.iter().flat_map(|part| part.events.iter().copied()).collect();
-        let also = parts.iter().map(|part| self.append(part.record(&record), part.partition, Vec::new()));
-        let also_at = also.filter_map(|record| record.position).collect();
-        let record = self.append(record, number, copies);
-        if let Some(position) = record.position {
-            self.operations.insert((record.tenant.clone(), record.operation.clone()), position);
+        let mut also_at = Vec::with_capacity(parts.len());
+        for part in parts {
+            also_at.push(self.append(part.record(&record)?, part.partition, Vec::new())?);
         }
-        Record { also_at, ..record }
+        let position = self.append(record.clone(), number, copies)?;
+        self.operations.insert((record.tenant.clone(), record.operation.clone()), position);
+        Ok(Record { position: Some(position), also_at, ..record })
     }
 
-    fn write(&mut self, plan: &Plan, rows: &[Option<Row>]) {
+    fn write(&mut self, plan: &Plan, rows: &[Option<Row>]) -> Result<(), StoreError> {
         for (step, result) in plan.steps().iter().zip(rows) {
-            let Some(table) = self.rows.get_mut(step.table.name()) else { continue };
+            let name = step.table.name();
+            let table = self.rows.get_mut(name).ok_or_else(|| StoreError::no_table(name))?;
             let place = Place { tenant: plan.tenant().clone(), key: step.key.clone() };
             match (step.verb, result) {
                 (Verb::Put, Some(row)) => drop(table.insert(place, row.clone())),
@@ -212,6 +227,7 @@ impl Content {
                 _ => {}
             }
         }
+        Ok(())
     }
 }
 
@@ -222,7 +238,7 @@ impl Store for ModelStore {
     }
 
     fn partitions(&self) -> u32 {
-        u32::try_from(self.lock().partitions.len()).unwrap_or(1)
+        self.lock().partition_count()
     }
 
     async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
@@ -274,7 +290,7 @@ impl Store for ModelStore {
         {
             return Ok(Commit::of_record(record));
         }
-        let parts = parts_of(plan, u32::try_from(content.partitions.len()).unwrap_or(1))?;
+        let parts = parts_of(plan, content.partition_count())?;
         let now = self.clock.now();
         let current: Vec<Option<Row>> = plan
             .addresses()
@@ -292,12 +308,12 @@ impl Store for ModelStore {
                 Ok(row.as_ref().map(|row| merged(row, old.as_ref(), &content.schema)))
             })
             .collect::<Result<_, StoreError>>()?;
-        content.write(plan, &stored);
+        content.write(plan, &stored)?;
         let record = plan.entry().map(|entry| {
-            let number =
-                partition_of(plan.tenant(), &entry.resource, &entry.key, content.partitions.len() as u32);
+            let number = partition_of(plan.tenant(), &entry.resource, &entry.key, content.partition_count());
             content.append_all(Record::of(plan, now, effect.events), number, &parts)
         });
+        let record = record.transpose()?;
         self.publish_heads(&content);
         let rows = if plan.returns_rows() { effect.rows } else { Vec::new() };
         Ok(Commit::Applied(Applied { record, rows, repeated: false }))
@@ -308,8 +324,8 @@ impl Store for ModelStore {
         if let Some(record) = content.find_operation(tenant, operation) {
             return Ok(Resolution::of_record(record));
         }
-        let number = partition_of(tenant, "", operation, content.partitions.len() as u32);
-        content.append_all(Record::aborted(tenant, operation, self.clock.now()), number, &[]);
+        let number = partition_of(tenant, "", operation, content.partition_count());
+        content.append_all(Record::aborted(tenant, operation, self.clock.now()), number, &[])?;
         self.publish_heads(&content);
         Ok(Resolution::Aborted)
     }
@@ -411,7 +427,7 @@ impl Store for ModelStore {
             return Err(StoreError::no_partition(partition, count));
         };
         let keep_from = through.min(list.head().saturating_sub(1)).saturating_sub(list.trimmed);
-        let forgotten: Vec<Kept> = list.records.drain(..usize::try_from(keep_from).unwrap_or(0)).collect();
+        let forgotten: Vec<Kept> = list.records.drain(..keep_from as usize).collect();
         list.trimmed += forgotten.len() as u64;
         for Kept { record, .. } in forgotten {
             let operation = (record.tenant, record.operation);

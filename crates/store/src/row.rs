@@ -122,7 +122,7 @@ impl Row {
 
     /// The key after the tenant.
     pub fn key(&self) -> &[Value] {
-        self.values.get(..self.table.key_len()).unwrap_or_default()
+        self.values.split_at(self.table.key_len()).0
     }
 
     /// The value of a declared column.

@@ -6,6 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::join_all;
 
+use crate::bug;
+use crate::bug::Bug;
 use crate::claim_range::{ClaimRange, claim_row_by_row};
 use crate::error::StoreError;
 use crate::log::{LogPage, Record};
@@ -148,27 +150,29 @@ pub enum ReadResult {
 }
 
 impl ReadResult {
-    /// The rows that were asked for by address; none if something else was.
-    pub fn into_rows(self) -> Vec<Option<Row>> {
+    /// The rows of a [`ReadRequest::Get`], one entry for each address.
+    pub fn into_rows(self) -> Result<Vec<Option<Row>>, Bug> {
         match self {
-            ReadResult::Rows(rows) => rows,
-            ReadResult::Value(_) | ReadResult::Page(_) => Vec::new(),
+            ReadResult::Rows(rows) => Ok(rows),
+            ReadResult::Value(_) | ReadResult::Page(_) => Err(bug!("not the result of a get: {self:?}")),
         }
     }
 
-    /// The value that was asked for, if its row is there; none if something else was.
-    pub fn into_value(self) -> Option<Value> {
+    /// The value of a [`ReadRequest::Value`]; `None` if there is no such row.
+    pub fn into_value(self) -> Result<Option<Value>, Bug> {
         match self {
-            ReadResult::Value(value) => value,
-            ReadResult::Rows(_) | ReadResult::Page(_) => None,
+            ReadResult::Value(value) => Ok(value),
+            ReadResult::Rows(_) | ReadResult::Page(_) => {
+                Err(bug!("not the result of a value read: {self:?}"))
+            }
         }
     }
 
-    /// The page that was asked for; an empty one if something else was.
-    pub fn into_page(self) -> Page {
+    /// The page of a [`ReadRequest::Query`].
+    pub fn into_page(self) -> Result<Page, Bug> {
         match self {
-            ReadResult::Page(page) => page,
-            ReadResult::Rows(_) | ReadResult::Value(_) => Page { rows: Vec::new(), next: None },
+            ReadResult::Page(page) => Ok(page),
+            ReadResult::Rows(_) | ReadResult::Value(_) => Err(bug!("not the result of a query: {self:?}")),
         }
     }
 }

@@ -130,22 +130,22 @@ impl Table {
 
     /// The key's columns after the tenant: partition, then sort.
     pub fn key_columns(&self) -> &[Column] {
-        self.columns.get(..self.key_len()).unwrap_or_default()
+        self.columns.split_at(self.key_len()).0
     }
 
     /// The key's partition columns.
     pub fn partition_columns(&self) -> &[Column] {
-        self.columns.get(..self.partition_len).unwrap_or_default()
+        self.columns.split_at(self.partition_len).0
     }
 
     /// The key's sort columns.
     pub fn sort_columns(&self) -> &[Column] {
-        self.columns.get(self.partition_len..self.key_len()).unwrap_or_default()
+        self.key_columns().split_at(self.partition_len).1
     }
 
     /// The columns that are not part of the key.
     pub fn other_columns(&self) -> &[Column] {
-        self.columns.get(self.key_len()..).unwrap_or_default()
+        self.columns.split_at(self.key_len()).1
     }
 
     /// How many columns the key has after the tenant.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use statehouse_store::{
     Address, Cell, Consistency, Query, Random, ReadRequest, ReadResult, Step, Store, StoreError, Table, Type,
     Value,
@@ -240,7 +240,8 @@ pub(super) async fn a_value_can_be_looked_at_without_its_row(namespace: &dyn Tes
         ReadRequest::Get(&row),
     ];
     let seen = expect_same(&client, "several values", &asks).await?;
-    let values: Vec<Option<Value>> = seen.into_iter().take(4).map(ReadResult::into_value).collect();
+    let values: Vec<Option<Value>> =
+        seen.into_iter().take(4).map(ReadResult::into_value).collect::<Result<_, _>>()?;
     same("values", &values, &vec![Some(8.into()), Some("a".into()), Some(7.into()), None])?;
     for kind in Type::ALL {
         let cells = (0..4_i64)
@@ -252,7 +253,8 @@ pub(super) async fn a_value_can_be_looked_at_without_its_row(namespace: &dyn Tes
         for ask in &asks {
             expect_same(&client, kind.name(), std::slice::from_ref(ask)).await?;
         }
-        let values: Vec<Option<Value>> = seen.into_iter().take(4).map(ReadResult::into_value).collect();
+        let values: Vec<Option<Value>> =
+            seen.into_iter().take(4).map(ReadResult::into_value).collect::<Result<_, _>>()?;
         same("no value", &values.first().cloned().flatten(), &Some(Value::Null))?;
         same("no row", &values.last().cloned().flatten(), &None)?;
     }
@@ -292,7 +294,8 @@ pub(super) async fn indexes_can_be_looked_at_with_tables(namespace: &dyn TestNam
     // Indexes may lag, though not for ever.
     for tries in 1.. {
         let seen = client.store.read_many(&asks).await?;
-        let rows: Vec<usize> = seen.into_iter().map(|seen| seen.into_page().rows.len()).collect();
+        let rows: Vec<usize> =
+            seen.into_iter().map(|seen| Ok(seen.into_page()?.rows.len())).collect::<Result<_>>()?;
         if rows == [4, 3, 1, 2, 0] {
             break;
         }
@@ -300,7 +303,7 @@ pub(super) async fn indexes_can_be_looked_at_with_tables(namespace: &dyn TestNam
         pause().await;
     }
     let seen = expect_same(&client, "indexes and a table", &asks).await?;
-    let due: Vec<_> = seen.into_iter().nth(1).map(|seen| seen.into_page().rows).unwrap_or_default();
+    let due: Vec<_> = seen.into_iter().nth(1).context("one result is missing")?.into_page()?.rows;
     let owners: Vec<&str> = due.iter().map(|row| row.tenant().as_str()).collect();
     same("whose jobs are due", &owners, &vec!["acme", "other", "acme"])
 }
@@ -349,7 +352,7 @@ pub(super) async fn a_look_sees_what_was_acknowledged(namespace: &dyn TestNamesp
                     .read_many(&[ReadRequest::Query(&list), ReadRequest::Get(&addresses)])
                     .await?;
                 let mut seen = seen.into_iter();
-                let page = seen.next().map(ReadResult::into_page).map(|page| page.rows).unwrap_or_default();
+                let page = seen.next().context("one result is missing")?.into_page()?.rows;
                 let got: Vec<Option<i64>> = page.iter().map(|row| row.int("number")).collect();
                 let expected: Vec<Option<i64>> = (1..=number).rev().take(limit).map(Some).collect();
                 same("the list of a caller among others", &got, &expected)?;
@@ -357,7 +360,7 @@ pub(super) async fn a_look_sees_what_was_acknowledged(namespace: &dyn TestNamesp
                     page.iter().all(|row| row.text("list") == Some(&name)),
                     "the list of another caller: {page:?}"
                 );
-                let row = seen.next().map(ReadResult::into_rows).unwrap_or_default();
+                let row = seen.next().context("one result is missing")?.into_rows()?;
                 let n: Vec<Option<i64>> = row.iter().map(|row| row.as_ref()?.int("n")).collect();
                 same("the row of a caller among others", &n, &vec![Some(number)])?;
             }

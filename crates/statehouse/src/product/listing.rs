@@ -267,7 +267,7 @@ pub(super) async fn filled(store: &dyn Store, queries: &[Query]) -> Result<Vec<P
     let pages = store.read_many(&asks).await?.into_iter().map(ReadResult::into_page);
     let mut filled = Vec::with_capacity(queries.len());
     for (query, page) in queries.iter().zip(pages) {
-        filled.push(fill(store, query, page).await?);
+        filled.push(fill(store, query, page?).await?);
     }
     Ok(filled)
 }

@@ -146,7 +146,7 @@ fn records_of<'p>(
     let mut records = vec![(own, entry.resource.clone(), entry.key.clone(), events)];
     for part in parts {
         let EventSubject { resource, key } = part.subject.clone();
-        let events = write_events(&part.record(&whole).events, &[]).ok()?;
+        let events = write_events(&part.record(&whole).ok()?.events, &[]).ok()?;
         records.push((part.partition, resource, key, events));
     }
     records.sort_by_key(|(partition, ..)| *partition);

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use futures_util::future::{join, join_all, poll_immediate};
 use statehouse_store::{
-    Address, Migrate, ModelStore, Plan, Query, Random, ReadRequest, ReadResult, Step, Store, StoreError,
-    Table, Tenant, Time, Type, Value,
+    Address, Migrate, ModelStore, Plan, Query, Random, ReadRequest, Step, Store, StoreError, Table, Tenant,
+    Time, Type, Value,
 };
 
 use crate::support::{Namespace, counters, increment, logged, raw, schema_of, tenant};
@@ -115,7 +115,7 @@ async fn many_ranges_of_a_large_table_come_in_their_order() {
     let seen = store.read_many(&asks).await.unwrap();
     assert_eq!(seen.len(), queries.len());
     for (query, seen) in queries.iter().zip(seen) {
-        let page = seen.into_page();
+        let page = seen.into_page().unwrap();
         assert_eq!(page.rows.len(), query.page_limit());
         let places: Vec<(Time, i64)> =
             page.rows.iter().map(|row| (row.time("at").unwrap(), row.int("number").unwrap())).collect();
@@ -161,7 +161,12 @@ async fn with_rows(namespace: &mut Namespace, names: &[&str]) -> (impl Store + u
 async fn n_of(store: &impl Store, table: &Arc<Table>, name: &str) -> Result<Option<i64>, StoreError> {
     let addresses = [Address::new(table, &tenant("acme"), [Value::from(name)]).unwrap()];
     let seen = store.read_many(&[ReadRequest::Get(&addresses)]).await?;
-    Ok(seen.into_iter().flat_map(ReadResult::into_rows).flatten().next().and_then(|row| row.int("n")))
+    Ok(seen
+        .into_iter()
+        .flat_map(|seen| seen.into_rows().unwrap())
+        .flatten()
+        .next()
+        .and_then(|row| row.int("n")))
 }
 
 #[tokio::test]

@@ -143,7 +143,7 @@ async fn several_reads_in_one_go_are_lookups_each_by_its_own_index() {
     for asks in [few.as_slice(), &many] {
         for _ in 0..8 {
             let seen = store.read_many(asks).await.unwrap();
-            let first = seen.into_iter().next().unwrap().into_page();
+            let first = seen.into_iter().next().unwrap().into_page().unwrap();
             assert_eq!(first.rows.len(), 1_000);
             assert!(first.rows.windows(2).all(|pair| pair[0].int("id") > pair[1].int("id")));
         }

@@ -65,9 +65,10 @@ impl Feed {
             let (own, pulled, live) = (page.own()?, page.pulled()?, consult.live_cell()?);
             let asks = [ReadRequest::Value(&live), ReadRequest::Query(&own), ReadRequest::Query(&pulled)];
             let mut seen = desk.store.read_many(&asks).await?.into_iter();
-            let live = seen.next().and_then(ReadResult::into_value);
+            let live = seen.next().map(ReadResult::into_value).transpose()?.flatten();
             if live.and_then(|live| live.as_int()) == Some(last) {
-                return page.answer(own, pulled, seen.map(ReadResult::into_page), desk.store).await;
+                let pages = seen.map(ReadResult::into_page).collect::<Result<Vec<_>, _>>()?;
+                return page.answer(own, pulled, pages.into_iter(), desk.store).await;
             }
         }
         let (generation, cursor) = consult.open(call).await?;
@@ -77,7 +78,8 @@ impl Feed {
         let page = reading(generation, cursor)?;
         let (own, pulled) = (page.own()?, page.pulled()?);
         let seen = desk.store.read_many(&[ReadRequest::Query(&own), ReadRequest::Query(&pulled)]).await?;
-        page.answer(own, pulled, seen.into_iter().map(ReadResult::into_page), desk.store).await
+        let pages = seen.into_iter().map(ReadResult::into_page).collect::<Result<Vec<_>, _>>()?;
+        page.answer(own, pulled, pages.into_iter(), desk.store).await
     }
 }
 

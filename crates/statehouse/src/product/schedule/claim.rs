@@ -215,10 +215,12 @@ impl Schedule {
         let asks: Vec<ReadRequest<'_>> =
             [ReadRequest::Value(&paused)].into_iter().chain(queries.iter().map(ReadRequest::Query)).collect();
         let mut seen = store.read_many(&asks).await?.into_iter();
-        if seen.next().and_then(ReadResult::into_value).and_then(|paused| paused.as_bool()) == Some(true) {
+        let paused = seen.next().map(ReadResult::into_value).transpose()?.flatten();
+        if paused.and_then(|paused| paused.as_bool()) == Some(true) {
             return Ok(None);
         }
-        Ok(Some(seen.map(|seen| seen.into_page().rows.into_iter().next()).collect()))
+        let first = |seen: ReadResult| Ok(seen.into_page()?.rows.into_iter().next());
+        Ok(Some(seen.map(first).collect::<Result<_, StoreError>>()?))
     }
 
     /// The jobs of a range, in the order of their times.
