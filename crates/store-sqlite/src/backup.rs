@@ -14,6 +14,7 @@ use statehouse_store::StoreError;
 
 use crate::fault;
 use crate::layout::{APPLICATION_ID, synchronize_folder};
+use crate::permissions::create_private;
 
 /// Pages that are copied before the progress is told.
 const STEP_PAGES: i32 = 256;
@@ -103,6 +104,7 @@ fn copy(
     progress: &mut dyn FnMut(BackupProgress),
 ) -> Result<(), StoreError> {
     let fail = |error: rusqlite::Error| fault::of(partial, &error);
+    create_private(partial);
     let mut target = Connection::open(partial).map_err(fail)?;
     target.busy_timeout(BUSY).map_err(fail)?;
     let backup = Backup::new_with_names(source, MAIN_DB, &mut target, MAIN_DB).map_err(fail)?;

@@ -10,6 +10,7 @@ use statehouse_store::{Column, Index, Schema, StoreError, Table, Type, Value};
 
 use crate::Options;
 use crate::fault;
+use crate::permissions::create_private;
 use crate::sql::{index_name, is_optional, name};
 
 /// Marks a file as ours: `Sths` in ASCII.
@@ -74,6 +75,7 @@ pub(crate) fn open_writer(options: &Options) -> Result<(Connection, u32), StoreE
         ));
     }
     let is_new = !path.exists();
+    create_private(path);
     let flags =
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = open(options, flags)?;

@@ -15,6 +15,8 @@
 //! **Backup.** A copy of the file alone lacks what is still in the write-ahead log beside it, and a copy of both is torn if
 //! something is written meanwhile. [`backup()`] copies one moment of a live file, whoever writes to it.
 //!
+//! **Permissions.** New files are for their owner alone ([`permissions`]).
+//!
 //! **Failures.** A full disk, a locked or read-only file give `Unavailable`, and nothing is lost that was
 //! acknowledged. If the commit itself fails, its plans get `OutcomeUnknown` and the writer stops for good: after a
 //! failed synchronization the operating system may have dropped the data it could not write, and whatever is
@@ -25,6 +27,7 @@ mod explain;
 mod fault;
 mod layout;
 mod migrate;
+mod permissions;
 mod reader;
 mod sql;
 mod writer;
@@ -109,9 +112,10 @@ const PARTITIONS: u32 = 1;
 const LOG_POLL: Duration = Duration::from_millis(200);
 
 impl SqliteStore {
-    /// Opens a file, and creates it if it does not exist.
+    /// Opens a file, and creates it if it does not exist. Logs a warning if other users can read the file.
     pub async fn open(options: Options) -> Result<SqliteStore, StoreError> {
         let (writer, partitions) = Writer::start(&options).await?;
+        permissions::warn_if_shared(&options.path);
         let readers = Readers::new(&options);
         Ok(SqliteStore { path: options.path, partitions, clock: options.clock, writer, readers })
     }
