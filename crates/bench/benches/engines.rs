@@ -1,5 +1,6 @@
 //! `cargo bench`: every engine against hand-written code, in one run. `cargo bench -- sqlite` runs one of them; so do
-//! `postgres`, `http`, `jobs`, `bookings`, `scans`, `feed`, `rebuild` and `endurance`.
+//! `postgres`, `http`, `jobs`, `bookings`, `scans`, `feed`, `rebuild`, `endurance` and `hotspots`, which may be followed by
+//! keywords of archetypes.
 
 /// The allocator that the shipped binary has.
 #[global_allocator]
@@ -23,6 +24,9 @@ fn main() -> anyhow::Result<()> {
     let only: Vec<String> = arguments.into_iter().filter(|argument| !argument.starts_with('-')).collect();
     let wanted = |engine: &str| only.is_empty() || only.iter().any(|name| name == engine);
     runtime.block_on(async {
+        if let Some(("hotspots", archetypes)) = only.split_first().map(|(name, more)| (name.as_str(), more)) {
+            return statehouse_bench::hotspots::run(archetypes).await;
+        }
         if wanted("sqlite") {
             statehouse_bench::sqlite::run().await?;
         }
@@ -49,6 +53,9 @@ fn main() -> anyhow::Result<()> {
         }
         if wanted("endurance") {
             statehouse_bench::feed::endurance().await?;
+        }
+        if wanted("hotspots") {
+            statehouse_bench::hotspots::run(&[]).await?;
         }
         Ok(())
     })

@@ -7,6 +7,7 @@
 
 pub mod bookings;
 pub mod feed;
+pub mod hotspots;
 pub mod http;
 pub mod jobs;
 pub mod load;

@@ -9,6 +9,11 @@ pub fn heading(text: &str) {
     println!("\n{text}");
 }
 
+/// Prints a line as it is: a row of a table.
+pub fn line(text: &str) {
+    println!("{text}");
+}
+
 /// Prints one measurement.
 pub fn measured(name: &str, round: Round) {
     let micros = |span: std::time::Duration| span.as_micros();

@@ -9,6 +9,8 @@ use statehouse_drills::engines::{self, TestNamespace};
 use statehouse_store::{Migrate, Store, Tenant, Value};
 use tokio::task::JoinSet;
 
+/// The tenant of all rows.
+const TENANT: &str = "acme";
 /// Calls in flight while tables are filled.
 const FILLING: usize = 256;
 
@@ -16,8 +18,8 @@ const FILLING: usize = 256;
 pub struct Site {
     store: Arc<dyn Store>,
     tenant: Tenant,
-    /// Takes the namespace away when it is dropped.
-    _lab: Arc<dyn TestNamespace>,
+    /// Takes the namespace away when it is dropped; `None` if the caller does so.
+    _namespace: Option<Arc<dyn TestNamespace>>,
 }
 
 /// A house on a site.
@@ -32,13 +34,27 @@ impl Site {
     /// A namespace at a store's URL, beside what is there.
     pub async fn at(url: &str) -> Result<Site> {
         let namespace = engines::at(url)?.namespace("bench")?;
-        Ok(Site { store: namespace.open().await?, tenant: Tenant::new("acme")?, _lab: namespace })
+        Ok(Site { store: namespace.open().await?, tenant: Tenant::new(TENANT)?, _namespace: Some(namespace) })
+    }
+
+    /// A store whose namespace the caller keeps.
+    pub fn over(store: Arc<dyn Store>) -> Result<Site> {
+        Ok(Site { store, tenant: Tenant::new(TENANT)?, _namespace: None })
     }
 
     /// A house with this blueprint. Several may stand on one site.
     pub async fn house(&self, blueprint: &str) -> Result<Tenancy> {
+        self.changed_house(blueprint, |house| house).await
+    }
+
+    /// A house with this blueprint that is changed before it is used: it gets a handler or another outside.
+    pub async fn changed_house(
+        &self,
+        blueprint: &str,
+        change: impl FnOnce(House) -> House,
+    ) -> Result<Tenancy> {
         let blueprint = Blueprint::read("statehouse.toml", blueprint)?;
-        let house = House::over(self.store.clone(), &blueprint)?;
+        let house = change(House::over(self.store.clone(), &blueprint)?);
         house.migrate(Migrate::Apply).await?;
         Ok(Tenancy { house: Arc::new(house), tenant: self.tenant.clone() })
     }
@@ -59,9 +75,24 @@ pub fn request(action: &str, key: Vec<Value>, input: Json) -> Request {
 }
 
 impl Tenancy {
+    /// The tenant.
+    pub fn tenant(&self) -> &Tenant {
+        &self.tenant
+    }
+
+    /// The same house for another tenant.
+    pub fn of_tenant(&self, name: &str) -> Result<Tenancy> {
+        Ok(Tenancy { house: self.house.clone(), tenant: Tenant::new(name)? })
+    }
+
+    /// Sends a request.
+    pub async fn send(&self, request: Request) -> Result<Answer, Refusal> {
+        self.house.call(&self.tenant, request, Operation::default()).await
+    }
+
     /// Calls an action.
     pub async fn call(&self, action: &str, key: Vec<Value>, input: Json) -> Result<Answer, Refusal> {
-        self.house.call(&self.tenant, request(action, key, input), Operation::default()).await
+        self.send(request(action, key, input)).await
     }
 
     /// Calls an action that wants to know which version was seen; any will do.

@@ -38,8 +38,12 @@ reconcile = { url = "https://target.example/{key}" }
         ),
     ],
     reliefs: &[
-        Relief::of("external dependency latency", "limits = { concurrency = N }, for each target", None),
-        Relief::of("retry storms", "breaker = { failures = N, cool_down = SPAN }", None),
-        Relief::of("outbox relay backlog", "shards = N", None),
+        Relief::of(
+            "external dependency latency",
+            "limits = { concurrency = N }, for each target",
+            Some("hotspots effect"),
+        ),
+        Relief::of("retry storms", "breaker = { failures = N, cool_down = SPAN }", Some("hotspots effect")),
+        Relief::of("outbox relay backlog", "shards = N", Some("hotspots effect")),
     ],
 };

@@ -37,8 +37,16 @@ key = { id = "int" }
         ),
     ],
     reliefs: &[
-        Relief::of("hot claim key", "Prefer: wait", None),
-        Relief::of("heartbeat/renew storm", "renewals of several leases as one plan: /v1/batch", None),
-        Relief::of("lease-manager contention", "each key is a row of its own, without a switch", None),
+        Relief::of("hot claim key", "Prefer: wait", Some("hotspots lease")),
+        Relief::of(
+            "heartbeat/renew storm",
+            "renewals of several leases as one plan: /v1/batch",
+            Some("hotspots lease"),
+        ),
+        Relief::of(
+            "lease-manager contention",
+            "each key is a row of its own, without a switch",
+            Some("hotspots lease"),
+        ),
     ],
 };

@@ -36,9 +36,25 @@ pub const ARCHETYPE: Archetype = Archetype {
         ),
     ],
     reliefs: &[
-        Relief::of("hot partitions", "partitions=N in the store's URL, when it is created", None),
-        Relief::of("log I/O", "one read serves all tenants of a page, without a switch", None),
-        Relief::of("lag buildup", "a handler that makes one plan of many records: Effect::taken", None),
-        Relief::of("rebalance churn", "a partition changes hands at a step's end, without a switch", None),
+        Relief::of(
+            "hot partitions",
+            "partitions=N in the store's URL, when it is created",
+            Some("hotspots log"),
+        ),
+        Relief::of(
+            "log I/O",
+            "one read serves all tenants of a page, without a switch",
+            Some("hotspots log"),
+        ),
+        Relief::of(
+            "lag buildup",
+            "a handler that makes one plan of many records: Effect::taken",
+            Some("hotspots log"),
+        ),
+        Relief::of(
+            "rebalance churn",
+            "a partition changes hands at a step's end, without a switch",
+            Some("hotspots log"),
+        ),
     ],
 };

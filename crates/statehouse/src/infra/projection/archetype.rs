@@ -34,17 +34,25 @@ pub const ARCHETYPE: Archetype = Archetype {
         ),
     ],
     reliefs: &[
-        Relief::of("projector lag", "partitions=N in the store's URL, shared by all processes", Some("feed")),
-        Relief::of("rebuild cost", "beside the live one, in pages, without a switch", Some("rebuild")),
+        Relief::of(
+            "projector lag",
+            "partitions=N in the store's URL, shared by all processes",
+            Some("hotspots projection"),
+        ),
+        Relief::of(
+            "rebuild cost",
+            "beside the live one, in pages, without a switch",
+            Some("hotspots projection"),
+        ),
         Relief::of(
             "hot search/index shards",
             "totals are added to without being read, without a switch",
-            None,
+            Some("hotspots projection"),
         ),
         Relief::of(
             "broad query fanout",
             "a read names its rows under one generation, without a switch",
-            None,
+            Some("hotspots projection"),
         ),
     ],
 };

@@ -43,8 +43,12 @@ kind = "time"
         ),
     ],
     reliefs: &[
-        Relief::of("allocator hot spot", "leased ranges, or a sequence of times", None),
-        Relief::of("worker-id pool contention", "processes look at different places, without a switch", None),
-        Relief::of("lease refresh pressure", "ahead = SPAN", None),
+        Relief::of("allocator hot spot", "leased ranges, or a sequence of times", Some("hotspots sequence")),
+        Relief::of(
+            "worker-id pool contention",
+            "processes look at different places, without a switch",
+            Some("hotspots sequence"),
+        ),
+        Relief::of("lease refresh pressure", "ahead = SPAN", Some("hotspots sequence")),
     ],
 };

@@ -37,9 +37,9 @@ key = { id = "int" }
         ),
     ],
     reliefs: &[
-        Relief::of("due-time bucket hotspot", "shards = N", Some("scans")),
-        Relief::of("cron boundary burst", "shards = N", Some("scans")),
-        Relief::of("queue backlog", "missed = \"once\"", None),
-        Relief::of("worker burst", "steps are bounded, without a switch", Some("scans")),
+        Relief::of("due-time bucket hotspot", "shards = N", Some("hotspots timer")),
+        Relief::of("cron boundary burst", "shards = N", Some("hotspots timer")),
+        Relief::of("queue backlog", "missed = \"once\"", Some("hotspots timer")),
+        Relief::of("worker burst", "steps are bounded, without a switch", Some("hotspots timer")),
     ],
 };

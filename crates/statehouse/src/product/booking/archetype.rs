@@ -42,13 +42,17 @@ key = { group_id = "text", id = "int" }
         ),
     ],
     reliefs: &[
-        Relief::of("hot hold key", "count=N instead of named units", None),
+        Relief::of("hot hold key", "count=N instead of named units", Some("hotspots booking")),
         Relief::of(
             "hold storms",
             "plans in flight share a transaction, without a switch; a schedule with per_key = N as a waiting room",
-            Some("bookings"),
+            Some("hotspots booking"),
         ),
-        Relief::of("expiry scan pressure", "shards = N", Some("scans")),
-        Relief::of("hold-store contention", "units of different groups share no row, without a switch", None),
+        Relief::of("expiry scan pressure", "shards = N", Some("hotspots booking")),
+        Relief::of(
+            "hold-store contention",
+            "units of different groups share no row, without a switch",
+            Some("hotspots booking"),
+        ),
     ],
 };

@@ -38,12 +38,16 @@ fields = { n = "int?", list = "json?", by = "int?", at = "time?" }
         ),
     ],
     reliefs: &[
-        Relief::of("hot entity read skew", "consistency=cached", Some("http")),
-        Relief::of("write contention on hot entity", "hot = [\"FIELD\"], mutate = \"pessimistic\"", None),
+        Relief::of("hot entity read skew", "consistency=cached", Some("hotspots entity")),
+        Relief::of(
+            "write contention on hot entity",
+            "hot = [\"FIELD\"], mutate = \"pessimistic\"",
+            Some("hotspots entity"),
+        ),
         Relief::of(
             "cache invalidation churn",
             "consistency=cached: rows are discarded one by one",
-            Some("http"),
+            Some("hotspots entity"),
         ),
     ],
 };

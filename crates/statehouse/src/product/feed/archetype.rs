@@ -50,18 +50,26 @@ follows = "edge"
         ),
     ],
     reliefs: &[
-        Relief::of("fanout on write", "pull_above = N; a post goes out in bounded plans", Some("feed")),
+        Relief::of(
+            "fanout on write",
+            "pull_above = N; a post goes out in bounded plans",
+            Some("hotspots feed"),
+        ),
         Relief::of(
             "projection lag",
             "partitions=N in the store's URL, shared by all processes",
-            Some("feed"),
+            Some("hotspots feed"),
         ),
-        Relief::of("expensive ranking/recompute", "the order is the key's, without a switch", Some("feed")),
-        Relief::of("rebuild cost", "keep = SPAN: what is over goes nowhere", Some("rebuild")),
+        Relief::of(
+            "expensive ranking/recompute",
+            "the order is the key's, without a switch",
+            Some("hotspots feed"),
+        ),
+        Relief::of("rebuild cost", "keep = SPAN: what is over goes nowhere", Some("hotspots feed")),
         Relief::of(
             "query fanout across shards",
             "one request, and one for each author above `pull_above`",
-            None,
+            Some("hotspots feed"),
         ),
     ],
 };

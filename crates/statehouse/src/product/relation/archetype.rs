@@ -38,13 +38,13 @@ to = { target = "int" }
         ),
     ],
     reliefs: &[
-        Relief::of("celebrity skew", "buckets = N", None),
-        Relief::of("hot relation partition", "buckets = N, out_buckets = N", None),
-        Relief::of("hot count key", "count_shards = N", None),
+        Relief::of("celebrity skew", "buckets = N", Some("hotspots relation")),
+        Relief::of("hot relation partition", "buckets = N, out_buckets = N", Some("hotspots relation")),
+        Relief::of("hot count key", "count_shards = N", Some("hotspots relation")),
         Relief::of(
             "hot relation-list pages",
             "a page is one request for each bucket, without a switch",
-            None,
+            Some("hotspots relation"),
         ),
     ],
 };

@@ -36,17 +36,21 @@ pub const ARCHETYPE: Archetype = Archetype {
         ),
     ],
     reliefs: &[
-        Relief::of("due-time burstiness", "look_ahead = SPAN; claims in batches: limit=N", Some("jobs")),
-        Relief::of("due bucket/index hotspot", "shards = N", Some("jobs")),
+        Relief::of(
+            "due-time burstiness",
+            "look_ahead = SPAN; claims in batches: limit=N",
+            Some("hotspots schedule"),
+        ),
+        Relief::of("due bucket/index hotspot", "shards = N", Some("hotspots schedule")),
         Relief::of(
             "queue backlog",
             "a claim reads the beginning of a range, without a switch; priorities = N",
-            Some("jobs"),
+            Some("hotspots schedule"),
         ),
         Relief::of(
             "worker burst pressure",
             "claimers of one process take turns at a shard, without a switch",
-            Some("jobs"),
+            Some("hotspots schedule"),
         ),
     ],
 };

@@ -43,8 +43,16 @@ fields = { body = "text" }
         ),
     ],
     reliefs: &[
-        Relief::of("hot parent append rate", "buckets = N", None),
-        Relief::of("hot thread reads", "a page is one request for each bucket, without a switch", None),
-        Relief::of("long history scans", "a page is one request for each bucket, without a switch", None),
+        Relief::of("hot parent append rate", "buckets = N", Some("hotspots thread")),
+        Relief::of(
+            "hot thread reads",
+            "a page is one request for each bucket, without a switch",
+            Some("hotspots thread"),
+        ),
+        Relief::of(
+            "long history scans",
+            "a page is one request for each bucket, without a switch",
+            Some("hotspots thread"),
+        ),
     ],
 };

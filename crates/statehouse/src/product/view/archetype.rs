@@ -61,23 +61,23 @@ group_by = ["n"]
         Relief::of(
             "fanout on write",
             "a row changes its entry, at most two totals and two ordered rows for each column, without a switch",
-            None,
+            Some("hotspots view"),
         ),
         Relief::of(
             "projection lag",
             "many rows of one plan are added to a total once, without a switch",
-            None,
+            Some("hotspots view"),
         ),
         Relief::of(
             "expensive ranking/recompute",
             "extremes are kept as ordered rows, without a switch",
-            None,
+            Some("hotspots view"),
         ),
         Relief::of(
             "query fanout across shards",
             "a group is one row and each extreme one more read, without a switch",
-            None,
+            Some("hotspots view"),
         ),
-        Relief::of("rebuild cost", "beside the live one, in pages, without a switch", Some("rebuild")),
+        Relief::of("rebuild cost", "beside the live one, in pages, without a switch", Some("hotspots view")),
     ],
 };
