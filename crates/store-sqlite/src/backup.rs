@@ -1,8 +1,8 @@
-//! A copy of a live file, as of one moment.
+//! A consistent copy of a live file.
 //!
-//! The copy is made by SQLite's backup interface under one read transaction. So it has what was committed before it began and
-//! nothing that was committed later, whichever process writes meanwhile, and writers do not wait for it. It gets its name only
-//! when it is complete, checked and on the disk: a file of that name is a backup, or there is none.
+//! SQLite's backup interface makes the copy under one read transaction. So the copy has everything that was committed before it
+//! began and nothing that any process committed later, and writers do not wait for it. It gets its final name only when it is
+//! complete, checked and durable.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -16,9 +16,9 @@ use crate::fault;
 use crate::layout::{APPLICATION_ID, synchronize_folder};
 use crate::permissions::create_private;
 
-/// Pages that are copied before the progress is told.
+/// Pages that are copied between two reports of progress.
 const STEP_PAGES: i32 = 256;
-/// How long another connection may hold the file up.
+/// How long the backup waits for a lock of another connection.
 const BUSY: Duration = Duration::from_secs(5);
 
 /// How far a backup has got.
@@ -73,14 +73,14 @@ fn forget(partial: &Path) {
     for end in ["", "-journal", "-wal", "-shm"] {
         let mut name = partial.as_os_str().to_owned();
         name.push(end);
-        // What cannot be removed is found when the copy is made.
+        // A file that cannot be removed is reported when the copy is made.
         let _ = std::fs::remove_file(PathBuf::from(name));
     }
 }
 
-/// Opens a store's file for reading, and nothing else than a store's file.
+/// Opens a store's file for reading. Refuses files of other programs.
 fn open_source(from: &Path) -> Result<Connection, StoreError> {
-    let fail = |error: rusqlite::Error| fault::of(from, &error);
+    let fail = |error: rusqlite::Error| fault::from_sqlite(from, &error);
     if !from.exists() {
         return Err(StoreError::unavailable(format!("there is no file {}", from.display())));
     }
@@ -92,7 +92,7 @@ fn open_source(from: &Path) -> Result<Connection, StoreError> {
         let why = "it holds no Statehouse store, so there is nothing to back up";
         return Err(StoreError::schema(from.display().to_string(), why));
     }
-    // The moment of the backup: everything is read in this transaction.
+    // The snapshot of the backup: everything is read in this transaction.
     source.execute_batch("BEGIN").map_err(fail)?;
     source.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(())).map_err(fail)?;
     Ok(source)
@@ -103,7 +103,7 @@ fn copy(
     partial: &Path,
     progress: &mut dyn FnMut(BackupProgress),
 ) -> Result<(), StoreError> {
-    let fail = |error: rusqlite::Error| fault::of(partial, &error);
+    let fail = |error: rusqlite::Error| fault::from_sqlite(partial, &error);
     create_private(partial);
     let mut target = Connection::open(partial).map_err(fail)?;
     target.busy_timeout(BUSY).map_err(fail)?;
@@ -111,21 +111,21 @@ fn copy(
     loop {
         let step = backup.step(STEP_PAGES).map_err(fail)?;
         let seen = backup.progress();
-        let pages = u64::try_from(seen.pagecount).unwrap_or(0);
-        let left = u64::try_from(seen.remaining).unwrap_or(0);
-        progress(BackupProgress { copied: pages.saturating_sub(left), pages });
+        // SQLite counts pages in an int that is never negative.
+        let (pages, left) = (seen.pagecount.unsigned_abs().into(), seen.remaining.unsigned_abs().into());
+        progress(BackupProgress { copied: u64::saturating_sub(pages, left), pages });
         match step {
             StepResult::Done => return Ok(()),
-            // Nobody else knows the copy, and the source is read under a snapshot: it passes.
+            // No other process uses the copy, and the source is read from a snapshot, so a retry succeeds.
             StepResult::Busy | StepResult::Locked => thread::park_timeout(Duration::from_millis(10)),
             _ => {}
         }
     }
 }
 
-/// Reads the whole copy, and asks SQLite whether it is sound.
+/// Runs SQLite's integrity check on the whole copy.
 fn check(partial: &Path) -> Result<(), StoreError> {
-    let fail = |error: rusqlite::Error| fault::of(partial, &error);
+    let fail = |error: rusqlite::Error| fault::from_sqlite(partial, &error);
     let copy = Connection::open(partial).map_err(fail)?;
     // The copy is one file, and stays so when it is read. A store that opens it has its write-ahead log again.
     copy.query_row("PRAGMA journal_mode = DELETE", [], |_| Ok(())).map_err(fail)?;

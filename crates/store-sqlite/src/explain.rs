@@ -1,4 +1,4 @@
-//! What a plan makes the writer do, and a read the readers, as text. No file is needed for it.
+//! The statements of plans and reads, as text. Needs no file.
 
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{Address, ExplainRequest, Explanation, Plan, Request, Step, Tenant, Value};
@@ -6,7 +6,7 @@ use statehouse_store::{Address, ExplainRequest, Explanation, Plan, Request, Step
 use crate::sql::{self, Statement, TableSql};
 use crate::writer::INSERT_LOG;
 
-/// What any store of this engine would run for this.
+/// The statements that a store of this engine runs for a request.
 pub fn explain(asked: ExplainRequest<'_>) -> Explanation {
     let requests = match asked {
         ExplainRequest::Commit(plan) => return explain_plan(plan),

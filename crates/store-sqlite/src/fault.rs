@@ -1,17 +1,17 @@
-//! What SQLite's errors mean to a caller.
+//! Maps SQLite's errors to errors of the store.
 
 use std::path::Path;
 
 use rusqlite::ErrorCode;
 use statehouse_store::StoreError;
 
-/// The answer to calls on a store that was closed.
+/// The error of calls on a closed store.
 pub(crate) fn closed() -> StoreError {
     StoreError::unavailable("the store was closed")
 }
 
 /// The error of a statement that was not a commit: nothing has become durable.
-pub(crate) fn of(path: &Path, error: &rusqlite::Error) -> StoreError {
+pub(crate) fn from_sqlite(path: &Path, error: &rusqlite::Error) -> StoreError {
     let file = path.display();
     let Some(code) = error.sqlite_error_code() else {
         return StoreError::corrupt(file.to_string(), error.to_string());
@@ -39,7 +39,7 @@ pub(crate) fn of(path: &Path, error: &rusqlite::Error) -> StoreError {
         }
         ErrorCode::OutOfMemory => StoreError::unavailable("out of memory"),
         ErrorCode::TooBig => StoreError::unavailable(format!("a value is too large for {file}: {error}")),
-        // What is left concerns the statement: tables or columns that are not as the plan's table says.
+        // All other errors concern the statement: its tables or columns differ from the plan's table.
         _ => StoreError::schema(file.to_string(), error.to_string()),
     }
 }

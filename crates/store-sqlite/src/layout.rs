@@ -13,18 +13,18 @@ use crate::fault;
 use crate::permissions::create_private;
 use crate::sql::{index_name, is_optional, name};
 
-/// Marks a file as ours: `Sths` in ASCII.
+/// The SQLite application id of Statehouse files: `Sths` in ASCII.
 pub(crate) const APPLICATION_ID: i64 = 0x5374_6873;
 /// The layout that this version writes.
 const FORMAT: i64 = 1;
 /// Versions of SQLite before this one can corrupt a WAL that two connections write or checkpoint.
 const SQLITE_MIN: i32 = 3_051_003;
-/// Pages in the WAL before they are moved into the file. Larger than SQLite's 1000, because each move costs a
-/// synchronization of both files.
+/// Pages in the WAL before SQLite checkpoints it. Larger than SQLite's 1000, because each checkpoint costs an fsync of both
+/// files.
 const CHECKPOINT_PAGES: i64 = 8_000;
 /// How many bits of a log position are the offset.
 const OFFSET_BITS: u32 = 40;
-/// What the other bits leave room for.
+/// The maximum number of partitions that the other bits can hold.
 const PARTITIONS_MAX: u32 = 1 << 16;
 
 /// The log's own tables.
@@ -55,19 +55,22 @@ CREATE TABLE statehouse_log (
 
 /// The key of a log record: the partition, then the offset.
 pub(crate) fn pack(partition: u32, offset: u64) -> i64 {
-    (i64::from(partition) << OFFSET_BITS) | i64::try_from(offset).unwrap_or(i64::MAX >> OFFSET_BITS)
+    // An offset beyond the bits, which no log reaches but a caller can name, is the last one of the partition.
+    let offset = offset.min((1 << OFFSET_BITS) - 1);
+    (i64::from(partition) << OFFSET_BITS) | offset as i64
 }
 
 /// The partition and offset of a log record's key.
 pub(crate) fn unpack(position: i64) -> (u32, u64) {
-    let offset = position & ((1 << OFFSET_BITS) - 1);
-    (u32::try_from(position >> OFFSET_BITS).unwrap_or(0), u64::try_from(offset).unwrap_or(0))
+    // Positions are not negative: `pack` leaves the sign bit clear.
+    let position = position as u64;
+    ((position >> OFFSET_BITS) as u32, position & ((1 << OFFSET_BITS) - 1))
 }
 
 /// Opens the writing connection. Returns it with the number of log partitions.
 pub(crate) fn open_writer(options: &Options) -> Result<(Connection, u32), StoreError> {
     let path = &options.path;
-    let fail = |error: rusqlite::Error| fault::of(path, &error);
+    let fail = |error: rusqlite::Error| fault::from_sqlite(path, &error);
     if rusqlite::version_number() < SQLITE_MIN {
         return Err(StoreError::schema(
             path.display().to_string(),
@@ -98,12 +101,12 @@ pub(crate) fn open_writer(options: &Options) -> Result<(Connection, u32), StoreE
              PRAGMA temp_store = MEMORY;"
         ))
         .map_err(fail)?;
-    // After a failed synchronization the WAL may have holes that only the page cache hides. Moving it into the
-    // file before anything is appended leaves none behind.
+    // After a failed fsync the WAL may have holes that only the page cache hides. A checkpoint before the first append leaves
+    // none behind.
     connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).map_err(fail)?;
     let partitions = initialize(&connection, options)?;
     if is_new {
-        // A file that is copied from now on is known to be a store's.
+        // From now on a copy of the file alone is recognized as a store.
         connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())).map_err(fail)?;
         synchronize_folder(path)?;
     }
@@ -117,7 +120,7 @@ pub(crate) fn open_reader(options: &Options) -> Result<Connection, StoreError> {
 }
 
 fn open(options: &Options, flags: OpenFlags) -> Result<Connection, StoreError> {
-    let fail = |error: rusqlite::Error| fault::of(&options.path, &error);
+    let fail = |error: rusqlite::Error| fault::from_sqlite(&options.path, &error);
     let connection = match &options.vfs {
         Some(vfs) => Connection::open_with_flags_and_vfs(&options.path, flags, vfs.as_str()),
         None => Connection::open_with_flags(&options.path, flags),
@@ -128,9 +131,9 @@ fn open(options: &Options, flags: OpenFlags) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Refuses files that are not ours or that a newer version wrote.
+/// Refuses files of other programs and of newer versions.
 fn recognize(connection: &Connection, path: &Path) -> Result<(), StoreError> {
-    let fail = |error: rusqlite::Error| fault::of(path, &error);
+    let fail = |error: rusqlite::Error| fault::from_sqlite(path, &error);
     let number =
         |pragma: &str| connection.query_row(&format!("PRAGMA {pragma}"), [], |row| row.get::<_, i64>(0));
     let application = number("application_id").map_err(fail)?;
@@ -150,10 +153,10 @@ fn recognize(connection: &Connection, path: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Creates what is missing. Two processes may come here at once; the write lock lets one through at a time.
+/// Creates the log's own tables if they are missing. Two processes may do so at once; the write lock serializes them.
 fn initialize(connection: &Connection, options: &Options) -> Result<u32, StoreError> {
     let path = &options.path;
-    let fail = |error: rusqlite::Error| fault::of(path, &error);
+    let fail = |error: rusqlite::Error| fault::from_sqlite(path, &error);
     let partitions = || {
         connection.query_row("SELECT value FROM statehouse_meta WHERE name = 'partitions'", [], |row| {
             row.get::<_, String>(0)
@@ -179,7 +182,7 @@ fn initialize(connection: &Connection, options: &Options) -> Result<u32, StoreEr
             .and_then(|_| connection.execute_batch("COMMIT"));
         if let Err(error) = made {
             drop(connection.execute_batch("ROLLBACK"));
-            // The other process was faster, and its tables are as good as ours.
+            // Another process may have created the tables meanwhile.
             if partitions().is_err() {
                 return Err(fail(error));
             }
@@ -191,7 +194,7 @@ fn initialize(connection: &Connection, options: &Options) -> Result<u32, StoreEr
     })
 }
 
-/// Makes the entry of a new file in its folder durable. SQLite does so for the WAL, not for the file itself.
+/// Makes the directory entry of a new file durable. SQLite does so for the WAL, not for the file itself.
 pub(crate) fn synchronize_folder(path: &Path) -> Result<(), StoreError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| {
@@ -201,7 +204,7 @@ pub(crate) fn synchronize_folder(path: &Path) -> Result<(), StoreError> {
 
 /// The tables as the file has them.
 pub(crate) fn live_schema(connection: &Connection, path: &Path) -> Result<Schema, StoreError> {
-    let fail = |error: rusqlite::Error| fault::of(path, &error);
+    let fail = |error: rusqlite::Error| fault::from_sqlite(path, &error);
     let mut statement =
         connection.prepare_cached("SELECT name, definition FROM statehouse_tables").map_err(fail)?;
     let pairs = statement

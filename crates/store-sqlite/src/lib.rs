@@ -1,26 +1,25 @@
 //! Statehouse on an embedded SQLite file: the default engine.
 //!
-//! **Writing.** One thread owns the only writing connection ([`writer`]). It takes all plans that wait, runs them
-//! in one transaction and acknowledges them after that transaction is durable (WAL, `synchronous=FULL`): one
-//! synchronization of the disk serves them all. Each plan's rows are read, decided in memory by
-//! `statehouse_store::eval`, and only then written, so that a refused plan has written nothing and needs no
-//! savepoint, and a guard means here what it means in the model.
+//! **Writing.** One thread owns the only writing connection ([`writer`]). It runs all queued plans in one transaction and
+//! acknowledges them after that transaction is durable (WAL, `synchronous=FULL`). One fsync serves them all (group commit).
+//! Each plan's rows are read, decided in memory by `statehouse_store::eval`, and only then written. So a refused plan has
+//! written nothing and needs no savepoint, and a guard has the same meaning as in the model.
 //!
-//! **Reading.** A few read-only connections stand beside the writer ([`reader`]). In WAL mode a transaction becomes
-//! visible to them only after it is durable, so a strong read never shows what a loss of power could take back.
+//! **Reading.** A pool of read-only connections serves all reads ([`reader`]). In WAL mode a transaction becomes visible to
+//! them only after it is durable, so a strong read never returns data that a power failure could undo.
 //!
 //! **Layout.** Ordinary `STRICT` tables with readable names ([`layout`]): times are integers of microseconds,
 //! booleans 0 and 1, JSON is text. The log is `statehouse_log`; its key packs partition and offset into one integer.
 //!
-//! **Backup.** A copy of the file alone lacks what is still in the write-ahead log beside it, and a copy of both is torn if
-//! something is written meanwhile. [`backup()`] copies one moment of a live file, whoever writes to it.
+//! **Backup.** A copy of the file alone lacks the commits that are still in the write-ahead log, and a copy of both files is
+//! torn if a process writes meanwhile. [`backup()`] copies a consistent snapshot of a live file.
 //!
 //! **Permissions.** New files are for their owner alone ([`permissions`]).
 //!
-//! **Failures.** A full disk, a locked or read-only file give `Unavailable`, and nothing is lost that was
-//! acknowledged. If the commit itself fails, its plans get `OutcomeUnknown` and the writer stops for good: after a
-//! failed synchronization the operating system may have dropped the data it could not write, and whatever is
-//! appended behind such a hole could be lost with it. Opening the file again starts from what the disk has.
+//! **Failures.** A full disk and a locked or read-only file give `Unavailable`; acknowledged commits are not lost. If the commit
+//! itself fails, its plans get `OutcomeUnknown` and the writer stops for good. After a failed fsync the operating system may have
+//! dropped the pages that it could not write, and later appends behind such a hole could be lost with it. Opening the file again
+//! starts from the content of the disk.
 
 mod backup;
 mod explain;
@@ -47,30 +46,30 @@ use statehouse_store::{
 pub use backup::{BackupFile, BackupProgress, backup};
 pub use explain::explain;
 
-use crate::reader::Readers;
-use crate::writer::Writer;
+use crate::reader::ReaderPool;
+use crate::writer::SqliteWriter;
 
 /// How a store is opened.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The file. Its folder must exist; the file is created if it does not.
     pub path: PathBuf,
-    /// What `Now` in a guard reads.
+    /// The clock that `Now` in a guard reads.
     pub clock: Arc<dyn Clock>,
     /// Log partitions of a new file. An existing file keeps its own number.
     pub partitions: u32,
     /// Connections for reading.
     pub readers: usize,
-    /// Plans that may wait for the writer before callers have to wait themselves.
+    /// Capacity of the writer's queue, in plans. Callers wait while it is full.
     pub queue: usize,
-    /// Plans that share one transaction at most.
+    /// The maximum number of plans in one transaction.
     pub batch: usize,
     /// How long to wait for a file that another process has locked.
     pub lock_timeout: Duration,
-    /// How long nothing must be committed before the write-ahead log is moved into the file; it is moved after five times as
-    /// long anyway.
+    /// How long the writer must be idle before the write-ahead log is checkpointed. It is checkpointed after five times as long
+    /// in any case.
     pub checkpoint_after: Duration,
-    /// The SQLite file layer, by its registered name; for tests that make it fail.
+    /// The SQLite VFS, by its registered name; for tests that inject failures.
     pub vfs: Option<String>,
     /// Whether commits wait for the disk. Switching this off gives up durability; it exists for the test that
     /// shows that the durability test would notice.
@@ -100,23 +99,23 @@ pub struct SqliteStore {
     path: PathBuf,
     partitions: u32,
     clock: Arc<dyn Clock>,
-    writer: Writer,
-    readers: Readers,
+    writer: SqliteWriter,
+    readers: ReaderPool,
 }
 
-/// Log partitions of a new file. There is one writer, so whoever consumes the log and writes cannot gain by sharing it
-/// out, and each partition costs a page in every transaction: measured, four of them take an eighth of the rate.
+/// Log partitions of a new file. There is one writer, so consumers that write gain nothing from more partitions, and each
+/// partition costs a page in every transaction: four partitions reduce the measured write rate by an eighth.
 const PARTITIONS: u32 = 1;
 
-/// How often a waiting reader of the log looks for records that another process wrote.
+/// How often `wait_log` polls for records that another process wrote.
 const LOG_POLL: Duration = Duration::from_millis(200);
 
 impl SqliteStore {
     /// Opens a file, and creates it if it does not exist. Logs a warning if other users can read the file.
     pub async fn open(options: Options) -> Result<SqliteStore, StoreError> {
-        let (writer, partitions) = Writer::start(&options).await?;
+        let (writer, partitions) = SqliteWriter::start(&options).await?;
         permissions::warn_if_shared(&options.path);
-        let readers = Readers::new(&options);
+        let readers = ReaderPool::new(&options);
         Ok(SqliteStore { path: options.path, partitions, clock: options.clock, writer, readers })
     }
 
@@ -167,31 +166,31 @@ impl Store for SqliteStore {
     }
 
     async fn find_operation(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
-        self.readers.here(|reader| reader.find_operation(tenant, operation)).await
+        self.readers.run_inline(|reader| reader.find_operation(tenant, operation)).await
     }
 
     async fn get(&self, addresses: &[Address], _: Consistency) -> Result<Vec<Option<Row>>, StoreError> {
-        // Every read is strong here, and a read of a few rows is done before a thread could be woken for it.
-        self.readers.here(|reader| reader.get(addresses)).await
+        // Every read is strong here. A read of a few rows takes less time than waking a thread for it.
+        self.readers.run_inline(|reader| reader.get(addresses)).await
     }
 
     async fn query(&self, query: &Query) -> Result<Page, StoreError> {
         if query.page_limit() <= reader::INLINE_ROWS {
-            return self.readers.here(|reader| reader.query(query)).await;
+            return self.readers.run_inline(|reader| reader.query(query)).await;
         }
         let query = query.clone();
-        self.readers.aside(move |reader| reader.query(&query)).await
+        self.readers.run_blocking(move |reader| reader.query(&query)).await
     }
 
     async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {
         let scan = scan.clone();
-        self.readers.aside(move |reader| reader.scan(&scan)).await
+        self.readers.run_blocking(move |reader| reader.scan(&scan)).await
     }
 
     async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
         self.check_partition(partition)?;
         let limit = limit.min(PAGE_MAX);
-        self.readers.aside(move |reader| reader.log(partition, after, limit)).await
+        self.readers.run_blocking(move |reader| reader.log(partition, after, limit)).await
     }
 
     async fn wait_log(&self, seen: &[u64], at_most: Duration) -> Result<Vec<u64>, StoreError> {
@@ -199,7 +198,7 @@ impl Store for SqliteStore {
         let deadline = self.clock.now().plus(at_most);
         loop {
             commits.borrow_and_update();
-            let heads = self.readers.here(|reader| reader.heads(self.partitions)).await?;
+            let heads = self.readers.run_inline(|reader| reader.heads(self.partitions)).await?;
             let news = heads.iter().enumerate().any(|(n, head)| *head > seen.get(n).copied().unwrap_or(0));
             let left = deadline.since(self.clock.now());
             if news || left.is_zero() {

@@ -29,6 +29,7 @@ pub(crate) fn run(
         live.tables().map(|table| (table.name().to_owned(), column_names(table))).collect();
     let mut changes = Vec::with_capacity(found.len());
     for (table, difference) in found {
+        // A table that is dropped has no target.
         let target = targets.get(table.name()).unwrap_or(&table);
         let columns = physical.entry(table.name().to_owned()).or_default();
         let statements = statements(&table, target, &difference, columns);
@@ -37,7 +38,7 @@ pub(crate) fn run(
     if how == Migrate::Show {
         return Ok(changes);
     }
-    let fail = |error: rusqlite::Error| fault::of(path, &error);
+    let fail = |error: rusqlite::Error| fault::from_sqlite(path, &error);
     for statement in changes.iter().flat_map(|change| &change.statements) {
         connection.execute_batch(statement).map_err(fail)?;
     }
@@ -84,7 +85,7 @@ fn targets(live: &Schema, schema: &Schema, how: Migrate) -> Result<BTreeMap<Stri
     Ok(targets)
 }
 
-/// What one difference takes. `columns` are the table's columns at that point, kept up to date.
+/// The statements for one difference. `columns` are the table's columns at that point and are kept up to date.
 fn statements(
     table: &Table,
     target: &Table,
@@ -128,7 +129,7 @@ fn statements(
             vec![format!("ALTER TABLE {of} DROP COLUMN {}", name(&column.name))]
         }
         Difference::DropTable => vec![format!("DROP TABLE {of}")],
-        // The one stands in the definition, which is written after the statements. The other is no engine's.
+        // Layout numbers are part of the definition, which is written after the statements. The library moves columns.
         Difference::SetLayout(_) | Difference::MoveColumn { .. } => Vec::new(),
     }
 }

@@ -1,4 +1,4 @@
-//! Reading connections, beside the writer.
+//! The pool of read-only connections.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,77 +17,81 @@ use crate::fault;
 use crate::layout::{open_reader, pack, unpack};
 use crate::sql::{self, Bind, TableSql};
 
-/// Pages of at most so many rows are read on the caller's own thread.
+/// Pages of up to this many rows are read on the caller's thread.
 pub(crate) const INLINE_ROWS: usize = 128;
 
-/// A few connections, lent out one caller at a time.
-pub(crate) struct Readers {
-    shared: Arc<Shared>,
+/// Connections, each used by one caller at a time.
+pub(crate) struct ReaderPool {
+    shared: Arc<IdleReaders>,
 }
 
-struct Shared {
+struct IdleReaders {
     options: Options,
-    idle: Mutex<Vec<Reader>>,
+    idle: Mutex<Vec<ReadConnection>>,
     permits: Semaphore,
     closed: AtomicBool,
 }
 
-impl Shared {
-    fn take(&self) -> Result<Reader, StoreError> {
+impl IdleReaders {
+    fn acquire(&self) -> Result<ReadConnection, StoreError> {
         if self.closed.load(Ordering::Acquire) {
             return Err(fault::closed());
         }
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        idle.map_or_else(|| Reader::open(&self.options), Ok)
+        idle.map_or_else(|| ReadConnection::open(&self.options), Ok)
     }
 
-    fn give_back(&self, reader: Reader) {
+    fn release(&self, reader: ReadConnection) {
         if !self.closed.load(Ordering::Acquire) {
             self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(reader);
         }
     }
 
-    fn run<T>(&self, work: impl FnOnce(&mut Reader) -> Result<T, StoreError>) -> Result<T, StoreError> {
-        let mut reader = self.take()?;
+    fn run<T>(
+        &self,
+        work: impl FnOnce(&mut ReadConnection) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut reader = self.acquire()?;
         let result = work(&mut reader);
-        self.give_back(reader);
+        self.release(reader);
         result
     }
 }
 
-impl Readers {
+impl ReaderPool {
     /// Connections are opened when they are first needed.
-    pub(crate) fn new(options: &Options) -> Readers {
-        let shared = Shared {
+    pub(crate) fn new(options: &Options) -> ReaderPool {
+        let shared = IdleReaders {
             options: options.clone(),
             idle: Mutex::default(),
             permits: Semaphore::new(options.readers.max(1)),
             closed: AtomicBool::new(false),
         };
-        Readers { shared: Arc::new(shared) }
+        ReaderPool { shared: Arc::new(shared) }
     }
 
-    /// Reads on the caller's thread: for what takes microseconds.
-    pub(crate) async fn here<T>(
+    /// Reads on the caller's thread, for reads that take microseconds.
+    pub(crate) async fn run_inline<T>(
         &self,
-        work: impl FnOnce(&mut Reader) -> Result<T, StoreError>,
+        work: impl FnOnce(&mut ReadConnection) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let _permit = self.shared.permits.acquire().await.map_err(|_| fault::closed())?;
         self.shared.run(work)
     }
 
-    /// Reads on a thread for blocking work: for what may take longer.
-    pub(crate) async fn aside<T: Send + 'static>(
+    /// Reads on a thread of the blocking pool, for reads that may take longer.
+    pub(crate) async fn run_blocking<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Reader) -> Result<T, StoreError> + Send + 'static,
+        work: impl FnOnce(&mut ReadConnection) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let _permit = self.shared.permits.acquire().await.map_err(|_| fault::closed())?;
         let shared = self.shared.clone();
         let joined = tokio::task::spawn_blocking(move || shared.run(work)).await;
-        joined.unwrap_or_else(|error| Err(StoreError::unavailable(format!("a read was cut short: {error}"))))
+        joined
+            .unwrap_or_else(|error| Err(StoreError::unavailable(format!("a read was interrupted: {error}"))))
     }
 
-    /// Lets go of the connections. Reads that are under way finish first on their own.
+    /// Closes the idle connections. A running read closes its connection when it ends.
     pub(crate) fn close(&self) {
         self.shared.closed.store(true, Ordering::Release);
         self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -95,20 +99,20 @@ impl Readers {
 }
 
 /// One reading connection.
-pub(crate) struct Reader {
+pub(crate) struct ReadConnection {
     path: PathBuf,
     connection: Connection,
-    tables: Statements,
+    tables: TableStatements,
 }
 
-impl Reader {
-    fn open(options: &Options) -> Result<Reader, StoreError> {
+impl ReadConnection {
+    fn open(options: &Options) -> Result<ReadConnection, StoreError> {
         let connection = open_reader(options)?;
-        Ok(Reader { path: options.path.clone(), connection, tables: Statements::default() })
+        Ok(ReadConnection { path: options.path.clone(), connection, tables: TableStatements::default() })
     }
 
     fn fail(&self, error: &rusqlite::Error) -> StoreError {
-        fault::of(&self.path, error)
+        fault::from_sqlite(&self.path, error)
     }
 
     /// Rows by address.
@@ -167,13 +171,14 @@ impl Reader {
     /// Records of one partition.
     pub(crate) fn log(&mut self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
         let path = self.path.clone();
-        let fail = |error: rusqlite::Error| fault::of(&path, &error);
+        let fail = |error: rusqlite::Error| fault::from_sqlite(&path, &error);
         // One transaction, so that records, oldest and newest belong together.
         let transaction = self.connection.transaction().map_err(fail)?;
-        let Edges { oldest, newest } = edges(&transaction, partition).map_err(fail)?;
+        let PartitionBounds { oldest, newest } = bounds(&transaction, partition).map_err(fail)?;
         let text = select_log("position > ?1 AND position <= ?2 ORDER BY position LIMIT ?3");
         let mut select = transaction.prepare_cached(&text).map_err(fail)?;
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        // A page has at most `PAGE_MAX` records.
+        let limit = limit as i64;
         let mut found = select
             .query([pack(partition, after.min(newest)), pack(partition, newest), limit])
             .map_err(fail)?;
@@ -196,22 +201,22 @@ impl Reader {
     /// The newest offset of each partition.
     pub(crate) fn heads(&mut self, partitions: u32) -> Result<Vec<u64>, StoreError> {
         (0..partitions)
-            .map(|partition| edges(&self.connection, partition).map(|edges| edges.newest))
+            .map(|partition| bounds(&self.connection, partition).map(|bounds| bounds.newest))
             .collect::<rusqlite::Result<_>>()
             .map_err(|error| self.fail(&error))
     }
 }
 
-/// The statements of the tables that a connection has met.
+/// The statements of the tables that a connection has used.
 ///
-/// A table is known by its address, which stays its own because the entry holds it.
+/// A table is identified by its address, which stays unique because the entry keeps the table alive.
 #[derive(Default)]
-pub(crate) struct Statements(Vec<TableSql>);
+pub(crate) struct TableStatements(Vec<TableSql>);
 
-/// Tables come and go with the callers that declared them; what is this old is not in use.
+/// The maximum number of tables. Callers may declare tables again and again; older ones are then unused.
 const STATEMENTS_MAX: usize = 256;
 
-impl Statements {
+impl TableStatements {
     pub(crate) fn of(&mut self, table: &Arc<Table>) -> &mut TableSql {
         let known = self.0.iter().position(|sql| Arc::ptr_eq(&sql.table, table));
         let place = known.unwrap_or_else(|| {
@@ -228,13 +233,13 @@ impl Statements {
 
 /// The oldest and newest offsets of a partition.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Edges {
+pub(crate) struct PartitionBounds {
     pub oldest: u64,
     pub newest: u64,
 }
 
-/// The edges of a partition, from the log itself. The newest record is never forgotten, so this survives a trim.
-pub(crate) fn edges(connection: &Connection, partition: u32) -> rusqlite::Result<Edges> {
+/// The bounds of a partition, from the log itself. The newest record is never trimmed, so its offset stays known.
+pub(crate) fn bounds(connection: &Connection, partition: u32) -> rusqlite::Result<PartitionBounds> {
     let range = [pack(partition, 0), pack(partition + 1, 0)];
     let edge = |select: &str| {
         let newest_or_oldest = |row: &rusqlite::Row<'_>| row.get::<_, Option<i64>>(0);
@@ -242,7 +247,7 @@ pub(crate) fn edges(connection: &Connection, partition: u32) -> rusqlite::Result
     };
     let oldest = edge("SELECT min(position) FROM statehouse_log WHERE position >= ?1 AND position < ?2")?;
     let newest = edge("SELECT max(position) FROM statehouse_log WHERE position >= ?1 AND position < ?2")?;
-    Ok(Edges {
+    Ok(PartitionBounds {
         oldest: oldest.map_or(1, |position| unpack(position).1),
         newest: newest.map_or(0, |position| unpack(position).1),
     })
@@ -254,7 +259,7 @@ pub(crate) fn row_at(
     path: &std::path::Path,
     address: &Address,
 ) -> Result<Option<Row>, StoreError> {
-    let fail = |error: rusqlite::Error| fault::of(path, &error);
+    let fail = |error: rusqlite::Error| fault::from_sqlite(path, &error);
     select.raw_bind_parameter(1, address.tenant().as_str()).map_err(fail)?;
     for (place, part) in address.key().iter().enumerate() {
         select.raw_bind_parameter(place + 2, Bind(part)).map_err(fail)?;
@@ -266,12 +271,12 @@ pub(crate) fn row_at(
     }
 }
 
-/// The error of a statement on a table that could not be prepared.
+/// The error of a statement that could not be prepared, for this table.
 pub(crate) fn unprepared(path: &std::path::Path, table: &Table, error: &rusqlite::Error) -> StoreError {
     if error.to_string().contains("no such table") {
         return StoreError::no_table(table.name());
     }
-    fault::of(path, error)
+    fault::from_sqlite(path, error)
 }
 
 /// The record of an operation.
@@ -281,7 +286,7 @@ pub(crate) fn find_operation(
     tenant: &Tenant,
     operation: &str,
 ) -> Result<Option<Record>, StoreError> {
-    let fail = |error: rusqlite::Error| fault::of(path, &error);
+    let fail = |error: rusqlite::Error| fault::from_sqlite(path, &error);
     let text = select_log("tenant = ?1 AND operation = ?2");
     let mut select = connection.prepare_cached(&text).map_err(fail)?;
     let mut found = select.query([tenant.as_str(), operation]).map_err(fail)?;
@@ -309,14 +314,14 @@ pub(crate) fn record(
     path: &std::path::Path,
     view: RecordView,
 ) -> Result<Record, StoreError> {
-    let fail = |error: rusqlite::Error| fault::of(path, &error);
+    let fail = |error: rusqlite::Error| fault::from_sqlite(path, &error);
     let corrupt = |why: String| StoreError::corrupt(format!("the log in {}", path.display()), why);
     let text = |place: usize| stored.get::<_, String>(place).map_err(fail);
     let (partition, offset) = unpack(stored.get(0).map_err(fail)?);
     let status = match text(7)?.as_str() {
         "applied" => OperationStatus::Applied,
         "aborted" => OperationStatus::Aborted,
-        other => return Err(corrupt(format!("a record has the fate {other:?}"))),
+        other => return Err(corrupt(format!("a record has the status {other:?}"))),
     };
     let events: Vec<StoredEvent> =
         serde_json::from_str(&text(8)?).map_err(|error| corrupt(format!("a record's events: {error}")))?;

@@ -1,4 +1,4 @@
-//! Statements and values: how tables and rows are said in SQLite's SQL.
+//! SQL statements, and the conversion of values to and from SQLite.
 
 use std::fmt::Write as _;
 use std::ops::Bound;
@@ -29,7 +29,7 @@ impl ToSql for Bind<'_> {
     }
 }
 
-/// A stored datum as a value of a column's type; `None` if it cannot be one.
+/// Converts a stored datum to a value of a column's type; `None` if it is of another type.
 fn decode(stored: ValueRef<'_>, kind: Type) -> Option<Value> {
     let text = |bytes: &[u8]| std::str::from_utf8(bytes).ok().map(str::to_owned);
     Some(match (kind, stored) {
@@ -66,7 +66,7 @@ pub(crate) fn row(
     Ok(Row::new(table.clone(), tenant.clone(), values, version))
 }
 
-/// A name as statements take it: bare, unless SQLite would take it for a keyword.
+/// An identifier for a statement: quoted if SQLite has a keyword of that name.
 pub(crate) fn name(name: &str) -> String {
     if KEYWORDS.contains(&name) { format!("\"{name}\"") } else { name.to_owned() }
 }
@@ -233,7 +233,7 @@ fn placeholders(count: usize) -> String {
 /// The statements of one table, as one caller knows it.
 #[derive(Debug)]
 pub(crate) struct TableSql {
-    /// The table these are for. Held, so that its address stays its own.
+    /// The table. Kept alive, so that its address identifies it.
     pub table: Arc<Table>,
     /// All columns and the version of a row, by tenant and key.
     pub select: String,
@@ -328,8 +328,8 @@ impl Statement {
     }
 }
 
-/// The statement of a range read: columns and version, behind the tenant where rows of all tenants are read. It asks for one
-/// row more than the page, to know whether there is one.
+/// The statement of a range read: columns and version, after the tenant if rows of all tenants are read. It reads one row more
+/// than the page has, to find out whether a next page exists.
 pub(crate) fn query(query: &Query) -> Statement {
     let table = query.read_table();
     let mut statement = Statement::default();
@@ -373,7 +373,7 @@ pub(crate) fn query(query: &Query) -> Statement {
     let names = || order.iter().map(|column| column.name.as_str());
     let backward = query.direction() == Direction::Backward;
     match query.cursor_values() {
-        // A partition without sort columns has one row, and the cursor stands behind it.
+        // A partition without sort columns has one row, and the cursor is after it.
         Some([]) => statement.push(" AND 0"),
         Some(values) => statement.behind(names(), if backward { "<" } else { ">" }, values),
         None => {}

@@ -7,17 +7,17 @@
 //!                              ◄── each caller its own outcome
 //! ```
 //!
-//! While the disk synchronizes, the next jobs gather in the queue and become the next batch.
+//! While one batch waits for fsync, new jobs accumulate in the queue and become the next batch.
 //!
 //! W1. A caller gets `Applied` only after the COMMIT that holds its plan has returned.
 //! W2. A job writes only after all of its conditions hold, so a refused job needs no rollback.
-//! W3. The log record goes first: if its operation id is taken, nothing else of the plan is written.
-//! W4. A failed write ends the batch with a rollback; the jobs that it does not concern are run again.
-//! W5. A failed COMMIT is an unknown outcome, and the last thing this writer does. A full disk is the exception:
-//!     the commit mark could not be written, and the rollback that follows is certain.
-//! W6. What was committed is moved from the WAL into the file within seconds ([`checkpoint_in_time`]), and a migration at once.
-//!     Nothing depends on it but how much of a house a copy of the file alone has, which is no backup
-//!     ([`crate::backup()`] makes one), and how long an opening after a crash takes.
+//! W3. The log record is written first: if its operation id exists, nothing else of the plan is written.
+//! W4. A failed write rolls the batch back. The writer runs the other jobs of the batch again.
+//! W5. A failed COMMIT is an unknown outcome, and the writer stops after it. A full disk is the exception: the commit mark
+//!     could not be written, and the rollback that follows is certain.
+//! W6. Commits are checkpointed from the WAL into the file within seconds ([`checkpoint_in_time`]), and a migration at once.
+//!     Durability does not depend on it. It bounds the time of recovery after a crash, and what a copy of the file alone lacks
+//!     (such a copy is no backup; [`crate::backup()`] makes one).
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, Statement, params};
+use statehouse_store::bug;
 use statehouse_store::eval::{self, Decision};
 use statehouse_store::log::{LogPart, part_operation, partition_of, parts_of, write_events};
 use statehouse_store::plan::{Expect, Verb};
@@ -39,24 +40,24 @@ use crate::Options;
 use crate::fault;
 use crate::layout::{open_writer, pack};
 use crate::migrate;
-use crate::reader::{self, Edges, Statements, edges};
+use crate::reader::{self, PartitionBounds, TableStatements, bounds};
 use crate::sql::Bind;
 
 type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 
-/// Something for the writer to do.
-enum Job {
-    Commit(Ready, Reply<Commit>),
+/// A job for the writer thread, with the channel for its result.
+enum WriterJob {
+    Commit(PreparedPlan, Reply<Commit>),
     Resolve(Tenant, String, Reply<Resolution>),
-    /// Answers whether more is left to forget.
+    /// Replies whether records are left to be trimmed.
     Trim(u32, u64, Reply<bool>),
     Migrate(Schema, Migrate, Reply<Vec<Change>>),
-    /// Moves the WAL into the file (W6).
+    /// Checkpoints the WAL into the file (W6).
     Checkpoint,
 }
 
-/// A plan, and what its caller could do for the writer beforehand.
-struct Ready {
+/// A plan, with everything that can be computed before the writer thread runs it.
+struct PreparedPlan {
     plan: Plan,
     /// The log partition of its entry.
     partition: u32,
@@ -66,8 +67,8 @@ struct Ready {
     events: Option<String>,
 }
 
-impl Ready {
-    fn new(plan: Plan, partitions: u32) -> Result<Ready, StoreError> {
+impl PreparedPlan {
+    fn new(plan: Plan, partitions: u32) -> Result<PreparedPlan, StoreError> {
         let parts = parts_of(&plan, partitions)?;
         let entry = plan.entry();
         let partition =
@@ -79,12 +80,12 @@ impl Ready {
                 entry.events.iter().map(|draft| eval::finish_event(draft, |_| None)).collect();
             serde_json::to_string(&events).ok()
         });
-        Ok(Ready { plan, partition, parts, events })
+        Ok(PreparedPlan { plan, partition, parts, events })
     }
 }
 
-/// What came of a job, to be told after the COMMIT.
-enum Done {
+/// The result of a job. The caller gets it after the COMMIT.
+enum JobResult {
     Commit(Result<Commit, StoreError>),
     Resolve(Result<Resolution, StoreError>),
     Trim(Result<bool, StoreError>),
@@ -92,17 +93,17 @@ enum Done {
     Checkpoint,
 }
 
-/// The callers' side of the writer.
-pub(crate) struct Writer {
-    queue: Mutex<Option<mpsc::Sender<Job>>>,
+/// The handle to the writer thread.
+pub(crate) struct SqliteWriter {
+    queue: Mutex<Option<mpsc::Sender<WriterJob>>>,
     partitions: u32,
     commits: watch::Receiver<u64>,
     finished: watch::Receiver<bool>,
 }
 
-impl Writer {
-    /// Opens the file on a thread of its own. Returns when it is ready, with the number of log partitions.
-    pub(crate) async fn start(options: &Options) -> Result<(Writer, u32), StoreError> {
+impl SqliteWriter {
+    /// Starts the writer thread, which opens the file. Returns when it is open, with the number of log partitions.
+    pub(crate) async fn start(options: &Options) -> Result<(SqliteWriter, u32), StoreError> {
         let (queue, jobs) = mpsc::channel(options.queue.max(1));
         let (ready, opened) = oneshot::channel();
         let (commits, commits_seen) = watch::channel(0);
@@ -114,10 +115,9 @@ impl Writer {
             match open_writer(&options) {
                 Ok((connection, partitions)) => {
                     if ready.send(Ok(partitions)).is_ok() {
-                        Worker::new(&connection, options, partitions, commits).run(jobs);
+                        WriterThread::new(&connection, options, partitions, commits).run(jobs);
                     }
-                    // The log is moved into the file, so that a closed store is one file. If that fails, the next
-                    // opening does it.
+                    // A closed store is one file without a WAL. If the checkpoint fails, the next opening does it.
                     drop(connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())));
                 }
                 Err(error) => drop(ready.send(Err(error))),
@@ -128,7 +128,7 @@ impl Writer {
         let partitions = opened.await.map_err(|_| StoreError::unavailable("the writer did not start"))??;
         tokio::spawn(checkpoint_in_time(queue.downgrade(), commits_seen.clone(), checkpoint_after));
         let queue = Mutex::new(Some(queue));
-        Ok((Writer { queue, partitions, commits: commits_seen, finished }, partitions))
+        Ok((SqliteWriter { queue, partitions, commits: commits_seen, finished }, partitions))
     }
 
     /// Changes whenever something was committed.
@@ -137,46 +137,46 @@ impl Writer {
     }
 
     pub(crate) async fn commit(&self, plan: Plan) -> Result<Commit, StoreError> {
-        let ready = Ready::new(plan, self.partitions)?;
-        self.ask(|reply| Job::Commit(ready, reply)).await
+        let ready = PreparedPlan::new(plan, self.partitions)?;
+        self.send_job(|reply| WriterJob::Commit(ready, reply)).await
     }
 
     pub(crate) async fn resolve(&self, tenant: Tenant, operation: String) -> Result<Resolution, StoreError> {
-        self.ask(|reply| Job::Resolve(tenant, operation, reply)).await
+        self.send_job(|reply| WriterJob::Resolve(tenant, operation, reply)).await
     }
 
     pub(crate) async fn trim(&self, partition: u32, through: u64) -> Result<(), StoreError> {
-        while self.ask(|reply| Job::Trim(partition, through, reply)).await? {}
+        while self.send_job(|reply| WriterJob::Trim(partition, through, reply)).await? {}
         Ok(())
     }
 
     pub(crate) async fn migrate(&self, schema: Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
-        self.ask(|reply| Job::Migrate(schema, how, reply)).await
+        self.send_job(|reply| WriterJob::Migrate(schema, how, reply)).await
     }
 
-    async fn ask<T>(&self, job: impl FnOnce(Reply<T>) -> Job) -> Result<T, StoreError> {
+    async fn send_job<T>(&self, job: impl FnOnce(Reply<T>) -> WriterJob) -> Result<T, StoreError> {
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (reply, answer) = oneshot::channel();
         queue.ok_or_else(fault::closed)?.send(job(reply)).await.map_err(|_| fault::closed())?;
-        // The writer answers every job that it took; a job it did not take was not run.
+        // The writer replies to every job that it received. A job that it did not receive was not run.
         answer.await.map_err(|_| fault::closed())?
     }
 
-    /// Takes no more jobs, and returns when those that were taken are done and the file is let go.
+    /// Accepts no more jobs. Returns when the accepted ones are done and the file is closed.
     pub(crate) async fn close(&self) {
         drop(self.queue.lock().unwrap_or_else(PoisonError::into_inner).take());
-        // An error means that the thread is gone, which is what is waited for.
+        // An error means that the thread has ended already.
         let _ = self.finished.clone().wait_for(|finished| *finished).await;
     }
 }
 
-/// How often the pause is waited for that lets the WAL be moved; then it is moved without one.
+/// How many idle periods are waited for at most before the WAL is checkpointed under load.
 const PAUSES_MAX: u32 = 5;
 
-/// Has the WAL moved into the file when nothing was committed for a while, or after some times as long (W6). It wakes once in
-/// that while, however much is committed, and ends with the writer.
+/// Requests a checkpoint when nothing was committed during one `pause`, or after [`PAUSES_MAX`] of them (W6). The task wakes
+/// once per pause, whatever the load, and ends with the writer.
 async fn checkpoint_in_time(
-    queue: mpsc::WeakSender<Job>,
+    queue: mpsc::WeakSender<WriterJob>,
     mut commits: watch::Receiver<u64>,
     pause: Duration,
 ) {
@@ -189,43 +189,43 @@ async fn checkpoint_in_time(
             }
         }
         let Some(queue) = queue.upgrade() else { return };
-        if queue.send(Job::Checkpoint).await.is_err() {
+        if queue.send(WriterJob::Checkpoint).await.is_err() {
             return;
         }
         commits.borrow_and_update();
     }
 }
 
-/// The thread's side of the writer.
-struct Worker<'c> {
+/// The state of the writer thread.
+struct WriterThread<'c> {
     path: PathBuf,
     clock: Arc<dyn Clock>,
     batch_max: usize,
     connection: &'c Connection,
     partitions: u32,
-    tables: Statements,
-    prepared: Prepared<'c>,
-    /// The edges of each partition, as of this connection's transaction.
-    edges: Vec<Edges>,
-    /// Changes when another connection has written, which makes `edges` wrong.
+    tables: TableStatements,
+    prepared: StatementCache<'c>,
+    /// The bounds of each partition, as of this connection's transaction.
+    bounds: Vec<PartitionBounds>,
+    /// Changes when another connection has written, which makes `bounds` wrong.
     data_version: i64,
     commits: watch::Sender<u64>,
-    /// Whether tables were changed that are not in the file yet.
+    /// Whether a migration was committed and not checkpointed yet.
     migrated: bool,
-    /// Why no more is written.
+    /// The error of all further jobs, once a COMMIT has failed (W5).
     stopped: Option<StoreError>,
 }
 
-/// Statements, prepared once. There is one user and no end to its work, so nothing is ever given back.
-struct Prepared<'c> {
+/// Prepared statements of the writing connection, by their text.
+struct StatementCache<'c> {
     connection: &'c Connection,
     statements: HashMap<String, Statement<'c>>,
 }
 
-/// More statements than any blueprint has; whoever comes here makes them up as they go.
+/// The maximum number of prepared statements. No blueprint needs as many; a caller that generates texts may.
 const PREPARED_MAX: usize = 1_000;
 
-impl<'c> Prepared<'c> {
+impl<'c> StatementCache<'c> {
     fn get(&mut self, text: &str) -> rusqlite::Result<&mut Statement<'c>> {
         if !self.statements.contains_key(text) {
             if self.statements.len() >= PREPARED_MAX {
@@ -233,27 +233,27 @@ impl<'c> Prepared<'c> {
             }
             self.statements.insert(text.to_owned(), self.connection.prepare(text)?);
         }
-        // It is there: it was, or it was put there above.
+        // The statement was in the map or has been inserted above.
         self.statements.get_mut(text).ok_or(rusqlite::Error::InvalidQuery)
     }
 }
 
-impl<'c> Worker<'c> {
+impl<'c> WriterThread<'c> {
     fn new(
         connection: &'c Connection,
         options: Options,
         partitions: u32,
         commits: watch::Sender<u64>,
-    ) -> Worker<'c> {
-        Worker {
+    ) -> WriterThread<'c> {
+        WriterThread {
             path: options.path,
             clock: options.clock,
             batch_max: options.batch.max(1),
             connection,
             partitions,
-            tables: Statements::default(),
-            prepared: Prepared { connection, statements: HashMap::new() },
-            edges: Vec::new(),
+            tables: TableStatements::default(),
+            prepared: StatementCache { connection, statements: HashMap::new() },
+            bounds: Vec::new(),
             data_version: -1,
             commits,
             migrated: false,
@@ -261,12 +261,12 @@ impl<'c> Worker<'c> {
         }
     }
 
-    fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
+    fn run(mut self, mut jobs: mpsc::Receiver<WriterJob>) {
         let mut batch = Vec::with_capacity(self.batch_max);
         while jobs.blocking_recv_many(&mut batch, self.batch_max) > 0 {
             let mut waiting = std::mem::take(&mut batch);
             let all = waiting.len();
-            waiting.retain(|job| !matches!(job, Job::Checkpoint));
+            waiting.retain(|job| !matches!(job, WriterJob::Checkpoint));
             let is_asked = waiting.len() < all;
             while !waiting.is_empty() {
                 waiting = self.run_batch(waiting);
@@ -277,7 +277,7 @@ impl<'c> Worker<'c> {
         }
     }
 
-    /// Moves the WAL into the file, as far as readers let it (W6). If it fails nothing is lost: the WAL stays where it is.
+    /// Checkpoints the WAL, as far as open read transactions permit (W6). If it fails nothing is lost: the WAL keeps its content.
     fn checkpoint(&mut self) {
         self.migrated = false;
         if self.stopped.is_none() {
@@ -285,16 +285,15 @@ impl<'c> Worker<'c> {
         }
     }
 
-    /// Runs jobs in one transaction and answers them. Returns those that have to run again without the one that
-    /// failed.
-    fn run_batch(&mut self, jobs: Vec<Job>) -> Vec<Job> {
+    /// Runs jobs in one transaction and replies to them. Returns the jobs that have to run again, without the failed one.
+    fn run_batch(&mut self, jobs: Vec<WriterJob>) -> Vec<WriterJob> {
         if let Some(stopped) = &self.stopped {
-            jobs.into_iter().for_each(|job| fail(job, stopped.clone()));
+            jobs.into_iter().for_each(|job| reply_error(job, stopped.clone()));
             return Vec::new();
         }
         if let Err(error) = self.begin() {
             self.roll_back();
-            jobs.into_iter().for_each(|job| fail(job, error.clone()));
+            jobs.into_iter().for_each(|job| reply_error(job, error.clone()));
             return Vec::new();
         }
         let mut done = Vec::with_capacity(jobs.len());
@@ -315,13 +314,13 @@ impl<'c> Worker<'c> {
         };
         self.roll_back();
         if fault::is_global(&error) {
-            jobs.into_iter().for_each(|job| fail(job, error.clone()));
+            jobs.into_iter().for_each(|job| reply_error(job, error.clone()));
             return Vec::new();
         }
         let mut again = Vec::with_capacity(jobs.len());
         for (place, job) in jobs.into_iter().enumerate() {
             if place == culprit {
-                fail(job, error.clone());
+                reply_error(job, error.clone());
             } else {
                 again.push(job);
             }
@@ -329,15 +328,15 @@ impl<'c> Worker<'c> {
         again
     }
 
-    /// Takes the write lock, and finds out whether another process has written since the last time.
+    /// Acquires the write lock, and reads the log's bounds again if another process has written since the last time.
     fn begin(&mut self) -> Result<(), StoreError> {
-        let fail = |error: rusqlite::Error| fault::of(&self.path, &error);
+        let fail = |error: rusqlite::Error| fault::from_sqlite(&self.path, &error);
         self.prepared.get("BEGIN IMMEDIATE").and_then(|begin| begin.execute([])).map_err(fail)?;
         let pragma = self.prepared.get("PRAGMA data_version").map_err(fail)?;
         let version: i64 = pragma.query_row([], |row| row.get(0)).map_err(fail)?;
         if version != self.data_version {
-            let all = (0..self.partitions).map(|partition| edges(self.connection, partition));
-            self.edges = all.collect::<rusqlite::Result<_>>().map_err(fail)?;
+            let all = (0..self.partitions).map(|partition| bounds(self.connection, partition));
+            self.bounds = all.collect::<rusqlite::Result<_>>().map_err(fail)?;
             self.data_version = version;
         }
         Ok(())
@@ -350,56 +349,60 @@ impl<'c> Worker<'c> {
         self.data_version = -1;
     }
 
-    /// Tells each caller its outcome, now that the transaction's own is known.
-    fn answer(&mut self, jobs: Vec<Job>, done: Vec<Done>, committed: rusqlite::Result<()>) {
+    /// Replies to each caller after the COMMIT has succeeded or failed.
+    fn answer(&mut self, jobs: Vec<WriterJob>, done: Vec<JobResult>, committed: rusqlite::Result<()>) {
         let Err(error) = committed else {
             self.commits.send_modify(|count| *count += 1);
-            jobs.into_iter().zip(done).for_each(|(job, done)| tell(job, done));
+            jobs.into_iter().zip(done).for_each(|(job, done)| reply(job, done));
             return;
         };
         self.roll_back();
-        let cause = fault::of(&self.path, &error);
+        let cause = fault::from_sqlite(&self.path, &error);
         if error.sqlite_error_code() == Some(ErrorCode::DiskFull) && self.connection.is_autocommit() {
-            jobs.into_iter().for_each(|job| fail(job, cause.clone()));
+            jobs.into_iter().for_each(|job| reply_error(job, cause.clone()));
             return;
         }
         let why = format!("the commit to {} failed ({error})", self.path.display());
         self.stopped = Some(StoreError::unavailable(format!(
-            "{why}, and nothing is written after that; check the disk, then open the store again"
+            "{why}, so the writer has stopped; check the disk, then open the store again"
         )));
         for (job, done) in jobs.into_iter().zip(done) {
             let operation = match (&job, &done) {
-                (Job::Commit(ready, _), Done::Commit(Ok(Commit::Applied(_)))) => {
+                (WriterJob::Commit(ready, _), JobResult::Commit(Ok(Commit::Applied(_)))) => {
                     ready.plan.operation().to_owned()
                 }
-                (Job::Resolve(_, operation, _), _) => operation.clone(),
-                // What has written nothing has surely not been done.
+                (WriterJob::Resolve(_, operation, _), _) => operation.clone(),
+                // A job that has written nothing certainly has no effect.
                 _ => {
-                    fail(job, cause.clone());
+                    reply_error(job, cause.clone());
                     continue;
                 }
             };
-            fail(job, StoreError::unknown(operation, why.clone()));
+            reply_error(job, StoreError::unknown(operation, why.clone()));
         }
     }
 
     /// Runs one job inside the transaction. `Err` means that the transaction cannot go on.
-    fn run_job(&mut self, job: &Job) -> Result<Done, StoreError> {
+    fn run_job(&mut self, job: &WriterJob) -> Result<JobResult, StoreError> {
         Ok(match job {
-            Job::Commit(ready, _) => Done::Commit(self.apply(ready)?),
-            Job::Resolve(tenant, operation, _) => Done::Resolve(Ok(self.settle(tenant, operation)?)),
-            Job::Trim(partition, through, _) => Done::Trim(Ok(self.forget(*partition, *through)?)),
-            Job::Migrate(schema, how, _) => {
+            WriterJob::Commit(ready, _) => JobResult::Commit(self.apply(ready)?),
+            WriterJob::Resolve(tenant, operation, _) => {
+                JobResult::Resolve(Ok(self.resolve_operation(tenant, operation)?))
+            }
+            WriterJob::Trim(partition, through, _) => {
+                JobResult::Trim(Ok(self.trim_some(*partition, *through)?))
+            }
+            WriterJob::Migrate(schema, how, _) => {
                 let changes = migrate::run(self.connection, &self.path, schema, *how)?;
                 self.migrated |= *how != Migrate::Show && !changes.is_empty();
-                Done::Migrate(Ok(changes))
+                JobResult::Migrate(Ok(changes))
             }
-            Job::Checkpoint => Done::Checkpoint,
+            WriterJob::Checkpoint => JobResult::Checkpoint,
         })
     }
 
-    /// Decides and applies a plan. The inner error concerns this plan alone, before it wrote anything.
-    fn apply(&mut self, ready: &Ready) -> Result<Result<Commit, StoreError>, StoreError> {
+    /// Decides and applies a plan. The inner error concerns this plan alone and occurred before it wrote anything.
+    fn apply(&mut self, ready: &PreparedPlan) -> Result<Result<Commit, StoreError>, StoreError> {
         let plan = &ready.plan;
         let now = self.clock.now();
         let mut current = Vec::with_capacity(plan.steps().len());
@@ -427,7 +430,7 @@ impl<'c> Worker<'c> {
                     let first = first.ok_or_else(|| {
                         StoreError::corrupt(
                             self.path.display().to_string(),
-                            "a log record is there and is not",
+                            "log record found by index but not by key",
                         )
                     })?;
                     return Ok(Ok(Commit::of_record(first)));
@@ -441,7 +444,7 @@ impl<'c> Worker<'c> {
         Ok(Ok(Commit::Applied(Applied { record, rows, repeated: false })))
     }
 
-    /// A repetition of what was applied gets that outcome, whatever its guards say by now.
+    /// The outcome of a plan that cannot be applied now: a retry of an applied operation gets the first outcome.
     fn first_outcome_or(
         &self,
         plan: &Plan,
@@ -468,7 +471,7 @@ impl<'c> Worker<'c> {
         before: Option<&Row>,
         after: Option<&Row>,
     ) -> Result<(), StoreError> {
-        let fail = |error: rusqlite::Error| fault::of(&self.path, &error);
+        let fail = |error: rusqlite::Error| fault::from_sqlite(&self.path, &error);
         let tenant = plan.tenant().as_str();
         let sql = self.tables.of(&step.table);
         let changed = match (step.verb, before, after) {
@@ -484,7 +487,9 @@ impl<'c> Worker<'c> {
             (Verb::Put, Some(_), Some(row)) => {
                 let update = self.prepared.get(sql.update_of(&step.assignments)).map_err(fail)?;
                 for (place, assignment) in step.assignments.iter().enumerate() {
-                    let value = row.get(&assignment.column).unwrap_or(&statehouse_store::Value::Null);
+                    let Some(value) = row.get(&assignment.column) else {
+                        return Err(bug!("{row} has no column {}", assignment.column).into());
+                    };
                     update.raw_bind_parameter(place + 1, Bind(value)).map_err(fail)?;
                 }
                 let assigned = step.assignments.len();
@@ -507,7 +512,7 @@ impl<'c> Worker<'c> {
             _ => return Ok(()),
         };
         if changed != 1 {
-            // The row was read in this very transaction, so this cannot be a race.
+            // The row was read in this transaction, so no other writer can have changed it.
             let place = format!("{} in {}", step.table, self.path.display());
             let expected = if step.expect == Expect::Absent { "an insert" } else { "a write by key" };
             return Err(StoreError::corrupt(place, format!("{expected} changed {changed} rows")));
@@ -516,7 +521,7 @@ impl<'c> Worker<'c> {
     }
 
     /// Appends a plan's record, and those that it leaves in further partitions; `None` if its operation id is taken.
-    fn append_all(&mut self, record: Record, ready: &Ready) -> Result<Option<Record>, StoreError> {
+    fn append_all(&mut self, record: Record, ready: &PreparedPlan) -> Result<Option<Record>, StoreError> {
         if ready.parts.is_empty() {
             return self.append(record, ready.events.as_deref(), ready.partition);
         }
@@ -526,13 +531,19 @@ impl<'c> Worker<'c> {
         let Some(whole) = self.append(record, Some(&events), ready.partition)? else { return Ok(None) };
         let mut also_at = Vec::with_capacity(ready.parts.len());
         for part in &ready.parts {
-            let newest = self.edges.get(part.partition as usize).map_or(0, |edges| edges.newest);
-            let at = Position { partition: part.partition, offset: newest + 1 };
+            let bounds = self.bounds.get(part.partition as usize);
+            let bounds =
+                bounds.ok_or_else(|| StoreError::no_partition(part.partition, self.partitions as usize))?;
+            let at = Position { partition: part.partition, offset: bounds.newest + 1 };
             let operation = part_operation(&whole.operation, at);
             let of_part = Record { operation, ..part.record(&whole)? };
             let appended = self.append(of_part, None, part.partition)?;
-            let taken =
-                || StoreError::corrupt("the log", format!("operation {} is there in part", whole.operation));
+            let taken = || {
+                StoreError::corrupt(
+                    "the log",
+                    format!("a part of operation {} is recorded already", whole.operation),
+                )
+            };
             also_at.extend(appended.ok_or_else(taken)?.position);
         }
         Ok(Some(Record { also_at, ..whole }))
@@ -545,9 +556,9 @@ impl<'c> Worker<'c> {
         events: Option<&str>,
         number: u32,
     ) -> Result<Option<Record>, StoreError> {
-        let fail = |error: rusqlite::Error| fault::of(&self.path, &error);
-        let edges = self
-            .edges
+        let fail = |error: rusqlite::Error| fault::from_sqlite(&self.path, &error);
+        let bounds = self
+            .bounds
             .get_mut(number as usize)
             .ok_or_else(|| StoreError::no_partition(number, self.partitions as usize))?;
         let events = match events {
@@ -564,7 +575,7 @@ impl<'c> Worker<'c> {
         let insert = self.prepared.get(INSERT_LOG).map_err(fail)?;
         let inserted = insert
             .execute(params![
-                pack(number, edges.newest + 1),
+                pack(number, bounds.newest + 1),
                 record.tenant.as_str(),
                 record.operation,
                 record.resource,
@@ -578,8 +589,8 @@ impl<'c> Worker<'c> {
         if inserted == 0 {
             return Ok(None);
         }
-        edges.newest += 1;
-        record.position = Some(Position { partition: number, offset: edges.newest });
+        bounds.newest += 1;
+        record.position = Some(Position { partition: number, offset: bounds.newest });
         Ok(Some(record))
     }
 
@@ -587,8 +598,8 @@ impl<'c> Worker<'c> {
         reader::find_operation(self.connection, &self.path, tenant, operation)
     }
 
-    /// Claims an operation id, or learns what became of it.
-    fn settle(&mut self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError> {
+    /// Fences an operation id with an `aborted` record, or returns the outcome that is recorded.
+    fn resolve_operation(&mut self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError> {
         if let Some(record) = self.find_operation(tenant, operation)? {
             return Ok(Resolution::of_record(record));
         }
@@ -597,28 +608,28 @@ impl<'c> Worker<'c> {
         Ok(Resolution::Aborted)
     }
 
-    /// Forgets some records, but never the newest. Returns whether more are left to forget.
-    fn forget(&mut self, partition: u32, through: u64) -> Result<bool, StoreError> {
-        let fail = |error: rusqlite::Error| fault::of(&self.path, &error);
-        let edges = self
-            .edges
+    /// Deletes up to [`TRIM_MAX`] records, but never the newest. Returns whether more are left to be deleted.
+    fn trim_some(&mut self, partition: u32, through: u64) -> Result<bool, StoreError> {
+        let fail = |error: rusqlite::Error| fault::from_sqlite(&self.path, &error);
+        let bounds = self
+            .bounds
             .get_mut(partition as usize)
             .ok_or_else(|| StoreError::no_partition(partition, self.partitions as usize))?;
-        let last = through.min(edges.newest.saturating_sub(1));
+        let last = through.min(bounds.newest.saturating_sub(1));
         let mut delete =
             self.connection.prepare_cached("DELETE FROM statehouse_log WHERE position = ?1").map_err(fail)?;
         for _ in 0..TRIM_MAX {
-            if edges.oldest > last {
+            if bounds.oldest > last {
                 break;
             }
-            delete.execute([pack(partition, edges.oldest)]).map_err(fail)?;
-            edges.oldest += 1;
+            delete.execute([pack(partition, bounds.oldest)]).map_err(fail)?;
+            bounds.oldest += 1;
         }
-        Ok(edges.oldest <= last)
+        Ok(bounds.oldest <= last)
     }
 }
 
-/// How many records one transaction forgets, so that trimming a long log does not hold up writers.
+/// How many records one transaction deletes, so that trimming a long log does not delay other jobs.
 const TRIM_MAX: u64 = 1_000;
 
 /// Appends to the log, unless the operation id is taken.
@@ -626,24 +637,24 @@ pub(crate) const INSERT_LOG: &str = "INSERT INTO statehouse_log \
      (position, tenant, operation, resource, key, at, fingerprint, fate, events) \
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9) ON CONFLICT (tenant, operation) DO NOTHING";
 
-/// Tells a caller its outcome. A caller that has gone away does not need it.
-fn tell(job: Job, done: Done) {
+/// Sends a caller its result. A caller that has been cancelled does not receive it.
+fn reply(job: WriterJob, done: JobResult) {
     match (job, done) {
-        (Job::Commit(_, reply), Done::Commit(result)) => drop(reply.send(result)),
-        (Job::Resolve(_, _, reply), Done::Resolve(result)) => drop(reply.send(result)),
-        (Job::Trim(_, _, reply), Done::Trim(result)) => drop(reply.send(result)),
-        (Job::Migrate(_, _, reply), Done::Migrate(result)) => drop(reply.send(result)),
-        (Job::Checkpoint, _) => {}
-        (job, _) => fail(job, StoreError::unavailable("the writer lost track of a job")),
+        (WriterJob::Commit(_, reply), JobResult::Commit(result)) => drop(reply.send(result)),
+        (WriterJob::Resolve(_, _, reply), JobResult::Resolve(result)) => drop(reply.send(result)),
+        (WriterJob::Trim(_, _, reply), JobResult::Trim(result)) => drop(reply.send(result)),
+        (WriterJob::Migrate(_, _, reply), JobResult::Migrate(result)) => drop(reply.send(result)),
+        (WriterJob::Checkpoint, _) => {}
+        (job, _) => reply_error(job, bug!("the result of a job is of another kind than the job").into()),
     }
 }
 
-fn fail(job: Job, error: StoreError) {
+fn reply_error(job: WriterJob, error: StoreError) {
     match job {
-        Job::Commit(_, reply) => drop(reply.send(Err(error))),
-        Job::Resolve(_, _, reply) => drop(reply.send(Err(error))),
-        Job::Trim(_, _, reply) => drop(reply.send(Err(error))),
-        Job::Migrate(_, _, reply) => drop(reply.send(Err(error))),
-        Job::Checkpoint => {}
+        WriterJob::Commit(_, reply) => drop(reply.send(Err(error))),
+        WriterJob::Resolve(_, _, reply) => drop(reply.send(Err(error))),
+        WriterJob::Trim(_, _, reply) => drop(reply.send(Err(error))),
+        WriterJob::Migrate(_, _, reply) => drop(reply.send(Err(error))),
+        WriterJob::Checkpoint => {}
     }
 }
