@@ -5,7 +5,7 @@
 //! close the store and open it again.
 //!
 //! An engine that needs a server takes its address from the environment, and is always in the list. When the
-//! address is missing or nobody answers there, [`TestEngine::namespace`] or [`TestNamespace::open`] fails and says what to set, and so
+//! address is missing or no server answers there, [`TestEngine::namespace`] or [`TestNamespace::open`] fails and says what to set, and so
 //! every case of that engine fails. An engine that was not tested must never look like one that passed.
 
 use std::fmt;
@@ -205,7 +205,7 @@ impl TestNamespace for SqliteNamespace {
     }
 }
 
-/// PostgreSQL on a server that somebody started: a schema for each namespace.
+/// PostgreSQL on a server that is already running: a schema for each namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct Postgres {
     name: &'static str,
@@ -279,7 +279,7 @@ impl Drop for PostgresNamespace {
     }
 }
 
-/// DynamoDB on a server that somebody started: a prefix of table names for each namespace.
+/// DynamoDB on a server that is already running: a prefix of table names for each namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct DynamoDb {
     name: &'static str,

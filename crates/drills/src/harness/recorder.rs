@@ -149,7 +149,7 @@ pub(crate) struct RecorderState {
     sites: BTreeSet<GuardSite>,
 }
 
-/// Plans that a recorder remembers in words. A red drill shows them; nobody reads more.
+/// Plans that a recorder remembers in words. Only a failed drill prints them.
 const HISTORY_MAX: usize = 2_000;
 
 /// Remembers plans, and takes a guard out if it is told to. Clones share what they remember.

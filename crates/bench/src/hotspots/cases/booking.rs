@@ -80,7 +80,7 @@ fn hold(booking: u64, event: u64, what: (&str, Json)) -> Request {
     request("seat_booking.hold", vec![], input)
 }
 
-/// As many seats as operations, and as many again so that nobody has to wait for the last one.
+/// As many seats as operations, and as many again so that no caller waits for the last one.
 async fn any_seat(trial: Trial) -> Result<Figures> {
     trial.fill((0..2 * trial.operations).map(|seat| offer(0, seat))).await?;
     let chooses = trial.side.level == 1;
@@ -115,7 +115,7 @@ async fn free_seat(house: &Tenancy) -> Result<Json> {
     }
 }
 
-/// Each operation holds and buys a seat that nobody else wants, spread over so many events.
+/// Each operation holds and buys a seat that no other operation wants, spread over so many events.
 async fn own_seats(trial: Trial, events: u64) -> Result<Figures> {
     trial.fill((0..trial.operations).map(|seat| offer(seat % events, seat))).await?;
     trial
