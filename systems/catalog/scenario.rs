@@ -22,22 +22,22 @@ const PRODUCTS: u64 = 8;
 
 /// What editors and shoppers know to have been acknowledged.
 #[derive(Default)]
-struct Acknowledged {
+struct CatalogAcknowledged {
     operations: Vec<String>,
     views: i64,
     changes: i64,
 }
 
-type Shared = Arc<Mutex<Acknowledged>>;
+type CatalogShared = Arc<Mutex<CatalogAcknowledged>>;
 
-fn note(shared: &Shared, operation: &str, count: impl FnOnce(&mut Acknowledged)) {
+fn note(shared: &CatalogShared, operation: &str, count: impl FnOnce(&mut CatalogAcknowledged)) {
     let mut acknowledged = shared.lock().unwrap_or_else(PoisonError::into_inner);
     acknowledged.operations.push(operation.to_owned());
     count(&mut acknowledged);
 }
 
 pub(super) async fn run(context: Arc<ScenarioContext>) -> Result<Vec<Invariant>> {
-    let shared = Shared::default();
+    let shared = CatalogShared::default();
     for shop in SHOPS {
         open_shop(&context, &shared, shop).await?;
     }
@@ -112,7 +112,7 @@ fn price_key(product: u64) -> [Value; 2] {
 }
 
 /// Products and prices come in together.
-async fn open_shop(context: &ScenarioContext, shared: &Shared, shop: &str) -> Result<()> {
+async fn open_shop(context: &ScenarioContext, shared: &CatalogShared, shop: &str) -> Result<()> {
     let tenant = Tenant::new(shop)?;
     for product in 0..PRODUCTS {
         let id = format!("product-{product}");
@@ -135,7 +135,12 @@ async fn open_shop(context: &ScenarioContext, shared: &Shared, shop: &str) -> Re
 }
 
 /// What one person does, in any shop.
-async fn work(context: &ScenarioContext, shared: &Shared, person: usize, mut random: Random) -> Result<()> {
+async fn work(
+    context: &ScenarioContext,
+    shared: &CatalogShared,
+    person: usize,
+    mut random: Random,
+) -> Result<()> {
     for number in 0..context.size.actions {
         let shop = random.pick(&SHOPS).copied().unwrap_or_default();
         let tenant = Tenant::new(shop)?;
@@ -170,10 +175,10 @@ async fn work(context: &ScenarioContext, shared: &Shared, person: usize, mut ran
     Ok(())
 }
 
-/// Changes label and price together, under the versions that were read; reads again when somebody was faster.
+/// Changes label and price together, under the versions that were read; reads again when another caller was faster.
 async fn reprice(
     context: &ScenarioContext,
-    shared: &Shared,
+    shared: &CatalogShared,
     shop: &str,
     tenant: &Tenant,
     product: u64,

@@ -22,7 +22,7 @@ const CELEBRITY: i64 = 0;
 /// How many processes project at once, and how long each of them lives, in milliseconds at most.
 const PROJECTORS: usize = 2;
 const LIFE_MS: u64 = 1_200;
-/// How long somebody thinks before the next action, in milliseconds at most.
+/// How long a person thinks before the next action, in milliseconds at most.
 const THINK_MS: u64 = 50;
 /// How often the end of the projecting is looked for, and the pause between two looks.
 const LOOKS_MAX: usize = 6_000;
@@ -33,7 +33,7 @@ type Shown = (i64, i64, i64, String);
 
 /// What callers know for sure.
 #[derive(Default)]
-struct Notes {
+struct FeedNotes {
     acknowledged: Mutex<Vec<String>>,
     feeds_read: AtomicU64,
     posts_read: AtomicU64,
@@ -51,20 +51,20 @@ fn process(context: &ScenarioContext, random: &mut Random) -> Result<House> {
     Ok(house)
 }
 
-/// Short leases, so that whoever takes over need not wait long.
-fn options(random: &mut Random) -> worker::Options {
-    worker::Options {
+/// Short leases, so that the process that takes over need not wait long.
+fn options(random: &mut Random) -> worker::WorkerOptions {
+    worker::WorkerOptions {
         lease: Duration::from_millis(400),
         idle_max: Duration::from_millis(100),
         error_max: Duration::from_millis(200),
         random: random.fork(),
-        ..worker::Options::default()
+        ..worker::WorkerOptions::default()
     }
 }
 
 pub(super) async fn run(context: Arc<ScenarioContext>) -> Result<Vec<Invariant>> {
     let tenant = Tenant::new("default")?;
-    let notes = Arc::new(Notes::default());
+    let notes = Arc::new(FeedNotes::default());
     let mut random = Random::seeded(context.size.seed);
     let keeper = process(&context, &mut random)?;
     let projection = home(&keeper)?;
@@ -129,7 +129,7 @@ fn home(house: &House) -> Result<Projection> {
 }
 
 /// Processes that project, each of them killed after a while with its leases in its hands.
-async fn project(context: &ScenarioContext, notes: &Notes, mut random: Random) -> Result<()> {
+async fn project(context: &ScenarioContext, notes: &FeedNotes, mut random: Random) -> Result<()> {
     while !notes.over.load(Ordering::SeqCst) {
         let house = process(context, &mut random)?;
         house.start_workers(options(&mut random));
@@ -144,7 +144,7 @@ async fn project(context: &ScenarioContext, notes: &Notes, mut random: Random) -
 async fn live(
     context: &ScenarioContext,
     tenant: &Tenant,
-    notes: &Notes,
+    notes: &FeedNotes,
     projection: &Projection,
     caller: usize,
     mut random: Random,
@@ -162,7 +162,7 @@ async fn live(
         let act = async |action: &str, key: &[Value], input: Json| {
             act(context, tenant, notes, action, key, input, &operation).await
         };
-        let somebody = i64::try_from(random.below(people))?;
+        let author = i64::try_from(random.below(people))?;
         let one_of_mine = usize::try_from(random.next_u64() % mine.len().max(1) as u64)
             .ok()
             .and_then(|at| mine.get(at).copied());
@@ -191,10 +191,10 @@ async fn live(
                 }
             }
             (11..15, _) => {
-                act("follow.add", &[me.into(), somebody.into()], json!({})).await?;
+                act("follow.add", &[me.into(), author.into()], json!({})).await?;
             }
             (15..17, _) => {
-                act("follow.remove", &[me.into(), somebody.into()], json!({})).await?;
+                act("follow.remove", &[me.into(), author.into()], json!({})).await?;
             }
             _ => {
                 if let Some(feed) = read(context, tenant, me).await? {
@@ -215,7 +215,7 @@ async fn live(
 async fn act(
     context: &ScenarioContext,
     tenant: &Tenant,
-    notes: &Notes,
+    notes: &FeedNotes,
     action: &str,
     key: &[Value],
     input: Json,
@@ -237,7 +237,7 @@ async fn act(
     }
 }
 
-/// Somebody's feed, from its first page to its last; `None` if it cannot be read to its end: it is built for the first time,
+/// A person's feed, from its first page to its last; `None` if it cannot be read to its end: it is built for the first time,
 /// or its generation was dropped on the way.
 async fn read(context: &ScenarioContext, tenant: &Tenant, viewer: i64) -> Result<Option<Vec<Shown>>> {
     let mut input = json!({"viewer_id": viewer, "limit": 20});

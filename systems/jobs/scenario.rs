@@ -25,23 +25,23 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// What callers know for sure.
 #[derive(Default)]
-struct Notes {
+struct JobNotes {
     acknowledged: Vec<String>,
     enqueued: BTreeSet<String>,
     /// Who claimed which attempt of which job.
     claims: BTreeMap<(String, i64), String>,
 }
 
-type Notebook = Arc<Mutex<Notes>>;
+type Notebook = Arc<Mutex<JobNotes>>;
 
-fn noted<T>(notes: &Notebook, note: impl FnOnce(&mut Notes) -> T) -> T {
+fn noted<T>(notes: &Notebook, note: impl FnOnce(&mut JobNotes) -> T) -> T {
     note(&mut notes.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 pub(super) async fn run(context: Arc<ScenarioContext>) -> Result<Vec<Invariant>> {
     let tenant = Tenant::new("default")?;
     let notes = Notebook::default();
-    context.house.start_workers(worker::Options::default());
+    context.house.start_workers(worker::WorkerOptions::default());
     for number in 0..DEFINITIONS {
         let input = json!({"when": {"every_ms": EVERY_MS}, "missed": "all", "payload": number});
         let definition = format!("tick-{number}");
@@ -118,11 +118,11 @@ async fn settle(
     random: &mut Random,
 ) -> Result<()> {
     let (action, input) = match random.below(20) {
-        // Dies with it; somebody else gets it when the lease is over.
+        // Dies with it; another worker gets it when the lease is over.
         0 => return Ok(()),
         1 => ("job.fail", json!({"attempt": attempt, "error": "not today", "final": true})),
         2 => {
-            // Sleeps through its lease. Somebody else may have it by now, or nobody.
+            // Sleeps through its lease. Another worker may have it by now.
             SystemClock.sleep(Duration::from_millis(350)).await;
             ("job.complete", json!({"attempt": attempt, "result": attempt}))
         }
@@ -212,7 +212,7 @@ async fn every_job_ends(context: &ScenarioContext, tenant: &Tenant, notes: &Note
     bail!("{} jobs do not end: {left:?}", left.len())
 }
 
-fn ends_are_recorded_once(rows: &[Row], records: &[Record], notes: &Notes) -> Result<Invariant> {
+fn ends_are_recorded_once(rows: &[Row], records: &[Record], notes: &JobNotes) -> Result<Invariant> {
     let mut ends: BTreeMap<&str, usize> = BTreeMap::new();
     for event in records.iter().flat_map(|record| &record.events) {
         if ["job.completed", "job.failed", "job.cancelled"].contains(&event.name.as_str()) {

@@ -19,7 +19,7 @@ const [url, queue] = positionals;
 const leaseMs = Number(values["lease-ms"]);
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-/** Calls an action of a queue, again if nobody knows what came of it. */
+/** Calls an action of a queue, again if the outcome is unknown. */
 async function call(action, body) {
   for (const pause of [100, 500, 2000, null]) {
     try {

@@ -17,7 +17,7 @@ import urllib.request
 
 
 def call(url, queue, action, body):
-    """Calls an action of a queue, again if nobody knows what came of it."""
+    """Calls an action of a queue, again if the outcome is unknown."""
     request = urllib.request.Request(
         f"{url}/v1/job_queue/{queue}/{action}",
         data=json.dumps(body).encode(),

@@ -21,14 +21,14 @@ const PEOPLE: u64 = 20;
 
 /// What the devices know to have been acknowledged.
 #[derive(Default)]
-struct Acknowledged {
+struct ProfileAcknowledged {
     operations: Vec<String>,
     points: i64,
 }
 
 pub(super) async fn run(context: Arc<ScenarioContext>) -> Result<Vec<Invariant>> {
     let tenant = Tenant::new("default")?;
-    let acknowledged = Arc::new(Mutex::new(Acknowledged::default()));
+    let acknowledged = Arc::new(Mutex::new(ProfileAcknowledged::default()));
     for person in 0..PEOPLE {
         let input = json!({"user_id": person, "display_name": format!("Person {person}")});
         let operation = format!("join-{person}");
@@ -74,7 +74,7 @@ pub(super) async fn run(context: Arc<ScenarioContext>) -> Result<Vec<Invariant>>
 async fn use_device(
     context: &ScenarioContext,
     tenant: &Tenant,
-    acknowledged: &Mutex<Acknowledged>,
+    acknowledged: &Mutex<ProfileAcknowledged>,
     device: usize,
     mut random: Random,
 ) -> Result<()> {
@@ -104,18 +104,18 @@ async fn use_device(
     Ok(())
 }
 
-/// Reads, changes, writes under the version that was read; reads again when somebody was faster.
+/// Reads, changes, writes under the version that was read; reads again when another caller was faster.
 async fn edit(
     context: &ScenarioContext,
     tenant: &Tenant,
-    acknowledged: &Mutex<Acknowledged>,
+    acknowledged: &Mutex<ProfileAcknowledged>,
     person: i64,
     operation: &str,
 ) -> Result<()> {
     let key = [person.into()];
     for attempt in 0.. {
         let read = context.call(tenant, request("profile.read", &key, json!({})), "").await?;
-        // Somebody has deleted it for a moment.
+        // Another caller has deleted it for a moment.
         let Ok(answer) = read else { return Ok(()) };
         let seen = number(&answer.body, "version")?;
         let patch = request("profile.patch", &key, json!({"bio": format!("{operation}, try {attempt}")}));
@@ -131,7 +131,7 @@ async fn edit(
 async fn write(
     context: &ScenarioContext,
     tenant: &Tenant,
-    acknowledged: &Mutex<Acknowledged>,
+    acknowledged: &Mutex<ProfileAcknowledged>,
     request: Request,
     operation: &str,
 ) -> Result<Option<Answer>> {

@@ -20,11 +20,11 @@ const HOLD_FOR: Duration = Duration::from_millis(200);
 const LOOKS_MAX: usize = 600;
 const PAUSE: Duration = Duration::from_millis(50);
 
-type Acknowledged = Arc<Mutex<Vec<String>>>;
+type TicketsAcknowledged = Arc<Mutex<Vec<String>>>;
 
 pub(super) async fn run(context: Arc<ScenarioContext>) -> Result<Vec<Invariant>> {
     let tenant = Tenant::new("default")?;
-    let acknowledged = Acknowledged::default();
+    let acknowledged = TicketsAcknowledged::default();
     let seats = (context.size.callers * context.size.actions / 4 / EVENTS.len()).max(4);
     for event in EVENTS {
         for seat in 1..=seats {
@@ -33,7 +33,7 @@ pub(super) async fn run(context: Arc<ScenarioContext>) -> Result<Vec<Invariant>>
             act(&context, &tenant, &acknowledged, "seat.create", "", input, &operation).await?;
         }
     }
-    context.house.start_workers(worker::Options::default());
+    context.house.start_workers(worker::WorkerOptions::default());
     context
         .callers(|context, caller, random| {
             let (tenant, acknowledged) = (tenant.clone(), acknowledged.clone());
@@ -57,7 +57,7 @@ pub(super) async fn run(context: Arc<ScenarioContext>) -> Result<Vec<Invariant>>
 async fn buy(
     context: &ScenarioContext,
     tenant: &Tenant,
-    acknowledged: &Acknowledged,
+    acknowledged: &TicketsAcknowledged,
     caller: usize,
     seats: usize,
     mut random: Random,
@@ -106,7 +106,7 @@ async fn buy(
 async fn act(
     context: &ScenarioContext,
     tenant: &Tenant,
-    acknowledged: &Acknowledged,
+    acknowledged: &TicketsAcknowledged,
     action: &str,
     key: &str,
     input: Json,

@@ -1,6 +1,7 @@
 //! `cargo bench`: every engine against hand-written code, in one run. `cargo bench -- sqlite` runs one of them; so do
-//! `postgres`, `http`, `jobs`, `bookings`, `scans`, `feed`, `rebuild`, `endurance` and `hotspots`, which may be followed by
-//! keywords of archetypes.
+//! `postgres`, `http`, `fairness`, `jobs`, `bookings`, `auctions`, `constrained` (`constrained quick` shows in seconds that it runs),
+//! `scans`, `feed`, `rebuild`, `endurance`, `batches`, `stock` (or `stock quick`) and `hotspots`, which may be followed by keywords of
+//! archetypes.
 
 /// The allocator that the shipped binary has.
 #[global_allocator]
@@ -14,6 +15,9 @@ fn main() -> anyhow::Result<()> {
     // Other processes of one run are this program too.
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--fairness", tenant, port, connections, millis] => {
+            return statehouse_bench::http::fairness::generate(tenant, port, connections, millis);
+        }
         ["--generate"] => return statehouse_bench::http::generate(),
         ["--serve", folder, address] => {
             return statehouse_bench::http::serve_only(std::path::Path::new(folder), address);
@@ -36,11 +40,20 @@ fn main() -> anyhow::Result<()> {
         if wanted("http") {
             statehouse_bench::http::run().await?;
         }
+        if wanted("fairness") {
+            statehouse_bench::http::fairness::run().await?;
+        }
         if wanted("jobs") {
             statehouse_bench::jobs::run().await?;
         }
         if wanted("bookings") {
             statehouse_bench::bookings::run().await?;
+        }
+        if wanted("auctions") {
+            statehouse_bench::auctions::run().await?;
+        }
+        if wanted("constrained") {
+            statehouse_bench::constrained::run(only.iter().any(|name| name == "quick")).await?;
         }
         if wanted("scans") {
             statehouse_bench::scans::run().await?;
@@ -53,6 +66,12 @@ fn main() -> anyhow::Result<()> {
         }
         if wanted("endurance") {
             statehouse_bench::feed::endurance().await?;
+        }
+        if wanted("batches") {
+            statehouse_bench::batches::run().await?;
+        }
+        if wanted("stock") {
+            statehouse_bench::stock::run(only.iter().any(|name| name == "quick")).await?;
         }
         if wanted("hotspots") {
             statehouse_bench::hotspots::run(&[]).await?;

@@ -1,6 +1,6 @@
 //! Holds and confirmations on one event, on each engine, against plain updates of entities on the same store.
 //!
-//! Buyers come 64 at a time. *Uncontested*, each takes seats that nobody else wants: every hold and every confirmation is
+//! Buyers come 64 at a time. *Uncontested*, each takes seats that no other buyer wants: every hold and every confirmation is
 //! applied, and both are counted, as updates are. *Contested*, two buyers want each seat: one gets it and buys it, the other is
 //! refused, and the time until it knows is measured.
 
@@ -14,9 +14,9 @@ use statehouse::Code;
 use statehouse_store::clock::Stopwatch;
 use tokio::task::JoinSet;
 
-use crate::load::{self, Round, drive, median, ratio, summed};
+use crate::load::{self, LoadRound, drive, median, ratio, summed};
 use crate::report;
-use crate::servers::Server;
+use crate::servers::BenchServer;
 use crate::site::{Site, Tenancy, request};
 
 const BLUEPRINT: &str = "
@@ -40,9 +40,9 @@ const WARM: u64 = 1_000_000;
 const PROFILES: u64 = 6_400;
 
 /// What is asked of an engine.
-struct Trial {
+struct BookingTrial {
     engine: &'static str,
-    server: Server,
+    server: BenchServer,
     rounds: usize,
     /// Seats that are sold in one round.
     seats: u64,
@@ -56,25 +56,25 @@ struct Trial {
 pub async fn run() -> Result<()> {
     let span = Duration::from_millis(700);
     let trials = [
-        Trial {
+        BookingTrial {
             engine: "SQLite",
-            server: Server::sqlite()?,
+            server: BenchServer::sqlite()?,
             rounds: 5,
             seats: 6_400,
             span,
             wanted: Some(0.7),
         },
-        Trial {
+        BookingTrial {
             engine: "PostgreSQL",
-            server: Server::postgres()?,
+            server: BenchServer::postgres()?,
             rounds: 5,
             seats: 3_200,
             span,
             wanted: None,
         },
-        Trial {
+        BookingTrial {
             engine: "DynamoDB (emulator)",
-            server: Server::dynamodb()?,
+            server: BenchServer::dynamodb()?,
             rounds: 3,
             seats: 640,
             span,
@@ -90,7 +90,7 @@ pub async fn run() -> Result<()> {
     Ok(())
 }
 
-async fn measure(trial: &Trial) -> Result<()> {
+async fn measure(trial: &BookingTrial) -> Result<()> {
     let site = Site::at(&trial.server.url).await?;
     let house = site.house(BLUEPRINT).await?;
     fill_profiles(&house).await?;
@@ -101,8 +101,8 @@ async fn measure(trial: &Trial) -> Result<()> {
     for round in 0..trial.rounds as u64 {
         updates.push(update(&house, trial.span).await?);
         offer(&house, 2 * round, trial.seats).await?;
-        let (writes, nobody) = buy(&house, 2 * round, trial.seats, 1).await?;
-        ensure!(nobody.is_none(), "a buyer was refused a seat that nobody else wanted");
+        let (writes, loser) = buy(&house, 2 * round, trial.seats, 1).await?;
+        ensure!(loser.is_none(), "a buyer was refused a seat that no other buyer wanted");
         bought.push(writes);
         offer(&house, 2 * round + 1, trial.seats).await?;
         let (writes, others) = buy(&house, 2 * round + 1, trial.seats, 2).await?;
@@ -127,7 +127,7 @@ async fn measure(trial: &Trial) -> Result<()> {
 async fn fill_profiles(house: &Tenancy) -> Result<()> {
     let batches = (0..PROFILES).step_by(FILLED as usize).map(|first| {
         let row = |user: u64| {
-            let input = json!({"user_id": user, "display_name": "somebody", "bio": "a few words"});
+            let input = json!({"user_id": user, "display_name": "a person", "bio": "a few words"});
             request("profile.create", vec![], input)
         };
         (first..first + FILLED).map(row).collect()
@@ -136,13 +136,13 @@ async fn fill_profiles(house: &Tenancy) -> Result<()> {
 }
 
 /// Plain updates, each caller of rows of its own.
-async fn update(house: &Tenancy, span: Duration) -> Result<Round> {
+async fn update(house: &Tenancy, span: Duration) -> Result<LoadRound> {
     let house = house.clone();
     drive(BUYERS, span, move |caller, number| {
         let house = house.clone();
         async move {
             let user = caller * (PROFILES / BUYERS) + number % (PROFILES / BUYERS);
-            let input = json!({"display_name": format!("somebody {number}"), "bio": "a few words"});
+            let input = json!({"display_name": format!("a person {number}"), "bio": "a few words"});
             house.overwrite("profile.update", vec![i64::try_from(user)?.into()], input).await?;
             Ok(())
         }
@@ -172,7 +172,12 @@ struct Sale {
 }
 
 /// Sells all seats of an event; each is wanted by so many buyers. Returns the writes that were applied, and the refusals.
-async fn buy(house: &Tenancy, event: u64, seats: u64, buyers_each: u64) -> Result<(Round, Option<Round>)> {
+async fn buy(
+    house: &Tenancy,
+    event: u64,
+    seats: u64,
+    buyers_each: u64,
+) -> Result<(LoadRound, Option<LoadRound>)> {
     let sale = Arc::new(Sale {
         house: house.clone(),
         event,
@@ -211,7 +216,7 @@ async fn buyer(sale: Arc<Sale>) -> Result<()> {
         let seat = wish / sale.buyers_each;
         let booking = format!("{event}-{seat}-{}", wish % sale.buyers_each);
         let input =
-            json!({"booking_id": booking, "event_id": event, "seat_no": [seat], "holder": "somebody"});
+            json!({"booking_id": booking, "event_id": event, "seat_no": [seat], "holder": "a person"});
         let watch = Stopwatch::start();
         match house.call("seat_booking.hold", vec![], input).await {
             Ok(_) => note(&sale.applied, watch.elapsed()),

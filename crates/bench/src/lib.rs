@@ -5,7 +5,10 @@
 //! references are what a careful engineer would write by hand for that engine, with the same tables, the same SQL
 //! and the same durability; or what others have made for the same purpose.
 
+pub mod auctions;
+pub mod batches;
 pub mod bookings;
+pub mod constrained;
 pub mod feed;
 pub mod hotspots;
 pub mod http;
@@ -17,4 +20,5 @@ pub mod scans;
 pub mod servers;
 pub mod site;
 pub mod sqlite;
+pub mod stock;
 pub mod waist;

@@ -11,7 +11,7 @@ use statehouse_store::{Clock, SystemClock};
 
 /// What one round measured.
 #[derive(Clone, Copy, Debug)]
-pub struct Round {
+pub struct LoadRound {
     /// Operations per second, all callers together.
     pub rate: f64,
     /// Half of the operations took no longer than this.
@@ -21,7 +21,7 @@ pub struct Round {
 }
 
 /// Runs `callers` callers for `span`. `call(caller, number)` is one operation.
-pub async fn drive<F, W>(callers: u64, span: Duration, call: F) -> Result<Round>
+pub async fn drive<F, W>(callers: u64, span: Duration, call: F) -> Result<LoadRound>
 where
     F: Fn(u64, u64) -> W + Send + Sync + 'static,
     W: Future<Output = Result<()>> + Send,
@@ -52,17 +52,17 @@ where
 }
 
 /// What a round measured, from the time that each operation took and the time of the whole.
-pub fn summed(mut times: Vec<Duration>, elapsed: Duration) -> Round {
+pub fn summed(mut times: Vec<Duration>, elapsed: Duration) -> LoadRound {
     times.sort_unstable();
     let at = |share: f64| {
         let place = (times.len() as f64 * share) as usize;
         times.get(place).or(times.last()).copied().unwrap_or_default()
     };
-    Round { rate: times.len() as f64 / elapsed.as_secs_f64(), p50: at(0.5), p99: at(0.99) }
+    LoadRound { rate: times.len() as f64 / elapsed.as_secs_f64(), p50: at(0.5), p99: at(0.99) }
 }
 
 /// The round with the median rate.
-pub fn median(rounds: &[Round]) -> Result<Round> {
+pub fn median(rounds: &[LoadRound]) -> Result<LoadRound> {
     let mut rounds = rounds.to_vec();
     rounds.sort_by(|a, b| a.rate.total_cmp(&b.rate));
     rounds.get(rounds.len() / 2).copied().context("no rounds were measured")
@@ -70,7 +70,7 @@ pub fn median(rounds: &[Round]) -> Result<Round> {
 
 /// The median of the ratios of rounds that were measured side by side. What disturbs the machine for a while disturbs
 /// both sides of a pair.
-pub fn ratio(ours: &[Round], reference: &[Round]) -> Result<f64> {
+pub fn ratio(ours: &[LoadRound], reference: &[LoadRound]) -> Result<f64> {
     middle(&ours.iter().zip(reference).map(|(a, b)| a.rate / b.rate).collect::<Vec<f64>>())
 }
 

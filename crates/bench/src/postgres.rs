@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use statehouse_store::{Ids, Random, SystemClock};
-use statehouse_store_postgres::{Options, PostgresStore};
+use statehouse_store_postgres::{PostgresOptions, PostgresStore};
 use tokio_postgres::{Client, NoTls, Statement};
 
-use crate::load::{Round, drive, median, ratio};
+use crate::load::{LoadRound, drive, median, ratio};
 use crate::report;
-use crate::servers::Server;
+use crate::servers::BenchServer;
 use crate::waist::{ROWS, Waist, name, pick};
 
 const CALLERS: u64 = 64;
@@ -19,10 +19,10 @@ const SPAN: Duration = Duration::from_millis(1000);
 
 /// Measures and prints.
 pub async fn run() -> Result<()> {
-    let server = Server::postgres()?;
+    let server = BenchServer::postgres()?;
     let house = waist(&server.url, "bench_house", false).await?;
     let guarded = waist(&server.url, "bench_guarded", true).await?;
-    let by_hand = Arc::new(ByHand::open(&server.url).await?);
+    let by_hand = Arc::new(PostgresRowsByHand::open(&server.url).await?);
     for (callers, wanted) in [(CALLERS, 3.0), (1, 0.8)] {
         let (mut ours, mut separated, mut reference) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
@@ -39,7 +39,7 @@ pub async fn run() -> Result<()> {
     }
     for (waist, schema) in [(&house, "bench_house"), (&guarded, "bench_guarded")] {
         waist.store().close().await;
-        let mut options = Options::from_url(&server.url)?;
+        let mut options = PostgresOptions::from_url(&server.url)?;
         options.schema = schema.to_owned();
         PostgresStore::erase(&options).await?;
     }
@@ -47,7 +47,7 @@ pub async fn run() -> Result<()> {
 }
 
 async fn waist(url: &str, schema: &str, row_level_security: bool) -> Result<Arc<Waist>> {
-    let mut options = Options::from_url(url)?;
+    let mut options = PostgresOptions::from_url(url)?;
     options.schema = schema.to_owned();
     options.row_level_security = row_level_security;
     if row_level_security {
@@ -67,7 +67,7 @@ async fn waist(url: &str, schema: &str, row_level_security: bool) -> Result<Arc<
 const ROLE: &str = "statehouse_bench";
 
 /// What a careful engineer would write: a connection for each caller, one prepared statement that does it all.
-struct ByHand {
+struct PostgresRowsByHand {
     clients: Vec<(Client, Statement)>,
     ids: Ids,
 }
@@ -97,8 +97,8 @@ insert into bench_by_hand.outbox (tenant, operation, resource, key, at, events)
 select $1, $4, 'profile', $2::bigint::text, now(), $5::text::json from updated
 returning position";
 
-impl ByHand {
-    async fn open(url: &str) -> Result<ByHand> {
+impl PostgresRowsByHand {
+    async fn open(url: &str) -> Result<PostgresRowsByHand> {
         let mut clients = Vec::new();
         for number in 0..CALLERS {
             let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
@@ -106,17 +106,17 @@ impl ByHand {
             if number == 0 {
                 client.batch_execute(TABLES).await?;
                 let fill = "insert into bench_by_hand.profiles (tenant, user_id, display_name, bio, updated_at)
-                            select 'acme', n, 'somebody', 'a few words about somebody, as people write them', now()
+                            select 'acme', n, 'a person', 'a few words about a person, as people write them', now()
                             from generate_series(0, $1::bigint - 1) as n";
                 client.execute(fill, &[&(ROWS as i64)]).await?;
             }
             let statement = client.prepare(UPDATE).await?;
             clients.push((client, statement));
         }
-        Ok(ByHand { clients, ids: Ids::new(Arc::new(SystemClock), Random::from_entropy()) })
+        Ok(PostgresRowsByHand { clients, ids: Ids::new(Arc::new(SystemClock), Random::from_entropy()) })
     }
 
-    async fn writes(self: &Arc<ByHand>, callers: u64) -> Result<Round> {
+    async fn writes(self: &Arc<PostgresRowsByHand>, callers: u64) -> Result<LoadRound> {
         let by_hand = self.clone();
         drive(callers, SPAN, move |caller, number| {
             let by_hand = by_hand.clone();

@@ -2,7 +2,7 @@
 
 #![expect(clippy::print_stdout, reason = "printing is what a report does")]
 
-use crate::load::Round;
+use crate::load::LoadRound;
 
 /// Prints a heading.
 pub fn heading(text: &str) {
@@ -15,7 +15,7 @@ pub fn line(text: &str) {
 }
 
 /// Prints one measurement.
-pub fn measured(name: &str, round: Round) {
+pub fn measured(name: &str, round: LoadRound) {
     let micros = |span: std::time::Duration| span.as_micros();
     println!(
         "  {name:<58} {:>9.0}/s   p50 {:>6} µs   p99 {:>6} µs",

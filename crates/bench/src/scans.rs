@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use serde_json::{Value as Json, json};
-use statehouse::worker::Options;
+use statehouse::worker::WorkerOptions;
 use statehouse_store::clock::Stopwatch;
 use statehouse_store::{Clock as _, SystemClock};
 
-use crate::load::{self, Round, drive, median, ratio};
+use crate::load::{self, LoadRound, drive, median, ratio};
 use crate::report;
-use crate::servers::Server;
+use crate::servers::BenchServer;
 use crate::site::{Site, Tenancy, request};
 
 /// How many rows are due, in turn.
@@ -46,7 +46,7 @@ fn blueprint(hold_for: &str) -> String {
 
 /// Measures and prints.
 pub async fn run() -> Result<()> {
-    for (engine, server) in [("SQLite", Server::sqlite()?), ("PostgreSQL", Server::postgres()?)] {
+    for (engine, server) in [("SQLite", BenchServer::sqlite()?), ("PostgreSQL", BenchServer::postgres()?)] {
         let few = measure(&server, FEW).await?;
         let many = measure(&server, MANY).await?;
         let (alone, beside) = beside_a_sweep(&server).await?;
@@ -74,12 +74,12 @@ pub async fn run() -> Result<()> {
 }
 
 /// Rates in rows a second.
-struct Figures {
+struct ScanFigures {
     swept: f64,
     fired: f64,
 }
 
-async fn measure(server: &Server, rows: u64) -> Result<Figures> {
+async fn measure(server: &BenchServer, rows: u64) -> Result<ScanFigures> {
     let site = Site::at(&server.url).await?;
     let house = site.house(&blueprint("1h")).await?;
     expired(server, &site, rows).await?;
@@ -92,11 +92,11 @@ async fn measure(server: &Server, rows: u64) -> Result<Figures> {
     let fired = done(&house, "alarm.fire", rows).await?;
     house.house.stop_workers().await;
     site.close().await;
-    Ok(Figures { swept, fired })
+    Ok(ScanFigures { swept, fired })
 }
 
 /// Bookings that are over and not swept.
-async fn expired(server: &Server, site: &Site, rows: u64) -> Result<()> {
+async fn expired(server: &BenchServer, site: &Site, rows: u64) -> Result<()> {
     let fleeting = site.house(&blueprint("1ms")).await?;
     for part in [0..WARM, WARM..rows] {
         offer(&fleeting, 0, part.clone()).await?;
@@ -122,7 +122,7 @@ async fn offer(house: &Tenancy, event: u64, seats: Range<u64>) -> Result<()> {
 async fn hold(house: &Tenancy, seats: Range<u64>) -> Result<()> {
     let hold = |seat: u64| {
         let booking = format!("{}-{seat}", house.house.ids().next());
-        let input = json!({"booking_id": booking, "event_id": 0, "seat_no": [seat], "holder": "somebody"});
+        let input = json!({"booking_id": booking, "event_id": 0, "seat_no": [seat], "holder": "a person"});
         request("seat_booking.hold", vec![], input)
     };
     house.fill(parts(&seats).map(|part| part.map(hold).collect())).await
@@ -146,7 +146,7 @@ fn done_by(house: &Tenancy, worker: &str) -> u64 {
 /// Starts the workers, and says how many rows a second one of them does.
 async fn done(house: &Tenancy, worker: &str, rows: u64) -> Result<f64> {
     let watch = Stopwatch::start();
-    house.house.start_workers(Options::default());
+    house.house.start_workers(WorkerOptions::default());
     while done_by(house, worker) < rows {
         ensure!(watch.elapsed() < Duration::from_secs(600), "{worker} does not get done");
         SystemClock.sleep(LOOK_EVERY).await;
@@ -155,14 +155,14 @@ async fn done(house: &Tenancy, worker: &str, rows: u64) -> Result<f64> {
 }
 
 /// Buyers who hold a seat of their own and cancel it, again and again.
-async fn holds(house: &Tenancy) -> Result<Round> {
+async fn holds(house: &Tenancy) -> Result<LoadRound> {
     let house = house.clone();
     drive(BUYERS, SPAN, move |caller, _| {
         let house = house.clone();
         async move {
             let booking = house.house.ids().next();
             let input = json!({
-                "booking_id": booking, "event_id": FOREGROUND, "seat_no": [caller], "holder": "somebody",
+                "booking_id": booking, "event_id": FOREGROUND, "seat_no": [caller], "holder": "a person",
             });
             house.call("seat_booking.hold", vec![], input).await?;
             house.call("seat_booking.cancel", vec![booking.as_str().into()], Json::Null).await?;
@@ -173,7 +173,7 @@ async fn holds(house: &Tenancy) -> Result<Round> {
 }
 
 /// What buyers get done with nothing due, and in the midst of a sweep, in turns.
-async fn beside_a_sweep(server: &Server) -> Result<(Vec<Round>, Vec<Round>)> {
+async fn beside_a_sweep(server: &BenchServer) -> Result<(Vec<LoadRound>, Vec<LoadRound>)> {
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let site = Site::at(&server.url).await?;
@@ -181,7 +181,7 @@ async fn beside_a_sweep(server: &Server) -> Result<(Vec<Round>, Vec<Round>)> {
         offer(&house, FOREGROUND, 0..BUYERS).await?;
         expired(server, &site, MANY).await?;
         alone.push(holds(&house).await?);
-        house.house.start_workers(Options::default());
+        house.house.start_workers(WorkerOptions::default());
         let watch = Stopwatch::start();
         while done_by(&house, SWEEPER) == 0 {
             ensure!(watch.elapsed() < Duration::from_secs(60), "nothing is swept");

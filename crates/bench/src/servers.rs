@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use tokio_postgres::NoTls;
 
 /// A server, and the URL by which a store is opened on it.
-pub struct Server {
+pub struct BenchServer {
     /// The URL.
     pub url: String,
     /// The script and the folder of a server that this run started.
@@ -25,24 +25,24 @@ pub fn run_script(name: &str, arguments: &[&Path]) -> Result<String> {
     Ok(String::from_utf8(ran.stdout)?)
 }
 
-impl Server {
+impl BenchServer {
     /// PostgreSQL: the server that `STATEHOUSE_TEST_POSTGRES` names, or one that `scripts/postgres` starts.
-    pub fn postgres() -> Result<Server> {
+    pub fn postgres() -> Result<BenchServer> {
         if let Ok(url) = std::env::var("STATEHOUSE_TEST_POSTGRES") {
-            return Ok(Server { url, own: None });
+            return Ok(BenchServer { url, own: None });
         }
-        let (printed, folder) = Server::start("postgres")?;
+        let (printed, folder) = BenchServer::start("postgres")?;
         let url = printed.lines().last().context("no URL was printed")?.to_owned();
-        Ok(Server { url, own: Some(("postgres", folder)) })
+        Ok(BenchServer { url, own: Some(("postgres", folder)) })
     }
 
     /// DynamoDB: the emulator that `STATEHOUSE_TEST_DYNAMODB` names, or one that `scripts/dynamodb` starts.
-    pub fn dynamodb() -> Result<Server> {
+    pub fn dynamodb() -> Result<BenchServer> {
         const VARIABLE: &str = "STATEHOUSE_TEST_DYNAMODB";
         let (endpoint, own) = match std::env::var(VARIABLE) {
             Ok(endpoint) => (endpoint, None),
             Err(_) => {
-                let (printed, folder) = Server::start("dynamodb")?;
+                let (printed, folder) = BenchServer::start("dynamodb")?;
                 let lead = format!("{VARIABLE}=");
                 let endpoint = printed.lines().find_map(|line| line.strip_prefix(&lead));
                 let endpoint = endpoint.context("no address was printed")?.to_owned();
@@ -51,14 +51,14 @@ impl Server {
         };
         let url =
             format!("dynamodb://bench?credentials=emulator&request_timeout_ms=60000&endpoint={endpoint}");
-        Ok(Server { url, own })
+        Ok(BenchServer { url, own })
     }
 
     /// SQLite: a file in a folder of its own. No server, and gone with this.
-    pub fn sqlite() -> Result<Server> {
+    pub fn sqlite() -> Result<BenchServer> {
         let folder = tempfile::tempdir()?;
         let url = format!("sqlite:{}", folder.path().join("house.db").display());
-        Ok(Server { url, own: Some(("", folder)) })
+        Ok(BenchServer { url, own: Some(("", folder)) })
     }
 
     /// Lets PostgreSQL look at what its tables hold, as it does by itself within a minute or two. Until then it may take
@@ -79,10 +79,10 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for BenchServer {
     fn drop(&mut self) {
         if let Some((name, folder)) = self.own.as_ref().filter(|(name, _)| !name.is_empty()) {
-            // The run is over; a server that does not stop is seen by whoever looks for it.
+            // The run is over; a server that does not stop is visible in the list of processes.
             let _ = run_script(name, &[Path::new("stop"), folder.path()]);
         }
     }

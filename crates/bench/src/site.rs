@@ -116,7 +116,7 @@ impl Tenancy {
             let site = self.clone();
             filling.spawn(async move {
                 let filled = site.house.batch(&site.tenant, batch, Operation::default()).await;
-                filled.map_err(|(number, refusal)| anyhow::anyhow!("call {number:?}: {refusal}"))
+                filled.map_err(|refusal| anyhow::anyhow!("call {:?}: {refusal}", refusal.call))
             });
             if filling.len() >= FILLING {
                 filling.join_next().await.context("nothing is being filled")???;

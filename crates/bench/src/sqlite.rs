@@ -7,10 +7,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rusqlite::{Connection, params};
 use statehouse_store::{Ids, Random, SystemClock};
-use statehouse_store_sqlite::{Options, SqliteStore};
+use statehouse_store_sqlite::{SqliteOptions, SqliteStore};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::load::{self, Round, drive, median, ratio};
+use crate::load::{self, LoadRound, drive, median, ratio};
 use crate::report;
 use crate::waist::{ROWS, Waist, name, pick};
 
@@ -21,13 +21,13 @@ const SPAN: Duration = Duration::from_millis(700);
 /// Measures and prints.
 pub async fn run() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let store = SqliteStore::open(Options::at(folder.path().join("house.db"))).await?;
+    let store = SqliteStore::open(SqliteOptions::at(folder.path().join("house.db"))).await?;
     let house = Arc::new(Waist::over(Arc::new(store)).await?);
     // The store comes first and alone, so that the memory is its own.
     house.writes(CALLERS, SPAN).await?;
     let resident = load::peak_resident_bytes();
-    let by_hand = Arc::new(ByHand::open(&folder.path().join("grouped.db"), 256)?);
-    let one_by_one = Arc::new(ByHand::open(&folder.path().join("single.db"), 1)?);
+    let by_hand = Arc::new(SqliteRowsByHand::open(&folder.path().join("grouped.db"), 256)?);
+    let one_by_one = Arc::new(SqliteRowsByHand::open(&folder.path().join("single.db"), 1)?);
     let (mut ours, mut grouped, mut single) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         grouped.push(by_hand.writes().await?);
@@ -58,13 +58,13 @@ pub async fn run() -> Result<()> {
 }
 
 /// The same by hand: a writer thread, a queue, prepared statements, one transaction for what waits.
-struct ByHand {
-    queue: mpsc::Sender<Update>,
+struct SqliteRowsByHand {
+    queue: mpsc::Sender<SqliteUpdate>,
     reader: Mutex<Connection>,
     ids: Ids,
 }
 
-struct Update {
+struct SqliteUpdate {
     user: i64,
     name: String,
     operation: String,
@@ -85,8 +85,8 @@ CREATE TABLE log (
 ) STRICT;
 ";
 
-impl ByHand {
-    fn open(path: &Path, batch: usize) -> Result<ByHand> {
+impl SqliteRowsByHand {
+    fn open(path: &Path, batch: usize) -> Result<SqliteRowsByHand> {
         let writer = Connection::open(path)?;
         writer.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
         writer.execute_batch("PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 8000;")?;
@@ -94,13 +94,13 @@ impl ByHand {
         writer.execute_batch("BEGIN")?;
         for user in 0..ROWS as i64 {
             writer.execute(
-                "INSERT INTO profiles VALUES ('acme', ?1, 'somebody', \
-                 'a few words about somebody, as people write them', 'ACTIVE', 0, 1)",
+                "INSERT INTO profiles VALUES ('acme', ?1, 'a person', \
+                 'a few words about a person, as people write them', 'ACTIVE', 0, 1)",
                 [user],
             )?;
         }
         writer.execute_batch("COMMIT")?;
-        let (queue, mut updates) = mpsc::channel::<Update>(1024);
+        let (queue, mut updates) = mpsc::channel::<SqliteUpdate>(1024);
         std::thread::spawn(move || {
             let mut waiting = Vec::new();
             let mut position = 0;
@@ -111,10 +111,10 @@ impl ByHand {
             }
         });
         let reader = Mutex::new(Connection::open(path)?);
-        Ok(ByHand { queue, reader, ids: Ids::new(Arc::new(SystemClock), Random::from_entropy()) })
+        Ok(SqliteRowsByHand { queue, reader, ids: Ids::new(Arc::new(SystemClock), Random::from_entropy()) })
     }
 
-    async fn writes(self: &Arc<ByHand>) -> Result<Round> {
+    async fn writes(self: &Arc<SqliteRowsByHand>) -> Result<LoadRound> {
         let by_hand = self.clone();
         drive(CALLERS, SPAN, move |caller, number| {
             let by_hand = by_hand.clone();
@@ -122,7 +122,7 @@ impl ByHand {
                 let (done, answer) = oneshot::channel();
                 let name = name(number);
                 let events = serde_json::json!([{"name": "profile.updated", "data": {"display_name": name}}]);
-                let update = Update {
+                let update = SqliteUpdate {
                     user: pick(caller, number),
                     name,
                     operation: by_hand.ids.next(),
@@ -137,7 +137,7 @@ impl ByHand {
         .await
     }
 
-    async fn reads(self: &Arc<ByHand>) -> Result<Round> {
+    async fn reads(self: &Arc<SqliteRowsByHand>) -> Result<LoadRound> {
         let by_hand = self.clone();
         drive(1, SPAN, move |caller, number| {
             let by_hand = by_hand.clone();
@@ -166,7 +166,7 @@ impl ByHand {
 }
 
 /// One transaction of all updates that wait.
-fn write(writer: &Connection, waiting: &mut Vec<Update>, position: &mut i64) -> rusqlite::Result<()> {
+fn write(writer: &Connection, waiting: &mut Vec<SqliteUpdate>, position: &mut i64) -> rusqlite::Result<()> {
     let now = statehouse_store::Clock::now(&SystemClock).micros();
     writer.execute_batch("BEGIN IMMEDIATE")?;
     let mut answers = Vec::with_capacity(waiting.len());

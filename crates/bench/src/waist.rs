@@ -11,7 +11,7 @@ use statehouse_store::{
 };
 use tokio::task::JoinSet;
 
-use crate::load::{Round, drive};
+use crate::load::{LoadRound, drive};
 
 /// Rows in the table.
 pub const ROWS: u64 = 10_000;
@@ -41,8 +41,8 @@ impl Waist {
         let mut filling = JoinSet::new();
         for user in 0..ROWS {
             let step = Step::insert(&table, [(user as i64).into()])
-                .set("display_name", "somebody")
-                .set("bio", "a few words about somebody, as people write them")
+                .set("display_name", "a person")
+                .set("bio", "a few words about a person, as people write them")
                 .set("updated_at", now());
             let plan = Plan::of(&tenant, format!("create-{user}")).step(step).build()?;
             let store = store.clone();
@@ -66,7 +66,7 @@ impl Waist {
     }
 
     /// Guarded updates with a log record each.
-    pub async fn writes(self: &Arc<Waist>, callers: u64, span: Duration) -> Result<Round> {
+    pub async fn writes(self: &Arc<Waist>, callers: u64, span: Duration) -> Result<LoadRound> {
         let waist = self.clone();
         drive(callers, span, move |caller, number| {
             let waist = waist.clone();
@@ -90,7 +90,7 @@ impl Waist {
     }
 
     /// Point reads by one caller.
-    pub async fn reads(self: &Arc<Waist>, span: Duration) -> Result<Round> {
+    pub async fn reads(self: &Arc<Waist>, span: Duration) -> Result<LoadRound> {
         let waist = self.clone();
         drive(1, span, move |caller, number| {
             let waist = waist.clone();
@@ -112,5 +112,5 @@ pub fn pick(caller: u64, number: u64) -> i64 {
 
 /// What a row is changed to.
 pub fn name(number: u64) -> String {
-    format!("somebody {number}")
+    format!("a person {number}")
 }

@@ -1,4 +1,4 @@
-//! What can be said on the command line.
+//! The arguments of the command line.
 
 use std::path::PathBuf;
 
@@ -6,10 +6,10 @@ use clap::{Args, Parser, Subcommand};
 use statehouse::engine::Engine;
 use statehouse_drills::systems::BLUEPRINTS;
 
-use crate::output::Failure;
+use crate::output::CliFailure;
 use crate::settings::Flags;
 
-/// Say what kind of state each thing in your product is; get the guarded writes, and the proof.
+/// Declare what kind of state each thing in your product is; get guarded writes over HTTP, and their proof.
 #[derive(Debug, Parser)]
 #[command(
     name = "statehouse",
@@ -23,15 +23,15 @@ pub(crate) struct Arguments {
     #[arg(long, global = true)]
     pub json: bool,
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum CliCommand {
     /// Write a first blueprint.
     #[command(after_help = "Examples:\n  statehouse init\n  statehouse init --template catalog shop")]
     Init(Init),
-    /// Say everything that is wrong with a blueprint.
+    /// Report all problems of a blueprint.
     #[command(
         after_help = "Examples:\n  statehouse check\n  statehouse check --blueprint shop/statehouse.toml --on dynamodb"
     )]
@@ -41,18 +41,18 @@ pub(crate) enum Command {
         after_help = "Examples:\n  statehouse plan\n  statehouse plan --store postgres://app@localhost/shop\n  \
         statehouse plan --to dynamodb"
     )]
-    Plan(Plan),
-    /// Make the live store fit the blueprint. Adds, and moves the values of fields that become hot; removes only what you allow
-    /// it to lose.
-    #[command(after_help = "Examples:\n  statehouse apply\n  statehouse apply --allow-loss")]
+    Plan(PlanArgs),
+    /// Change the tables of the store to those of the blueprint. Adds tables and columns, and moves the values of fields that
+    /// become hot; removes only data that --allow-loss names.
+    #[command(after_help = "Examples:\n  statehouse apply\n  statehouse apply --allow-loss products.note")]
     Apply(Apply),
-    /// Copy the store to a file, as of one moment, while servers go on. For SQLite; other engines have tools of their own, and
-    /// it says which.
+    /// Copy the store to a file, as of one moment, while servers run. For SQLite; for other engines it prints which of their
+    /// tools to use.
     #[command(after_help = "Examples:\n  statehouse backup house-2026-11-18.db\n  \
         statehouse backup --store sqlite:/var/lib/house.db /backup/house.db --json\n\n\
         The file must not exist. It is complete, checked and on the disk when the command ends with 0; otherwise there is \
-        none. To restore: stop all servers, put the file in the place of the store, remove what is beside the old one \
-        (-wal, -shm), start again.")]
+        none. To restore: stop all servers, replace the store's file, remove the files beside the old one \
+        (-wal, -shm), start the servers.")]
     Backup(Backup),
     /// Serve the house over HTTP.
     #[command(after_help = "Examples:\n  statehouse serve\n  \
@@ -63,23 +63,34 @@ pub(crate) enum Command {
     /// Show every setting of `serve`, and where it comes from: flag, environment, file or default.
     #[command(after_help = "Examples:\n  statehouse config\n  STATEHOUSE_LISTEN=[::1]:80 statehouse config")]
     Config(Serve),
-    /// Say who may come in over HTTP: make, list, rotate and revoke API keys.
-    Key(Key),
-    /// Projections, like views: their generations and their lag; build one anew beside the live one, go back.
+    /// Create, list, rotate and revoke the API keys of callers over HTTP.
+    Key(KeyArgs),
+    /// Show who did what with which credential: changes of keys and secrets, operations on projections, migrations, logins.
+    Audit(AuditArgs),
+    /// Show projections such as views, with their generations and lag; rebuild one beside the live one, or roll back.
     Projection(Project),
-    /// Keep secrets in the store, for effects that name them as `house:NAME`. They are never shown again.
-    Secret(Secret),
+    /// Store secrets for effects, which name them as `house:NAME`. Stored secrets are never shown.
+    Secret(SecretArgs),
+    /// Show workflows as charts for other tools, and write blueprints of machines of other tools.
+    Workflow(WorkflowArgs),
     /// Run one action on the store.
     #[command(after_help = "Examples:\n  statehouse call profile.create user_id=42 display_name=Ann\n  \
         statehouse call profile.read --key 42\n  \
         statehouse call profile.patch --key 42 --version 1 bio='Likes trains'\n  \
         statehouse call profile.mutate --key 42 --input '{\"increment\": {\"points\": 5}}'")]
-    Call(Call),
+    Call(CallArgs),
+    /// Erase a row, or all rows of a person, for good, with their events in the log.
+    #[command(after_help = "Examples:\n  statehouse erase profile --key 42 --yes\n  \
+        statehouse erase --person 42 --tenant acme --yes\n\n\
+        Without --yes it says what it would erase and ends with 2. --person erases the rows of every resource that has `person` in \
+        the blueprint. The command waits until the events are blank and the store's files were rewritten; docs/security.md says \
+        which copies it does not reach, such as backups.")]
+    Erase(Erase),
     /// Show what an action does: its abstract shape, then the statements or requests that the engine gets.
     #[command(after_help = "Examples:\n  statehouse explain profile.update\n  \
         statehouse explain profile.update --on postgres\n  statehouse explain profile --on dynamodb")]
     Explain(Explain),
-    /// Run a ready system under load, in a world in which answers get lost, and check what must hold.
+    /// Run an example system under load with lost responses, and check its invariants.
     #[command(after_help = "Examples:\n  statehouse demo\n  statehouse demo catalog --callers 64\n  \
         statehouse demo profile --store 'postgres://app@localhost/shop?schema=demo'")]
     #[cfg_attr(
@@ -87,20 +98,20 @@ pub(crate) enum Command {
         command(about = "Run a system under load; not in this build (feature `proof`)")
     )]
     Demo(Demo),
-    /// Provoke the failures that the atlas names, on any engine and on your own resources, in namespaces of their own.
+    /// Provoke the failures that the atlas lists, on any engine and on your own resources, in separate namespaces.
     #[command(
         after_help = "Examples:\n  statehouse drill\n  statehouse drill booking --on sqlite:house.db\n  \
         statehouse drill 'duplicate hold' --on postgres://app@localhost/shop --blueprint statehouse.toml\n  \
         statehouse drill --mutate lease\n\n\
-        A drill that is red shows the shortest history that was found, and its seed. With --mutate each guard is taken \
-        out of the plans in turn, on the model, and a drill has to turn red. Exit code 1: something is red, or survived."
+        A drill that fails shows the shortest history that was found, and its seed. With --mutate each guard is removed \
+        from the plans in turn, on the model, and a drill must fail. Exit code 1: a drill failed, or no drill noticed."
     )]
     #[cfg_attr(
         not(feature = "proof"),
         command(about = "Provoke failures; not in this build (feature `proof`)")
     )]
-    Drill(Drill),
-    /// Let archetypes and workers live in simulated processes that crash, pause and lose answers, on a virtual clock.
+    Drill(DrillArgs),
+    /// Run archetypes and workers in simulated processes that crash, pause and lose responses, on a virtual clock.
     #[command(
         after_help = "Examples:\n  statehouse simulate\n  statehouse simulate --seeds 100000 --minutes 30\n  \
         statehouse simulate --first 4711 --seeds 1 --history"
@@ -110,7 +121,7 @@ pub(crate) enum Command {
         command(about = "Simulate crashes; not in this build (feature `proof`)")
     )]
     Simulate(Simulate),
-    /// The 34 archetypes: states, truth, actors, failures, hotspots, and what is built.
+    /// Show the 34 archetypes: states, sources of truth, actors, failures, hotspots, and which are built.
     #[command(
         after_help = "Examples:\n  statehouse atlas\n  statehouse atlas booking\n  statehouse atlas --json"
     )]
@@ -118,12 +129,12 @@ pub(crate) enum Command {
     /// Print a completion script for a shell.
     #[command(after_help = "Example:\n  statehouse completions bash > /etc/bash_completion.d/statehouse")]
     Completions {
-        /// Which shell.
+        /// The shell.
         shell: clap_complete::Shell,
     },
 }
 
-/// Where the blueprint is.
+/// The files of settings and blueprint.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BlueprintFile {
     /// Settings, as a TOML file [env: STATEHOUSE_CONFIG] [default: server.toml, if it exists].
@@ -158,29 +169,37 @@ impl Live {
     }
 }
 
-/// What the server is told. Every setting has a name; the usual ones have flags of their own.
+/// The settings of the server. Every setting has a name; the usual ones have flags.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Serve {
     #[command(flatten)]
     pub live: Live,
-    /// Where to listen; without credentials on a loopback address only [env: STATEHOUSE_LISTEN]
+    /// The address to listen on; without credentials only a loopback address [env: STATEHOUSE_LISTEN]
     /// [default: 127.0.0.1:8080].
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Option<String>,
-    /// Whether this process also does what the house does by itself: on, off, or only (then it serves nothing)
+    /// Whether this process runs the workers (timers, deadlines, projections): on, off, or only (it serves no HTTP)
     /// [env: STATEHOUSE_WORKERS] [default: on].
     #[arg(long, value_name = "on|off|only")]
     pub workers: Option<String>,
-    /// Let callers in by API key (see `statehouse key`) [env: STATEHOUSE_AUTH_API_KEYS].
+    /// How far the store is made to fit the blueprint at start: off (a store that lacks something is refused), additive (only
+    /// changes after which an older blueprint fits again), all (as `apply`; nothing is removed) [env: STATEHOUSE_MIGRATE]
+    /// [default: additive].
+    #[arg(long, value_name = "off|additive|all")]
+    pub migrate: Option<String>,
+    /// Authenticate callers by API key (see `statehouse key`) [env: STATEHOUSE_AUTH_API_KEYS].
     #[arg(long)]
     pub api_keys: bool,
+    /// Whether the web console is served at /console: on, read-only or off [env: STATEHOUSE_CONSOLE] [default: on].
+    #[arg(long, value_name = "on|read-only|off")]
+    pub console: Option<String>,
     /// The certificate chain, as a PEM file [env: STATEHOUSE_TLS_CERTIFICATES].
     #[arg(long, value_name = "FILE")]
     pub tls_certificates: Option<PathBuf>,
     /// The certificate's private key, as a PEM file [env: STATEHOUSE_TLS_KEY].
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
-    /// What to log: off, error, warn, info, debug or trace [env: STATEHOUSE_LOG] [default: info].
+    /// Log level: off, error, warn, info, debug or trace [env: STATEHOUSE_LOG] [default: info].
     #[arg(long, value_name = "LEVEL")]
     pub log: Option<String>,
     /// Any other setting; `statehouse config` lists them. May be given several times.
@@ -189,20 +208,22 @@ pub(crate) struct Serve {
 }
 
 impl Serve {
-    pub(crate) fn flags(&self) -> Result<Flags, Failure> {
+    pub(crate) fn flags(&self) -> Result<Flags, CliFailure> {
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let mut flags = self
             .live
             .flags()
             .with("listen", self.listen.as_ref())
             .with("workers", self.workers.as_ref())
+            .with("migrate", self.migrate.as_ref())
             .with("auth.api_keys", self.api_keys.then_some(true))
             .with("tls.certificates", path(&self.tls_certificates))
             .with("tls.key", path(&self.tls_key))
+            .with("console", self.console.as_ref())
             .with("log", self.log.as_ref());
         for setting in &self.set {
             let Some((name, value)) = setting.split_once('=') else {
-                return Err(Failure::Usage(format!("--set {setting}: write NAME=VALUE")));
+                return Err(CliFailure::Usage(format!("--set {setting}: write NAME=VALUE")));
             };
             flags = flags.with(name, Some(value));
         }
@@ -218,7 +239,7 @@ pub(crate) struct Backup {
     /// The store [env: STATEHOUSE_STORE] [default: sqlite:statehouse.db].
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
-    /// Where to. The file must not exist.
+    /// The file to create. It must not exist.
     pub to: PathBuf,
 }
 
@@ -236,7 +257,7 @@ pub(crate) struct Project {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProjectCommand {
-    /// List projections, with their live generation and how far it is behind.
+    /// List projections, with their live generation and its lag.
     #[command(after_help = "Example:\n  statehouse projection list --json")]
     List {
         #[command(flatten)]
@@ -247,35 +268,35 @@ pub(crate) enum ProjectCommand {
     Status {
         #[command(flatten)]
         live: Live,
-        /// Which.
+        /// The projection.
         name: String,
     },
-    /// Build a projection anew from its source, beside the live one, and switch to it.
+    /// Rebuild a projection from its source, beside the live generation, and switch to it.
     #[command(after_help = "Examples:\n  statehouse projection rebuild profiles_by_status\n  \
         statehouse projection rebuild profiles_by_status --detach")]
     Rebuild {
         #[command(flatten)]
         live: Live,
-        /// Which.
+        /// The projection.
         name: String,
-        /// Only begin, and leave the work to the servers that run.
+        /// Only start the rebuild; running servers do the work.
         #[arg(long)]
         detach: bool,
     },
-    /// Let readers go back to the generation before the last switch.
+    /// Switch readers back to the previous generation.
     #[command(after_help = "Example:\n  statehouse projection rollback profiles_by_status")]
     Rollback {
         #[command(flatten)]
         live: Live,
-        /// Which.
+        /// The projection.
         name: String,
     },
-    /// Delete the generation before the last switch.
+    /// Delete the previous generation.
     #[command(after_help = "Example:\n  statehouse projection drop profiles_by_status")]
     Drop {
         #[command(flatten)]
         live: Live,
-        /// Which.
+        /// The projection.
         name: String,
     },
 }
@@ -293,72 +314,76 @@ impl Project {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct Key {
+pub(crate) struct KeyArgs {
     #[command(subcommand)]
     pub command: KeyCommand,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeyCommand {
-    /// Make a key. It is shown once.
+    /// Create a key. It is shown once.
     #[command(after_help = "Examples:\n  statehouse key create\n  \
-        statehouse key create --tenant acme --name billing --scopes read --expires-in 90d")]
+        statehouse key create --tenant acme --name billing --scopes read --expires-in 90d\n  \
+        statehouse key create --name door --scopes profile:read,seat:hold --from 10.0.0.0/8")]
     Create {
         #[command(flatten)]
         live: Live,
-        /// On whose behalf it lets in.
+        /// The tenant of its callers.
         #[arg(long, default_value = statehouse_server::auth::TENANT_DEFAULT)]
         tenant: String,
-        /// What it is for, for lists.
+        /// A description, shown by `key list`.
         #[arg(long, default_value = "")]
         name: String,
-        /// To do what: read, write, admin.
+        /// What its callers may do: read, write, admin, or RESOURCE:ACTION such as profile:read or seat:hold.
         #[arg(long, default_value = "read,write")]
         scopes: String,
-        /// When it ends, from now: 90d, 12h.
+        /// When it expires, from now: 90d, 12h.
         #[arg(long, value_name = "TIME")]
         expires_in: Option<String>,
-        /// Print the key alone, for scripts.
+        /// The networks from which it may be used, separated by commas: 10.0.0.0/8,192.0.2.7. Without it, all.
+        #[arg(long = "from", value_name = "NETWORKS", default_value = "", hide_default_value = true)]
+        networks: String,
+        /// Print only the key, for scripts.
         #[arg(long, short)]
         quiet: bool,
     },
-    /// List keys: everything but the keys themselves.
+    /// List keys, without the secret part.
     #[command(after_help = "Example:\n  statehouse key list --tenant acme")]
     List {
         #[command(flatten)]
         live: Live,
-        /// Of one tenant only.
+        /// Only keys of this tenant.
         #[arg(long)]
         tenant: Option<String>,
     },
-    /// Make a successor of a key; for a while both let in.
+    /// Create the successor of a key. Both are valid until the overlap ends.
     #[command(after_help = "Example:\n  statehouse key rotate 0123456789abcdef --overlap 1d")]
     Rotate {
         #[command(flatten)]
         live: Live,
-        /// What names the key.
+        /// The key's prefix, as `key list` shows it.
         prefix: String,
-        /// For how long the old one still lets in.
+        /// How long the old key stays valid.
         #[arg(long, default_value = "1d", value_name = "TIME")]
         overlap: String,
-        /// When the new one ends, from now.
+        /// When the new key expires, from now.
         #[arg(long, value_name = "TIME")]
         expires_in: Option<String>,
-        /// Print the key alone, for scripts.
+        /// Print only the key, for scripts.
         #[arg(long, short)]
         quiet: bool,
     },
-    /// End a key, for good.
+    /// Revoke a key. This cannot be undone.
     #[command(after_help = "Example:\n  statehouse key revoke 0123456789abcdef")]
     Revoke {
         #[command(flatten)]
         live: Live,
-        /// What names the key.
+        /// The key's prefix, as `key list` shows it.
         prefix: String,
     },
 }
 
-impl Key {
+impl KeyArgs {
     pub(crate) fn live(&self) -> &Live {
         match &self.command {
             KeyCommand::Create { live, .. }
@@ -369,60 +394,169 @@ impl Key {
     }
 }
 
+#[derive(Args, Debug)]
+pub(crate) struct AuditArgs {
+    #[command(subcommand)]
+    pub command: AuditCommand,
+}
+
+/// Which audit records are wanted.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct AuditSelection {
+    #[command(flatten)]
+    pub live: Live,
+    /// Not before this time: 2026-11-18T00:00:00Z.
+    #[arg(long, value_name = "TIME")]
+    pub from: Option<String>,
+    /// Before this time.
+    #[arg(long, value_name = "TIME")]
+    pub to: Option<String>,
+    /// Only this action, or a group of them: key.revoke, key., login.
+    #[arg(long)]
+    pub action: Option<String>,
+    /// Only what concerns this tenant.
+    #[arg(long)]
+    pub tenant: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum AuditCommand {
+    /// List records, the newest first.
+    #[command(after_help = "Examples:\n  statehouse audit list\n  \
+        statehouse audit list --action login --limit 20\n  \
+        statehouse audit list --action key. --from 2026-11-01T00:00:00Z --json")]
+    List {
+        #[command(flatten)]
+        selection: AuditSelection,
+        /// The most records.
+        #[arg(long, default_value_t = 100)]
+        limit: usize,
+    },
+    /// Write all records to standard output, the oldest first: a line for each, with --json as a JSON object.
+    #[command(after_help = "Examples:\n  statehouse audit export --json > audit.jsonl\n  \
+        statehouse audit export --from 2026-10-01T00:00:00Z --to 2026-11-01T00:00:00Z --json > audit-2026-10.jsonl")]
+    Export {
+        #[command(flatten)]
+        selection: AuditSelection,
+    },
+}
+
+impl AuditArgs {
+    pub(crate) fn selection(&self) -> &AuditSelection {
+        match &self.command {
+            AuditCommand::List { selection, .. } | AuditCommand::Export { selection } => selection,
+        }
+    }
+}
+
 fn system_names() -> clap::builder::PossibleValuesParser {
     BLUEPRINTS.iter().map(|blueprint| blueprint.name).into()
 }
 
+/// Charts of workflows.
 #[derive(Args, Debug)]
-pub(crate) struct Secret {
+pub(crate) struct WorkflowArgs {
+    #[command(subcommand)]
+    pub command: WorkflowCommand,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct SecretArgs {
     #[command(subcommand)]
     pub command: SecretCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum SecretCommand {
-    /// Keep what comes in on standard input, in place of what was there.
-    #[command(after_help = "Example:\n  statehouse secret set psp < psp.key")]
-    Set {
+pub(crate) enum WorkflowCommand {
+    /// Print a workflow of the blueprint as an XState v5 machine, or as a Mermaid diagram.
+    #[command(after_help = "Examples:\n  statehouse workflow export order > order.json\n  \
+        statehouse workflow export order --format mermaid\n  statehouse workflow export order --format mermaid --json")]
+    Export {
         #[command(flatten)]
-        live: Live,
-        /// What effects call it.
+        file: BlueprintFile,
+        /// The workflow's name.
         name: String,
+        /// The form: xstate (JSON, for Stately's editor) or mermaid.
+        #[arg(long, value_enum, default_value_t = ChartFormat::Xstate)]
+        format: ChartFormat,
     },
-    /// Make a secret for signatures (Standard Webhooks), keep it, and print it once, for the receiver.
-    #[command(after_help = "Example:\n  statehouse secret generate hook-2026")]
-    Generate {
-        #[command(flatten)]
-        live: Live,
-        /// What effects call it.
-        name: String,
-    },
-    /// Forget a secret.
-    #[command(after_help = "Example:\n  statehouse secret forget hook-2025")]
-    Forget {
-        #[command(flatten)]
-        live: Live,
-        /// What effects call it.
+    /// Print the blueprint of an XState v5 machine. What has no meaning in a blueprint is refused with its line.
+    #[command(
+        after_help = "Examples:\n  statehouse workflow import machine.json --name order >> statehouse.toml\n  \
+        statehouse workflow import machine.json --name order --json"
+    )]
+    Import {
+        /// The machine, as a JSON file.
+        machine: PathBuf,
+        /// The name of the workflow.
+        #[arg(long)]
         name: String,
     },
 }
 
-impl Secret {
-    pub(crate) fn live(&self) -> &Live {
+/// The form of a chart.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum ChartFormat {
+    Xstate,
+    Mermaid,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SecretCommand {
+    /// Store a secret from standard input; replaces the one of that name.
+    #[command(after_help = "Example:\n  statehouse secret set psp < psp.key")]
+    Set {
+        #[command(flatten)]
+        live: Live,
+        /// The secret's name.
+        name: String,
+    },
+    /// Generate a secret for signatures (Standard Webhooks), store it, and print it once, for the receiver.
+    #[command(after_help = "Example:\n  statehouse secret generate hook-2026")]
+    Generate {
+        #[command(flatten)]
+        live: Live,
+        /// The secret's name.
+        name: String,
+    },
+    /// Print a new key that encrypts secrets in the store, for the setting `secrets_key`. It is not stored.
+    #[command(after_help = "Example:\n  statehouse secret new-key > /etc/statehouse/secrets.key")]
+    NewKey,
+    /// Encrypt every secret in the store with the first key of `secrets_key`.
+    #[command(after_help = "Example:\n  statehouse secret reencrypt")]
+    Reencrypt {
+        #[command(flatten)]
+        live: Live,
+    },
+    /// Delete a secret.
+    #[command(after_help = "Example:\n  statehouse secret forget hook-2025")]
+    Forget {
+        #[command(flatten)]
+        live: Live,
+        /// The secret's name.
+        name: String,
+    },
+}
+
+impl SecretArgs {
+    /// Which store it works on; `None` if it needs none.
+    pub(crate) fn live(&self) -> Option<&Live> {
         match &self.command {
             SecretCommand::Set { live, .. }
             | SecretCommand::Generate { live, .. }
-            | SecretCommand::Forget { live, .. } => live,
+            | SecretCommand::Reencrypt { live }
+            | SecretCommand::Forget { live, .. } => Some(live),
+            SecretCommand::NewKey => None,
         }
     }
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Init {
-    /// The system to begin with.
+    /// The example system to start from.
     #[arg(long, default_value = "profile", value_parser = system_names())]
     pub template: String,
-    /// The folder; made if it does not exist.
+    /// The folder; created if it does not exist.
     #[arg(default_value = ".")]
     pub folder: PathBuf,
 }
@@ -431,16 +565,16 @@ pub(crate) struct Init {
 pub(crate) struct Check {
     #[command(flatten)]
     pub live: Live,
-    /// The engine that has to carry it [default: the one of --store].
+    /// The engine that must support it [default: the one of --store].
     #[arg(long, value_name = "ENGINE")]
     pub on: Option<EngineName>,
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub live: Live,
-    /// Say what would change with this engine: what it cannot carry, and which guarantees and limits differ.
+    /// Show what would change with this engine: what it does not support, and which guarantees and limits differ.
     #[arg(long, value_name = "ENGINE")]
     pub to: Option<EngineName>,
 }
@@ -449,12 +583,13 @@ pub(crate) struct Plan {
 pub(crate) struct Apply {
     #[command(flatten)]
     pub live: Live,
-    /// Also remove what the blueprint no longer declares, with its data.
-    #[arg(long)]
-    pub allow_loss: bool,
+    /// Also remove this, which the blueprint no longer declares, with its data: TABLE, TABLE.COLUMN or TABLE.INDEX, as `plan`
+    /// names it. May be given several times.
+    #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "")]
+    pub allow_loss: Vec<String>,
 }
 
-/// A request as the command line says it.
+/// A request as given on the command line.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Spoken {
     /// Resource and action: profile.update.
@@ -462,22 +597,25 @@ pub(crate) struct Spoken {
     /// The key of the row; parts of a composite key with commas between them.
     #[arg(long)]
     pub key: Option<String>,
-    /// What the action takes, as a JSON object.
+    /// The action's input, as a JSON object.
     #[arg(long, value_name = "JSON")]
     pub input: Option<String>,
-    /// What the action takes, name by name. A value is JSON where it can be, text elsewhere.
+    /// The action's input, field by field. A value that is not JSON is text.
     #[arg(value_name = "NAME=VALUE")]
     pub fields: Vec<String>,
     /// The version that you have seen, or `any`.
     #[arg(long = "version", value_name = "VERSION", id = "expected_version")]
     pub version: Option<String>,
-    /// On whose behalf.
+    /// A condition on the row, judged with the write: "points < 3 and status = 'ACTIVE'".
+    #[arg(long = "if", value_name = "CONDITION", id = "condition")]
+    pub condition: Option<String>,
+    /// The tenant.
     #[arg(long, env = "STATEHOUSE_TENANT", default_value = "default")]
     pub tenant: String,
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct Call {
+pub(crate) struct CallArgs {
     #[command(flatten)]
     pub live: Live,
     #[command(flatten)]
@@ -488,17 +626,38 @@ pub(crate) struct Call {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct Erase {
+    #[command(flatten)]
+    pub live: Live,
+    /// The resource, with --key.
+    #[arg(requires = "key", conflicts_with = "person")]
+    pub resource: Option<String>,
+    /// The key of the row: 42, or the parts with commas between them.
+    #[arg(long, requires = "resource")]
+    pub key: Option<String>,
+    /// The person: erases all rows of the resources that say by `person` whose their rows are.
+    #[arg(long, value_name = "ID")]
+    pub person: Option<String>,
+    /// The tenant.
+    #[arg(long, env = "STATEHOUSE_TENANT", default_value = statehouse_server::auth::TENANT_DEFAULT)]
+    pub tenant: String,
+    /// Erase. Without it nothing is changed.
+    #[arg(long)]
+    pub yes: bool,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct Explain {
     #[command(flatten)]
     pub live: Live,
     /// Resource and action: profile.update. A resource alone explains all its actions.
     pub action: String,
-    /// The engine; it need not run [default: the one of --store].
+    /// The engine; no server is needed [default: the one of --store].
     #[arg(long, value_name = "ENGINE")]
     pub on: Option<EngineName>,
 }
 
-/// An engine, as people name it.
+/// The name of an engine.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(crate) enum EngineName {
     Memory,
@@ -520,53 +679,53 @@ impl EngineName {
 
 #[derive(Args, Debug)]
 pub(crate) struct Demo {
-    /// Which system.
+    /// The example system.
     #[arg(default_value = "profile", value_parser = system_names())]
     pub system: String,
     /// An empty store [default: a SQLite file that is deleted afterwards].
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
-    /// Callers at once.
+    /// Concurrent callers.
     #[arg(long, default_value_t = 16)]
     pub callers: usize,
-    /// What each of them does, in actions.
+    /// Actions of each caller.
     #[arg(long, default_value_t = 100)]
     pub actions: usize,
-    /// Where chance comes from.
+    /// The seed of the random numbers.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct Drill {
-    /// Those whose archetype, failure or name holds this text.
+pub(crate) struct DrillArgs {
+    /// Only drills whose archetype, failure or name contains this text.
     pub filter: Option<String>,
-    /// The engine. Nothing that the URL names is touched: drills get a file, a schema or a prefix of their own beside it.
+    /// The engine. The store of the URL is not touched: drills use a file, a schema or a prefix of their own beside it.
     #[arg(long, value_name = "URL", default_value = "memory:")]
     pub on: String,
     /// Drill the resources of this blueprint: the first of each archetype.
     #[arg(long, value_name = "FILE")]
     pub blueprint: Option<PathBuf>,
-    /// Where chance comes from.
+    /// The seed of the random numbers.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Take each guard out in turn, and say who notices.
+    /// Remove each guard in turn, and show which drill notices.
     #[arg(long, conflicts_with_all = ["blueprint", "on"])]
     pub mutate: bool,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Simulate {
-    /// How many histories.
+    /// The number of histories.
     #[arg(long, default_value_t = 400)]
     pub seeds: u64,
     /// The first seed.
     #[arg(long, default_value_t = 1)]
     pub first: u64,
-    /// The longest that it may take.
+    /// Stop after this many minutes.
     #[arg(long, default_value_t = 10)]
     pub minutes: u64,
-    /// Show the plans of histories that are violated, and of a single one in any case.
+    /// Show the plans of histories that violate an invariant, and of a single history always.
     #[arg(long)]
     pub history: bool,
 }

@@ -9,9 +9,9 @@ use statehouse::{Blueprint, resource};
 use statehouse_drills::{coverage, drill::Drill};
 
 use crate::arguments::Atlas;
-use crate::output::{Failure, Output};
+use crate::output::{CliFailure, Output};
 
-pub(crate) fn run(arguments: &Atlas, output: &Output) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Atlas, output: &Output) -> Result<(), CliFailure> {
     let specimens = resource::declare(&Blueprint::read("specimens", &archetypes::specimens())?)?;
     let actions = |archetype: &AtlasEntry| -> Option<Vec<Action>> {
         let ours = specimens.iter().filter(|resource| resource.archetype.code == archetype.code);
@@ -33,7 +33,7 @@ pub(crate) fn run(arguments: &Atlas, output: &Output) -> Result<(), Failure> {
         .iter()
         .find(|archetype| archetype.keyword() == wanted || archetype.code.eq_ignore_ascii_case(wanted));
     let Some(archetype) = found else {
-        return Err(Failure::Usage(format!(
+        return Err(CliFailure::Usage(format!(
             "there is no archetype `{wanted}`; `statehouse atlas` lists them"
         )));
     };

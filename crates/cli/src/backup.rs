@@ -9,11 +9,11 @@ use serde_json::json;
 use statehouse::engine::backup::{BackupError, backup};
 
 use crate::arguments::Backup;
-use crate::output::{Failure, Output};
-use crate::settings::Settings;
+use crate::output::{CliFailure, Output};
+use crate::settings::CliSettings;
 
-pub(crate) async fn run(arguments: &Backup, output: &Output) -> Result<(), Failure> {
-    let store = Settings::read(&arguments.flags())?.own.store;
+pub(crate) async fn run(arguments: &Backup, output: &Output) -> Result<(), CliFailure> {
+    let store = CliSettings::read(&arguments.flags())?.own.store;
     let to = arguments.to.clone();
     let bar = match std::io::stderr().is_terminal() {
         true => ProgressBar::new(0),
@@ -41,10 +41,10 @@ pub(crate) async fn run(arguments: &Backup, output: &Output) -> Result<(), Failu
     Ok(())
 }
 
-impl From<BackupError> for Failure {
-    fn from(error: BackupError) -> Failure {
+impl From<BackupError> for CliFailure {
+    fn from(error: BackupError) -> CliFailure {
         match error {
-            BackupError::Elsewhere { .. } => Failure::Usage(error.to_string()),
+            BackupError::Elsewhere { .. } => CliFailure::Usage(error.to_string()),
             BackupError::Open(error) => error.into(),
             BackupError::Store(error) => error.into(),
         }

@@ -12,9 +12,9 @@ use statehouse_drills::scenario::{ScenarioProgress, ScenarioReport, ScenarioSize
 
 use crate::arguments::Demo;
 use crate::blueprint;
-use crate::output::{Failure, Output};
+use crate::output::{CliFailure, Output, counted};
 
-pub(crate) async fn run(demo: &Demo, output: &Output) -> Result<(), Failure> {
+pub(crate) async fn run(demo: &Demo, output: &Output) -> Result<(), CliFailure> {
     let system = System::named(&demo.system).ok_or_else(|| blueprint::no_system(&demo.system))?;
     let size = ScenarioSize { callers: demo.callers.max(1), actions: demo.actions, seed: demo.seed };
     let folder = tempfile::tempdir().context("a folder for the demo cannot be made")?;
@@ -22,9 +22,9 @@ pub(crate) async fn run(demo: &Demo, output: &Output) -> Result<(), Failure> {
     let store = engine::open(&demo.store.clone().unwrap_or_else(own)).await?;
     let total = (size.callers * size.actions) as u64;
     let (bar, lines) = (progress_bar(total), ProgressLines::of(system.name, total));
-    let told = bar.clone();
+    let progress = bar.clone();
     let progress: ScenarioProgress = Arc::new(move |done, _| {
-        told.set_position(done);
+        progress.set_position(done);
         lines.reached(done);
     });
     let run = system.run(store.clone(), size, progress).await;
@@ -92,8 +92,10 @@ fn describe(system: &System, engine: &str, size: ScenarioSize, report: &Scenario
     let mut lines = vec![
         system.about.to_owned(),
         format!(
-            "{} callers with {} actions each, on {engine}, seed {}.\n",
-            size.callers, size.actions, size.seed
+            "{} with {} each, on {engine}, seed {}.\n",
+            counted(size.callers as u64, "caller", "callers"),
+            counted(size.actions as u64, "action", "actions"),
+            size.seed
         ),
     ];
     lines.extend(report.invariants.iter().map(|one| format!("  holds  {} ({})", one.holds, one.counted)));

@@ -6,14 +6,14 @@ use anyhow::Context as _;
 use serde_json::{Value as Json, json};
 use statehouse::engine::{Engine, limits};
 use statehouse::{Blueprint, resource};
-use statehouse_drills::drill::{Drill, DrillReport, Target};
+use statehouse_drills::drill::{Drill, DrillReport, DrillTarget};
 use statehouse_drills::proof::DRILLS;
 use statehouse_drills::{engines, mutation};
 
 use crate::arguments;
-use crate::output::{Failure, Output};
+use crate::output::{CliFailure, Output, counted};
 
-pub(crate) async fn run(arguments: &arguments::Drill, output: &Output) -> Result<(), Failure> {
+pub(crate) async fn run(arguments: &arguments::DrillArgs, output: &Output) -> Result<(), CliFailure> {
     if arguments.mutate {
         return mutate(arguments, output).await;
     }
@@ -24,7 +24,7 @@ pub(crate) async fn run(arguments: &arguments::Drill, output: &Output) -> Result
             let blueprint = Blueprint::read(&path.display().to_string(), &text)?;
             limits::problems(&blueprint, &resource::declare(&blueprint)?, Engine::of_url(&arguments.on)?)
                 .or(())?;
-            Some(Target::all_of(&blueprint)?)
+            Some(DrillTarget::all_of(&blueprint)?)
         }
     };
     let engine = engines::at(&arguments.on)?;
@@ -46,20 +46,20 @@ pub(crate) async fn run(arguments: &arguments::Drill, output: &Output) -> Result
         reports.push(report);
     }
     if reports.is_empty() {
-        return Err(Failure::Usage("the blueprint declares nothing that these drills are for".into()));
+        return Err(CliFailure::Usage("the blueprint declares nothing that these drills are for".into()));
     }
     let json: Vec<Json> = reports.iter().map(|report| to_json(report, engine.name())).collect();
     output.show(&json!(json), || describe(&reports, engine.name()));
-    if reports.iter().any(|report| report.failed.is_some()) { Err(Failure::Shown) } else { Ok(()) }
+    if reports.iter().any(|report| report.failed.is_some()) { Err(CliFailure::Shown) } else { Ok(()) }
 }
 
 /// Runs a drill; in memory on one thread of its own, so that the same seed gives the same history.
 async fn report(
     engine: &Arc<dyn engines::TestEngine>,
     drill: &'static Drill,
-    target: Option<&Target>,
+    target: Option<&DrillTarget>,
     seed: u64,
-) -> Result<DrillReport, Failure> {
+) -> Result<DrillReport, CliFailure> {
     if engine.name() != Engine::Model.name() {
         return Ok(drill.report(engine.as_ref(), target, seed).await);
     }
@@ -71,7 +71,7 @@ async fn report(
     Ok(tokio::task::spawn_blocking(run).await.context("the drill did not end")?.context("a runtime")?)
 }
 
-fn chosen(arguments: &arguments::Drill) -> Result<Vec<&'static Drill>, Failure> {
+fn chosen(arguments: &arguments::DrillArgs) -> Result<Vec<&'static Drill>, CliFailure> {
     let wanted = arguments.filter.as_deref().unwrap_or_default().to_lowercase();
     let fits = |drill: &&Drill| {
         let text = format!("{} {} {}", drill.archetype, drill.failure, drill.name());
@@ -79,7 +79,7 @@ fn chosen(arguments: &arguments::Drill) -> Result<Vec<&'static Drill>, Failure> 
     };
     let chosen: Vec<&Drill> = DRILLS.iter().copied().flatten().filter(fits).collect();
     if chosen.is_empty() {
-        return Err(Failure::Usage(format!(
+        return Err(CliFailure::Usage(format!(
             "no drill has `{wanted}` in its name; `statehouse drill` runs them all"
         )));
     }
@@ -91,7 +91,7 @@ fn progress(report: &DrillReport) {
     use std::io::{IsTerminal as _, Write as _};
     let mut terminal = std::io::stderr();
     if terminal.is_terminal() {
-        // Whoever does not listen does not have to.
+        // A receiver that is gone is no error.
         let _ = writeln!(terminal, "{} {}", verdict(report).to_lowercase(), report.drill.name());
     }
 }
@@ -144,17 +144,18 @@ fn describe(reports: &[DrillReport], engine: &str) -> String {
     let failed = reports.iter().filter(|report| report.failed.is_some()).count();
     let skipped = reports.iter().filter(|report| report.skipped.is_some()).count();
     let skipped = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
-    lines.push(format!("\n{} drills on {engine}, {failed} red{skipped}", reports.len()));
+    let drills = counted(reports.len() as u64, "drill", "drills");
+    lines.push(format!("\n{drills} on {engine}, {failed} red{skipped}"));
     lines.join("\n")
 }
 
 /// Guard mutation runs on threads of its own, so that the runtime here is not in its way.
-async fn mutate(arguments: &arguments::Drill, output: &Output) -> Result<(), Failure> {
+async fn mutate(arguments: &arguments::DrillArgs, output: &Output) -> Result<(), CliFailure> {
     let wanted = arguments.filter.clone().unwrap_or_default().to_lowercase();
     let archetypes = mutation::archetypes_with_drills().into_iter().filter(|name| name.contains(&wanted));
     let archetypes: Vec<&'static str> = archetypes.collect();
     if archetypes.is_empty() {
-        return Err(Failure::Usage(format!("no archetype that has drills is called `{wanted}`")));
+        return Err(CliFailure::Usage(format!("no archetype that has drills is called `{wanted}`")));
     }
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let work = move || {
@@ -163,7 +164,7 @@ async fn mutate(arguments: &arguments::Drill, output: &Output) -> Result<(), Fai
     let reports = tokio::task::spawn_blocking(work).await.context("the mutation did not end")??;
     let json: Vec<Json> = reports.iter().map(mutation_json).collect();
     output.show(&json!(json), || reports.iter().map(describe_mutation).collect::<Vec<_>>().join("\n"));
-    if reports.iter().all(mutation::MutationReport::is_fine) { Ok(()) } else { Err(Failure::Shown) }
+    if reports.iter().all(mutation::MutationReport::is_fine) { Ok(()) } else { Err(CliFailure::Shown) }
 }
 
 fn mutation_json(report: &mutation::MutationReport) -> Json {

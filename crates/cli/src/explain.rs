@@ -9,25 +9,28 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::{Value as Json, json};
-use statehouse::action::{Action, Does, WAIT};
+use statehouse::action::{Action, ActionHandler, Code, WAIT};
 use statehouse::engine::{self, Engine};
-use statehouse::holds::{self, Hold, Holds, MemoryHolds, Unreachable};
 use statehouse::infra::lease::Leases;
-use statehouse::worker::{Shift, Worker};
-use statehouse::{Blueprint, House, Operation, Refusal, Resource, own};
+use statehouse::product::booking::external_holds::{
+    self, ExternalHold, ExternalHolds, HoldsUnreachable, MemoryHolds,
+};
+use statehouse::worker::{StepContext, Worker};
+use statehouse::{Blueprint, House, Operation, Refusal, Resource, system};
 use statehouse_drills::sample_inputs as sample;
+use statehouse_server::console::ActionExplainer;
 use statehouse_store::clock::ManualClock;
 use statehouse_store::random::{Ids, Random};
 use statehouse_store::{
-    Address, Cell, Change, ClaimRange, Commit, Consistency, ExplainRequest, Explanation, LogPage, Migrate,
-    ModelStore, Page, Plan, Query, ReadRequest, ReadResult, Record, Request, Resolution, Row, Scan, Schema,
-    Store, StoreError, Tenant,
+    Address, BlankRange, BlankedPage, Cell, ClaimRange, Commit, Consistency, EngineRequest, ExplainRequest,
+    Explanation, LogPage, Migrate, ModelStore, Page, Plan, Query, ReadRequest, ReadResult, Record,
+    Resolution, Row, Scan, Schema, SchemaChange, Segment, Store, StoreError, Tenant, Time, Type, Value,
 };
 
 use crate::arguments::Explain;
 use crate::blueprint;
-use crate::output::{Failure, Output};
-use crate::settings::Settings;
+use crate::output::{CliFailure, Output};
+use crate::settings::CliSettings;
 
 #[cfg(feature = "full")]
 #[cfg(test)]
@@ -42,23 +45,26 @@ mod shapes;
 /// How long [`WAIT`] is.
 const DAY: Duration = Duration::from_secs(86_400);
 
-pub(crate) async fn run(explain: &Explain, output: &Output) -> Result<(), Failure> {
-    let own = Settings::read(&explain.live.flags())?.own;
+pub(crate) async fn run(explain: &Explain, output: &Output) -> Result<(), CliFailure> {
+    let own = CliSettings::read(&explain.live.flags())?.own;
     let engine = match explain.on {
         Some(engine) => engine.engine(),
         None => Engine::of_url(&own.store)?,
     };
     let blueprint = blueprint::read(&own)?;
     let resources = statehouse::resource::declare(&blueprint)?;
-    let chosen = match explain.action.split_once('.') {
-        None => resources.iter().filter(|resource| resource.name == explain.action).collect(),
+    let endpoint = explain.action.strip_prefix("inbound.");
+    let called = endpoint.and_then(|name| statehouse::inbound::action_of(&blueprint, name));
+    let wanted = called.as_deref().unwrap_or(&explain.action);
+    let chosen = match wanted.split_once('.') {
+        None => resources.iter().filter(|resource| resource.name == wanted).collect(),
         Some((name, _)) => resources.iter().filter(|resource| resource.name == name).collect::<Vec<_>>(),
     };
     let mut explained = Vec::new();
     for resource in chosen {
         for action in &resource.actions {
             let full = format!("{}.{}", resource.name, action.name);
-            if full == explain.action || resource.name == explain.action {
+            if full == wanted || resource.name == wanted {
                 explained.push(one(&blueprint, resource, action, engine).await?);
             }
         }
@@ -66,7 +72,7 @@ pub(crate) async fn run(explain: &Explain, output: &Output) -> Result<(), Failur
     if explained.is_empty() {
         let message =
             format!("there is no action or resource `{}`; `statehouse check` lists them", explain.action);
-        return Err(Failure::Usage(message));
+        return Err(CliFailure::Usage(message));
     }
     let json = match explained.as_slice() {
         [(json, _)] => json.clone(),
@@ -82,13 +88,13 @@ async fn one(
     resource: &Resource,
     action: &Action,
     engine: Engine,
-) -> Result<(Json, String), Failure> {
+) -> Result<(Json, String), CliFailure> {
     let explanations = explain_action(blueprint, resource, action, engine).await?;
     let line = format!(
         "{} {} -> {} (abstract: {}, {})",
         action.name, resource.name, action.target, action.shape, action.mechanism
     );
-    let request = |request: &Request| json!({"purpose": request.purpose, "text": request.text, "parameters": request.parameters});
+    let request = |request: &EngineRequest| json!({"purpose": request.purpose, "text": request.text, "parameters": request.parameters});
     let parts: Vec<Json> = explanations
         .iter()
         .map(|part| json!({"requests": part.requests.iter().map(request).collect::<Vec<_>>(), "cost": part.cost}))
@@ -106,13 +112,38 @@ async fn one(
     Ok((json, format!("{line}\n{answers}(concrete, on {engine}):\n\n{}", concrete.join("\n"))))
 }
 
+/// Explains actions on the console's pages.
+pub(crate) struct ConsoleExplainer {
+    pub blueprint: Blueprint,
+}
+
+#[async_trait]
+impl ActionExplainer for ConsoleExplainer {
+    async fn explain(&self, name: &str) -> Vec<(String, String)> {
+        let mut explained = Vec::new();
+        let Ok(resources) = statehouse::resource::declare(&self.blueprint) else { return explained };
+        let Some((of, action)) = name.split_once('.') else { return explained };
+        let resource = resources.iter().find(|resource| resource.name == of);
+        let found = resource.and_then(|resource| Some((resource, resource.action(action)?)));
+        let Some((resource, action)) = found else { return explained };
+        for engine in [Engine::Sqlite, Engine::Postgres, Engine::Dynamodb] {
+            // An engine that this program was built without explains nothing.
+            if let Ok(parts) = explain_action(&self.blueprint, resource, action, engine).await {
+                let parts: Vec<String> = parts.iter().map(ToString::to_string).collect();
+                explained.push((engine.name().to_owned(), parts.join("\n")));
+            }
+        }
+        explained
+    }
+}
+
 /// What an action asks the store for, as the engine gets it.
 pub(crate) async fn explain_action(
     blueprint: &Blueprint,
     resource: &Resource,
     action: &Action,
     engine: Engine,
-) -> Result<Vec<Explanation>, Failure> {
+) -> Result<Vec<Explanation>, CliFailure> {
     let (asked, _) = record_action(blueprint, resource, action).await?;
     asked.iter().map(|asked| asked.explained(engine)).collect()
 }
@@ -122,62 +153,84 @@ async fn record_action(
     blueprint: &Blueprint,
     resource: &Resource,
     action: &Action,
-) -> Result<(Vec<Kept>, Option<Refusal>), Failure> {
+) -> Result<(Vec<RecordedCall>, Option<Refusal>), CliFailure> {
     let stage = Stage::of(blueprint).await?;
-    stage.perform(&action.after).await?;
+    let last = stage.perform(&action.after).await?;
     catch_up(&stage.house).await?;
-    let Stage { house, witness, tenant, .. } = &stage;
-    witness.forget();
+    let Stage { house, recorder, tenant, .. } = &stage;
+    recorder.forget();
     let operation = Operation { id: Some("operation-1".into()), fingerprint: String::new() };
     let mut request = sample::request(house.resources(), resource, action, 2);
+    // The id of the operation is that of this call.
+    action.operation_input().map(|name| request.input.remove(name));
+    // An action like a claim chooses the row itself, so that what follows is about the row that it chose.
+    let chosen = last.filter(|(of, _)| of == &resource.name && !request.key.is_empty());
+    if let Some(key) = chosen.and_then(|(_, body)| key_in(resource, &body)) {
+        request.key = key;
+    }
     let mut called = house.call(tenant, request.clone(), operation.clone()).await;
-    let mut asked = witness.asked();
+    let mut asked = recorder.asked();
     if called.is_err() && asked.is_empty() && !request.key.is_empty() {
         // The action does not take this key, before any row is read: of worker ids, only the first can be drawn from.
         request.key = sample::key(resource, 0);
         called = house.call(tenant, request.clone(), operation.clone()).await;
-        asked = witness.asked();
+        asked = recorder.asked();
     }
-    if matches!(action.does, Does::Read(_)) {
+    if matches!(action.handler, ActionHandler::Read(_)) {
         // By its second call the house knows what it has learnt by the first, like which generation is live, and asks for
         // it no more. What is kept for a while is not asked for at all then.
-        witness.forget();
+        recorder.forget();
         called = house.call(tenant, request, operation).await;
-        asked = Some(witness.asked()).filter(|again| !again.is_empty()).unwrap_or(asked);
+        asked = Some(recorder.asked()).filter(|again| !again.is_empty()).unwrap_or(asked);
     }
     // What was sent is what is explained, also if it was refused: a sample does not know the epoch of a lease.
     match called {
-        Err(refusal) if asked.iter().any(|asked| matches!(asked, Kept::Commit(_))) => {
+        // Nor does it know what a reaction has parked, how a row gets into a state that only answers of a target lead to, or the key of
+        // a row that another action makes.
+        Err(refusal)
+            if asked.iter().any(|asked| matches!(asked, RecordedCall::Commit(_)))
+                || (matches!(refusal.code, Code::NotFound | Code::WrongState) && !asked.is_empty()) =>
+        {
             Ok((asked, Some(refusal)))
         }
-        called => called.map(|_| (asked, None)).map_err(Failure::from),
+        called => called.map(|_| (asked, None)).map_err(CliFailure::from),
     }
+}
+
+/// The key of the row that an answer shows.
+fn key_in(resource: &Resource, body: &Json) -> Option<Vec<Value>> {
+    let part = |(name, kind): &(String, Type)| Value::from_json(body.get(name)?.clone(), *kind).ok();
+    resource.key.iter().map(part).collect()
 }
 
 /// A house over a store in memory that records what it is asked for.
 struct Stage {
     house: House,
-    witness: Arc<Witness>,
+    recorder: Arc<ExplainRecorder>,
     clock: Arc<ManualClock>,
     tenant: Tenant,
 }
 
 impl Stage {
     /// An empty house of a blueprint.
-    async fn of(blueprint: &Blueprint) -> Result<Stage, Failure> {
+    async fn of(blueprint: &Blueprint) -> Result<Stage, CliFailure> {
         // On a clock that stands still, so that the same is explained in the same words.
         let clock = Arc::new(ManualClock::at(engine::explained_at()));
-        let witness = Arc::new(Witness::on(clock.clone()));
-        let ids = Ids::new(clock.clone(), Random::seeded(1));
-        let holds = Arc::new(HoldsWitness { held: MemoryHolds::on(clock.clone()), witness: witness.clone() });
-        let house = House::with(witness.clone(), blueprint, clock.clone(), ids)?.with_holds(holds);
-        house.migrate(Migrate::Apply).await?;
-        let tenant = Tenant::new("default").map_err(|error| Failure::Usage(error.to_string()))?;
-        Ok(Stage { house, witness, clock, tenant })
+        let recorder = Arc::new(ExplainRecorder::on(clock.clone()));
+        // With ids of its own, so that what is explained does not depend on how many ids a migration draws.
+        let ids = |seed| Ids::new(clock.clone(), Random::seeded(seed));
+        House::with(recorder.clone(), blueprint, clock.clone(), ids(2))?.migrate(Migrate::Apply).await?;
+        let holds =
+            Arc::new(RecordedHolds { held: MemoryHolds::on(clock.clone()), recorder: recorder.clone() });
+        let house = House::with(recorder.clone(), blueprint, clock.clone(), ids(1))?.with_holds(holds);
+        let tenant = Tenant::new("default").map_err(|error| CliFailure::Usage(error.to_string()))?;
+        Ok(Stage { house, recorder, clock, tenant })
     }
 
-    /// Calls actions by their full names, in order, with sampled inputs; [`WAIT`] lets a day pass.
-    async fn perform(&self, names: &[String]) -> Result<(), Failure> {
+    /// Calls actions by their full names, in order, with sampled inputs; [`WAIT`] lets a day pass. Returns what the last one
+    /// answered, with the name of its resource.
+    async fn perform(&self, names: &[String]) -> Result<Option<(String, Json)>, CliFailure> {
+        let mut last = None;
         for name in names {
             if name == WAIT {
                 self.clock.advance(DAY);
@@ -185,14 +238,15 @@ impl Stage {
             }
             let (resource, action) = self.house.action(name)?;
             let request = sample::request(self.house.resources(), resource, action, 1);
-            self.house.call(&self.tenant, request, Operation::default()).await?;
+            let answer = self.house.call(&self.tenant, request, Operation::default()).await?;
+            last = Some((resource.name.clone(), answer.body.clone()));
         }
-        Ok(())
+        Ok(last)
     }
 }
 
 /// Brings the house's projections up to what was written, so that a view has something to show.
-async fn catch_up(house: &House) -> Result<(), Failure> {
+async fn catch_up(house: &House) -> Result<(), CliFailure> {
     let projecting: Vec<_> =
         house.workers().iter().filter(|worker| worker.name().ends_with(PROJECTING)).collect();
     for _ in 0..STEPS {
@@ -204,15 +258,16 @@ async fn catch_up(house: &House) -> Result<(), Failure> {
 }
 
 /// One step of each shard of a worker.
-async fn step_worker(house: &House, worker: &dyn Worker) -> Result<(), Failure> {
-    let (Some(tenant), Ok(table)) = (own::tenant(), own::leases()) else { return Ok(()) };
+async fn step_worker(house: &House, worker: &dyn Worker) -> Result<(), CliFailure> {
+    let (Some(tenant), Ok(table)) = (system::tenant(), system::leases()) else { return Ok(()) };
     let leases = Leases::of(house.store().clone(), house.clock().clone(), table, tenant);
     let name = ["explain".into(), worker.name().into()];
     let Ok(held) = leases.acquire(&name, "explain", DAY).await? else { return Ok(()) };
     for shard in 0..worker.shards() {
-        let (store, clock, ids) = (house.store(), &**house.clock(), house.ids());
-        let shift = Shift { store, clock, ids, outside: house.outside(), shard, held: &held };
-        worker.step(&shift, STEPS).await?;
+        let (store, clock, ids) = (house.store(), house.clock(), house.ids());
+        let (egress, wakeups) = (house.egress(), house.bells());
+        let context = StepContext { store, clock, ids, egress, wakeups, shard, held: &held };
+        worker.step(&context, STEPS).await?;
     }
     Ok(())
 }
@@ -224,7 +279,7 @@ const STEPS: usize = 8;
 
 /// What a store was asked for, kept.
 #[derive(Clone, Debug)]
-enum Kept {
+enum RecordedCall {
     Commit(Plan),
     Get(Vec<Address>, Consistency),
     Value(Cell),
@@ -233,14 +288,14 @@ enum Kept {
     /// With a row that was taken.
     ClaimRange(ClaimRange, Option<Row>),
     /// Several reads in one go, each of them kept.
-    Look(Vec<Kept>),
+    Look(Vec<RecordedCall>),
     /// What was asked of the holds before the store, which are the same whatever the engine is.
     Holds(Explanation),
 }
 
-impl Kept {
+impl RecordedCall {
     /// What an engine would get for this.
-    fn explained(&self, engine: Engine) -> Result<Explanation, Failure> {
+    fn explained(&self, engine: Engine) -> Result<Explanation, CliFailure> {
         self.matched(|holds| Ok(holds.clone()), |asked| Ok(engine::explain(engine, asked)?))
     }
 
@@ -251,33 +306,33 @@ impl Kept {
         store: impl FnOnce(ExplainRequest<'_>) -> T,
     ) -> T {
         match self {
-            Kept::Commit(plan) => store(ExplainRequest::Commit(plan)),
-            Kept::Get(addresses, consistency) => store(ExplainRequest::Get(addresses, *consistency)),
+            RecordedCall::Commit(plan) => store(ExplainRequest::Commit(plan)),
+            RecordedCall::Get(addresses, consistency) => store(ExplainRequest::Get(addresses, *consistency)),
             // Only ever one of several.
-            Kept::Value(cell) => store(ExplainRequest::from(ReadRequest::Value(cell))),
-            Kept::Query(query) => store(ExplainRequest::Query(query)),
-            Kept::Scan(scan) => store(ExplainRequest::Scan(scan)),
-            Kept::ClaimRange(take, row) => store(ExplainRequest::ClaimRange(take, row.as_ref())),
-            Kept::Look(kept) => {
-                store(ExplainRequest::ReadMany(&kept.iter().filter_map(Kept::ask).collect::<Vec<_>>()))
-            }
-            Kept::Holds(explanation) => holds(explanation),
+            RecordedCall::Value(cell) => store(ExplainRequest::from(ReadRequest::Value(cell))),
+            RecordedCall::Query(query) => store(ExplainRequest::Query(query)),
+            RecordedCall::Scan(scan) => store(ExplainRequest::Scan(scan)),
+            RecordedCall::ClaimRange(take, row) => store(ExplainRequest::ClaimRange(take, row.as_ref())),
+            RecordedCall::Look(kept) => store(ExplainRequest::ReadMany(
+                &kept.iter().filter_map(RecordedCall::ask).collect::<Vec<_>>(),
+            )),
+            RecordedCall::Holds(explanation) => holds(explanation),
         }
     }
 
-    fn of(ask: &ReadRequest<'_>) -> Kept {
+    fn of(ask: &ReadRequest<'_>) -> RecordedCall {
         match ask {
-            ReadRequest::Get(addresses) => Kept::Get(addresses.to_vec(), Consistency::Strong),
-            ReadRequest::Value(cell) => Kept::Value((*cell).clone()),
-            ReadRequest::Query(query) => Kept::Query((*query).clone()),
+            ReadRequest::Get(addresses) => RecordedCall::Get(addresses.to_vec(), Consistency::Strong),
+            ReadRequest::Value(cell) => RecordedCall::Value((*cell).clone()),
+            ReadRequest::Query(query) => RecordedCall::Query((*query).clone()),
         }
     }
 
     fn ask(&self) -> Option<ReadRequest<'_>> {
         match self {
-            Kept::Get(addresses, _) => Some(ReadRequest::Get(addresses)),
-            Kept::Value(cell) => Some(ReadRequest::Value(cell)),
-            Kept::Query(query) => Some(ReadRequest::Query(query)),
+            RecordedCall::Get(addresses, _) => Some(ReadRequest::Get(addresses)),
+            RecordedCall::Value(cell) => Some(ReadRequest::Value(cell)),
+            RecordedCall::Query(query) => Some(ReadRequest::Query(query)),
             _ => None,
         }
     }
@@ -285,70 +340,70 @@ impl Kept {
 
 /// Holds that write down what they are asked for, beside what the store is asked for.
 #[derive(Debug)]
-struct HoldsWitness {
+struct RecordedHolds {
     held: MemoryHolds,
-    witness: Arc<Witness>,
+    recorder: Arc<ExplainRecorder>,
 }
 
-impl HoldsWitness {
-    fn note(&self, purpose: &str, script: &str, names: &[String], arguments: &[(&str, String)]) {
+impl RecordedHolds {
+    fn record(&self, purpose: &str, script: &str, names: &[String], arguments: &[(&str, String)]) {
         let keys =
             names.iter().enumerate().map(|(place, name)| (format!("KEYS[{}]", place + 1), name.clone()));
         let arguments = arguments.iter().enumerate().map(|(place, (what, argument))| {
             (format!("ARGV[{}]", place + 1), format!("{argument} ({what})"))
         });
-        let request = Request {
+        let request = EngineRequest {
             purpose: format!("{purpose}, in Redis"),
             text: format!("EVALSHA, of the script\n{script}"),
             parameters: keys.chain(arguments).collect(),
         };
         let cost = vec![("round trips to Redis".to_owned(), "1".to_owned())];
-        self.witness.note(Kept::Holds(Explanation { requests: vec![request], cost }));
+        self.recorder.record(RecordedCall::Holds(Explanation { requests: vec![request], cost }));
     }
 }
 
 #[async_trait]
-impl Holds for HoldsWitness {
-    async fn take(
+impl ExternalHolds for RecordedHolds {
+    async fn acquire(
         &self,
         names: &[String],
         holder: &str,
         span: Duration,
-    ) -> Result<Result<(), usize>, Unreachable> {
+    ) -> Result<Result<(), usize>, HoldsUnreachable> {
         let arguments = [("holder", holder.to_owned()), ("ms", span.as_millis().to_string())];
-        self.note("take all holds or none", holds::TAKE, names, &arguments);
-        self.held.take(names, holder, span).await
+        self.record("take all holds or none", external_holds::TAKE, names, &arguments);
+        self.held.acquire(names, holder, span).await
     }
 
-    async fn extend(&self, names: &[String], holder: &str, span: Duration) -> Result<bool, Unreachable> {
+    async fn extend(&self, names: &[String], holder: &str, span: Duration) -> Result<bool, HoldsUnreachable> {
         let arguments = [("holder", holder.to_owned()), ("ms", span.as_millis().to_string())];
-        self.note("extend the holds", holds::EXTEND, names, &arguments);
+        self.record("extend the holds", external_holds::EXTEND, names, &arguments);
         self.held.extend(names, holder, span).await
     }
 
-    async fn release(&self, names: &[String], holder: &str) -> Result<(), Unreachable> {
-        self.note("let go of the holds", holds::RELEASE, names, &[("holder", holder.to_owned())]);
+    async fn release(&self, names: &[String], holder: &str) -> Result<(), HoldsUnreachable> {
+        self.record("let go of the holds", external_holds::RELEASE, names, &[("holder", holder.to_owned())]);
         self.held.release(names, holder).await
     }
 
-    async fn look(&self, names: &[String]) -> Result<Vec<Option<Hold>>, Unreachable> {
-        self.note("look at the holds", holds::LOOK, names, &[]);
-        self.held.look(names).await
+    async fn read_holds(&self, names: &[String]) -> Result<Vec<Option<ExternalHold>>, HoldsUnreachable> {
+        self.record("look at the holds", external_holds::LOOK, names, &[]);
+        self.held.read_holds(names).await
     }
 }
 
 /// A model that writes down what it is asked for.
-struct Witness {
+struct ExplainRecorder {
     model: ModelStore,
-    asked: Mutex<Vec<Kept>>,
+    asked: Mutex<Vec<RecordedCall>>,
 }
 
-impl Witness {
-    fn on(clock: Arc<ManualClock>) -> Witness {
-        Witness { model: ModelStore::with(clock, 2), asked: Mutex::default() }
+impl ExplainRecorder {
+    fn on(clock: Arc<ManualClock>) -> ExplainRecorder {
+        ExplainRecorder { model: ModelStore::with(clock, 2), asked: Mutex::default() }
     }
 
-    fn note(&self, kept: Kept) {
+    fn record(&self, kept: RecordedCall) {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
     }
 
@@ -356,19 +411,19 @@ impl Witness {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    fn asked(&self) -> Vec<Kept> {
+    fn asked(&self) -> Vec<RecordedCall> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-impl fmt::Debug for Witness {
+impl fmt::Debug for ExplainRecorder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Witness")
+        f.write_str("ExplainRecorder")
     }
 }
 
 #[async_trait]
-impl Store for Witness {
+impl Store for ExplainRecorder {
     fn engine(&self) -> &'static str {
         self.model.engine()
     }
@@ -377,12 +432,12 @@ impl Store for Witness {
         self.model.partitions()
     }
 
-    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
+    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<SchemaChange>, StoreError> {
         self.model.migrate(schema, how).await
     }
 
     async fn commit(&self, plan: &Plan) -> Result<Commit, StoreError> {
-        self.note(Kept::Commit(plan.clone()));
+        self.record(RecordedCall::Commit(plan.clone()));
         self.model.commit(plan).await
     }
 
@@ -399,29 +454,41 @@ impl Store for Witness {
         addresses: &[Address],
         consistency: Consistency,
     ) -> Result<Vec<Option<Row>>, StoreError> {
-        self.note(Kept::Get(addresses.to_vec(), consistency));
+        self.record(RecordedCall::Get(addresses.to_vec(), consistency));
         self.model.get(addresses, consistency).await
     }
 
     async fn query(&self, query: &Query) -> Result<Page, StoreError> {
-        self.note(Kept::Query(query.clone()));
+        self.record(RecordedCall::Query(query.clone()));
         self.model.query(query).await
     }
 
     async fn read_many(&self, asks: &[ReadRequest<'_>]) -> Result<Vec<ReadResult>, StoreError> {
-        self.note(Kept::Look(asks.iter().map(Kept::of).collect()));
+        self.record(RecordedCall::Look(asks.iter().map(RecordedCall::of).collect()));
         self.model.read_many(asks).await
     }
 
     async fn claim_range(&self, take: &ClaimRange) -> Result<Vec<Row>, StoreError> {
         let taken = self.model.claim_range(take).await?;
-        self.note(Kept::ClaimRange(take.clone(), taken.first().cloned()));
+        self.record(RecordedCall::ClaimRange(take.clone(), taken.first().cloned()));
         Ok(taken)
     }
 
     async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {
-        self.note(Kept::Scan(scan.clone()));
+        self.record(RecordedCall::Scan(scan.clone()));
         self.model.scan(scan).await
+    }
+
+    /// The table of the explanation has next to no rows. It is divided as if it had more, so that a division can be explained.
+    async fn segments(&self, scan: &Scan, max: usize) -> Result<Vec<Segment>, StoreError> {
+        let segments = self.model.segments(scan, max).await?;
+        if segments.len() > 1 || max == 1 {
+            return Ok(segments);
+        }
+        let tenant = scan.tenant().map_or("", Tenant::as_str).into();
+        let key =
+            scan.read_table().key_columns().iter().map(|column| sample::value(&column.name, column.kind, 1));
+        Ok(Segment::by_keys(scan, vec![std::iter::once(tenant).chain(key).collect()]))
     }
 
     async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
@@ -434,6 +501,18 @@ impl Store for Witness {
 
     async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError> {
         self.model.trim_log(partition, through).await
+    }
+
+    async fn blank_events(&self, range: &BlankRange) -> Result<BlankedPage, StoreError> {
+        self.model.blank_events(range).await
+    }
+
+    async fn scrub(&self) -> Result<(), StoreError> {
+        self.model.scrub().await
+    }
+
+    async fn now(&self) -> Result<Time, StoreError> {
+        self.model.now().await
     }
 
     fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {

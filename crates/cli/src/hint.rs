@@ -10,20 +10,24 @@ use statehouse::{Code, House, Operation, Request, Resource};
 use statehouse_drills::sample_inputs as sample;
 use statehouse_store::{Tenant, Value};
 
-use crate::output::Failure;
+use crate::output::CliFailure;
 
 /// Rows that are looked at for a key that is free.
 const KEYS_MAX: i64 = 100;
 
 /// A command and what it does.
 #[derive(Debug, Serialize)]
-pub(crate) struct Command {
+pub(crate) struct SuggestedCommand {
     pub about: String,
     pub text: String,
 }
 
 /// The commands for the first resource that can be created and changed under a version.
-pub(crate) async fn commands(house: &House, url: &str, with_key: bool) -> Result<Vec<Command>, Failure> {
+pub(crate) async fn commands(
+    house: &House,
+    url: &str,
+    with_key: bool,
+) -> Result<Vec<SuggestedCommand>, CliFailure> {
     let editable = |resource: &&Resource| {
         resource.action("create").is_some()
             && resource.action("patch").is_some_and(|patch| patch.needs_version && !patch.input.is_empty())
@@ -50,18 +54,18 @@ pub(crate) async fn commands(house: &House, url: &str, with_key: bool) -> Result
     let new = curl(create, &format!("{url}/v1/{name}"), with_key, None, &input);
     let once = curl(patch, &path, with_key, Some(1), &change(number + 1));
     let again = curl(patch, &path, with_key, Some(1), &change(number + 2));
-    let command = |about: String, text| Command { about, text };
+    let command = |about: String, text| SuggestedCommand { about, text };
     Ok(vec![
         command(format!("a new {name}: 201"), new),
         command("change it under the version that you have seen: 200".into(), once),
-        command("the same by somebody who has seen version 1 too: 412, it is at version 2".into(), again),
+        command("the same by a caller that has seen version 1 too: 412, it is at version 2".into(), again),
     ])
 }
 
 /// A key that no row of the default tenant has.
-async fn free_key(house: &House, resource: &Resource) -> Result<Option<(Vec<Value>, i64)>, Failure> {
+async fn free_key(house: &House, resource: &Resource) -> Result<Option<(Vec<Value>, i64)>, CliFailure> {
     let tenant = statehouse_server::auth::TENANT_DEFAULT;
-    let tenant = Tenant::new(tenant).map_err(|error| Failure::Usage(error.to_string()))?;
+    let tenant = Tenant::new(tenant).map_err(|error| CliFailure::Usage(error.to_string()))?;
     for number in 1..=KEYS_MAX {
         let key = sample::key(resource, number);
         let action = format!("{}.read", resource.name);

@@ -6,17 +6,17 @@ use serde_json::json;
 use statehouse::House;
 use statehouse::blueprint::settings::parse_duration;
 use statehouse_server::auth::keys::{self, CreatedKey, KeyInfo, NewKey};
-use statehouse_server::auth::secret::{Secret, SystemRowError};
-use statehouse_server::auth::{Scope, scopes_text};
+use statehouse_server::auth::secret::{HouseSecret, SystemRowError};
+use statehouse_server::auth::{BadScope, Scope};
 use statehouse_store::Tenant;
 
-use crate::arguments::{Key, KeyCommand};
-use crate::blueprint;
-use crate::output::{Failure, Output};
-use crate::settings::Settings;
+use crate::arguments::{KeyArgs, KeyCommand};
+use crate::output::{CliFailure, Output};
+use crate::settings::CliSettings;
+use crate::{audit, blueprint};
 
-pub(crate) async fn run(key: &Key, output: &Output) -> Result<(), Failure> {
-    let settings = Settings::read(&key.live().flags())?;
+pub(crate) async fn run(key: &KeyArgs, output: &Output) -> Result<(), CliFailure> {
+    let settings = CliSettings::read(&key.live().flags())?;
     let house = blueprint::open_in_use(&settings.own).await?;
     let done = act(&house, &settings, &key.command, output).await;
     house.store().close().await;
@@ -25,24 +25,26 @@ pub(crate) async fn run(key: &Key, output: &Output) -> Result<(), Failure> {
 
 async fn act(
     house: &House,
-    settings: &Settings,
+    settings: &CliSettings,
     command: &KeyCommand,
     output: &Output,
-) -> Result<(), Failure> {
-    let now = house.clock().now();
-    let secret = || Secret::of(house, settings.server.secret.as_deref());
+) -> Result<(), CliFailure> {
+    let (now, by) = (house.clock().now(), audit::actor());
+    let secret = || HouseSecret::of(house, settings.server.secret.as_deref());
     match command {
-        KeyCommand::Create { tenant, name, scopes, expires_in, quiet, .. } => {
-            let scopes = read_scopes(scopes)?;
+        KeyCommand::Create { tenant, name, scopes, expires_in, networks, quiet, .. } => {
+            let scopes = read_scopes(house, scopes)?;
             let expires_in = expires_in.as_deref().map(read_span).transpose()?;
-            let new = NewKey { tenant: read_tenant(tenant)?, name: name.clone(), scopes, expires_in };
-            let created = keys::create(house, &secret().await?, new).await?;
+            let networks = networks.parse().map_err(|error| CliFailure::Usage(format!("--from: {error}")))?;
+            let new =
+                NewKey { tenant: read_tenant(tenant)?, name: name.clone(), scopes, expires_in, networks };
+            let created = keys::create(house, &secret().await?, new, &by).await?;
             show_created(&created, *quiet, output);
         }
         KeyCommand::Rotate { prefix, overlap, expires_in, quiet, .. } => {
             let overlap = read_span(overlap)?;
             let expires_in = expires_in.as_deref().map(read_span).transpose()?;
-            let created = keys::rotate(house, &secret().await?, prefix, overlap, expires_in).await?;
+            let created = keys::rotate(house, &secret().await?, prefix, (overlap, expires_in), &by).await?;
             show_created(&created, *quiet, output);
         }
         KeyCommand::List { tenant, .. } => {
@@ -56,7 +58,7 @@ async fn act(
             });
         }
         KeyCommand::Revoke { prefix, .. } => {
-            let info = keys::revoke(house, prefix).await?;
+            let info = keys::revoke(house, prefix, &by).await?;
             output.show(&json!(info), || {
                 format!("{} is revoked. Servers turn it away within some seconds.", info.prefix)
             });
@@ -86,34 +88,39 @@ fn line(info: &KeyInfo, live: bool) -> String {
         (false, Some(at), _) => format!("revoked {at}"),
         (false, None, _) => "expired".to_owned(),
     };
-    format!("{}  {:<16} {:<18} {:<20} {state}", info.prefix, info.tenant, info.scopes, info.name)
+    let from = info.networks.as_deref().map_or(String::new(), |networks| format!(", from {networks}"));
+    format!("{}  {:<16} {:<18} {:<20} {state}{from}", info.prefix, info.tenant, info.scopes, info.name)
 }
 
-fn read_tenant(text: &str) -> Result<Tenant, Failure> {
-    Tenant::new(text).map_err(|error| Failure::Usage(format!("--tenant: {error}")))
+fn read_tenant(text: &str) -> Result<Tenant, CliFailure> {
+    Tenant::new(text).map_err(|error| CliFailure::Usage(format!("--tenant: {error}")))
 }
 
-fn read_span(text: &str) -> Result<Duration, Failure> {
+fn read_span(text: &str) -> Result<Duration, CliFailure> {
     parse_duration(text)
-        .ok_or_else(|| Failure::Usage(format!("`{text}` is no span of time; write 90d, 12h or 30m")))
+        .ok_or_else(|| CliFailure::Usage(format!("`{text}` is no span of time; write 90d, 12h or 30m")))
 }
 
-fn read_scopes(text: &str) -> Result<Vec<Scope>, Failure> {
-    let scopes: Result<Vec<Scope>, _> =
-        text.split([',', ' ']).filter(|word| !word.is_empty()).map(str::parse).collect();
-    let wrong =
-        |why: String| Failure::Usage(format!("--scopes: {why}; there are {}", scopes_text(&Scope::ALL)));
-    let scopes = scopes.map_err(|error| wrong(error.to_string()))?;
+fn read_scopes(house: &House, text: &str) -> Result<Vec<Scope>, CliFailure> {
+    let wrong = |why: String| CliFailure::Usage(format!("--scopes: {why}"));
+    let words = text.split([',', ' ']).filter(|word| !word.is_empty());
+    let scopes: Vec<Scope> =
+        words.map(str::parse).collect::<Result<_, BadScope>>().map_err(|error| wrong(error.to_string()))?;
+    for scope in &scopes {
+        scope.check(house).map_err(|error| wrong(error.to_string()))?;
+    }
     if scopes.is_empty() { Err(wrong("none was given".into())) } else { Ok(scopes) }
 }
 
-impl From<SystemRowError> for Failure {
-    fn from(error: SystemRowError) -> Failure {
+impl From<SystemRowError> for CliFailure {
+    fn from(error: SystemRowError) -> CliFailure {
         match error {
-            SystemRowError::NoKey(_) | SystemRowError::OwnTenant(_) | SystemRowError::ShortSecret { .. } => {
-                Failure::Usage(error.to_string())
-            }
-            other => Failure::Other(other.into()),
+            SystemRowError::NoKey(_)
+            | SystemRowError::NotLive(_)
+            | SystemRowError::BadName
+            | SystemRowError::OwnTenant(_)
+            | SystemRowError::ShortSecret { .. } => CliFailure::Usage(error.to_string()),
+            other => CliFailure::Other(other.into()),
         }
     }
 }

@@ -17,7 +17,7 @@ pub(crate) struct Output {
 
 /// Why the command did not do what it was asked.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(crate) enum CliFailure {
     /// The blueprint is invalid.
     Blueprint(Problems),
     /// An action was refused.
@@ -29,6 +29,11 @@ pub(crate) enum Failure {
     /// What was asked for was found wanting, and has been shown.
     #[cfg(feature = "proof")]
     Shown,
+}
+
+/// A number with its noun: `1 drill`, `2 drills`.
+pub(crate) fn counted(count: u64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 impl Output {
@@ -50,30 +55,30 @@ impl Output {
     }
 
     /// Prints why the command failed, and returns the exit code that says so too.
-    pub(crate) fn fail(&self, failure: &Failure) -> ExitCode {
+    pub(crate) fn fail(&self, failure: &CliFailure) -> ExitCode {
         let (code, json) = match failure {
-            Failure::Blueprint(problems) => {
+            CliFailure::Blueprint(problems) => {
                 (3, json!({"error": "blueprint_invalid", "problems": problems.to_json()}))
             }
-            Failure::Refused(refusal) => {
+            CliFailure::Refused(refusal) => {
                 let exit = match refusal.code {
                     code if code.is_conflict() => 4,
                     Code::InvalidInput => 2,
                     _ => 1,
                 };
-                let misfits =
-                    refusal.misfits.iter().map(|m| json!({"pointer": m.pointer, "detail": m.detail}));
-                let errors: Vec<Json> = misfits.collect();
+                let field_errors =
+                    refusal.field_errors.iter().map(|m| json!({"pointer": m.pointer, "detail": m.detail}));
+                let errors: Vec<Json> = field_errors.collect();
                 let json = json!({
                     "error": refusal.code.name(), "message": refusal.message,
                     "current_version": refusal.current_version, "errors": errors,
                 });
                 (exit, json)
             }
-            Failure::Usage(message) => (2, json!({"error": "usage", "message": message})),
-            Failure::Other(error) => (1, json!({"error": "failed", "message": format!("{error:#}")})),
+            CliFailure::Usage(message) => (2, json!({"error": "usage", "message": message})),
+            CliFailure::Other(error) => (1, json!({"error": "failed", "message": format!("{error:#}")})),
             #[cfg(feature = "proof")]
-            Failure::Shown => return ExitCode::FAILURE,
+            CliFailure::Shown => return ExitCode::FAILURE,
         };
         if self.json {
             print(&format!("{json:#}"));
@@ -85,60 +90,67 @@ impl Output {
     }
 }
 
-/// Prints to standard output. Whoever closed it has read enough.
+/// Prints to standard output. A reader that closed it has read enough.
 fn print(text: &str) {
     let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
 }
 
-fn describe(failure: &Failure) -> String {
+/// Prints what goes on to standard error.
+pub(crate) fn note(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+fn describe(failure: &CliFailure) -> String {
     match failure {
-        Failure::Blueprint(problems) => {
+        CliFailure::Blueprint(problems) => {
             let colored = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
             problems.render(colored)
         }
-        Failure::Refused(refusal) => {
+        CliFailure::Refused(refusal) => {
             let mut lines = vec![format!("refused ({}): {}", refusal.code, refusal.message)];
-            lines.extend(refusal.misfits.iter().skip(1).map(|m| format!("  {}: {}", m.pointer, m.detail)));
+            lines.extend(
+                refusal.field_errors.iter().skip(1).map(|m| format!("  {}: {}", m.pointer, m.detail)),
+            );
             lines.join("\n")
         }
-        Failure::Usage(message) => format!("error: {message}"),
-        Failure::Other(error) => format!("error: {error:#}"),
+        CliFailure::Usage(message) => format!("error: {message}"),
+        CliFailure::Other(error) => format!("error: {error:#}"),
         #[cfg(feature = "proof")]
-        Failure::Shown => String::new(),
+        CliFailure::Shown => String::new(),
     }
 }
 
-impl From<anyhow::Error> for Failure {
-    fn from(error: anyhow::Error) -> Failure {
-        Failure::Other(error)
+impl From<anyhow::Error> for CliFailure {
+    fn from(error: anyhow::Error) -> CliFailure {
+        CliFailure::Other(error)
     }
 }
 
-impl From<Problems> for Failure {
-    fn from(problems: Problems) -> Failure {
-        Failure::Blueprint(problems)
+impl From<Problems> for CliFailure {
+    fn from(problems: Problems) -> CliFailure {
+        CliFailure::Blueprint(problems)
     }
 }
 
-impl From<Refusal> for Failure {
-    fn from(refusal: Refusal) -> Failure {
-        Failure::Refused(refusal)
+impl From<Refusal> for CliFailure {
+    fn from(refusal: Refusal) -> CliFailure {
+        CliFailure::Refused(refusal)
     }
 }
 
-impl From<StoreError> for Failure {
-    fn from(error: StoreError) -> Failure {
-        Failure::Other(error.into())
+impl From<StoreError> for CliFailure {
+    fn from(error: StoreError) -> CliFailure {
+        CliFailure::Other(error.into())
     }
 }
 
-impl From<OpenError> for Failure {
-    fn from(error: OpenError) -> Failure {
+impl From<OpenError> for CliFailure {
+    fn from(error: OpenError) -> CliFailure {
         match error {
-            OpenError::Blueprint(problems) => Failure::Blueprint(problems),
-            OpenError::BadUrl { .. } => Failure::Usage(error.to_string()),
+            OpenError::Blueprint(problems) => CliFailure::Blueprint(problems),
+            OpenError::BadUrl { .. } => CliFailure::Usage(error.to_string()),
             OpenError::NotBuilt { engine } => omitted::engine(engine),
-            other => Failure::Other(other.into()),
+            other => CliFailure::Other(other.into()),
         }
     }
 }

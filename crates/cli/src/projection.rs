@@ -6,26 +6,26 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value as Json, json};
 use statehouse::House;
-use statehouse::infra::log::Standing;
-use statehouse::infra::projection::{Generation, Phase, Projection, Status};
+use statehouse::infra::log::GroupStatus;
+use statehouse::infra::projection::{BuildPhase, Generation, Projection, ProjectionStatus};
 
 use crate::arguments::{Project, ProjectCommand};
 use crate::blueprint;
-use crate::output::{Failure, Output};
-use crate::settings::Settings;
+use crate::output::{CliFailure, Output};
+use crate::settings::CliSettings;
 
 /// The pause between two looks at a build.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-pub(crate) async fn run(project: &Project, output: &Output) -> Result<(), Failure> {
-    let house = blueprint::open_in_use(&Settings::read(&project.live().flags())?.own).await?;
+pub(crate) async fn run(project: &Project, output: &Output) -> Result<(), CliFailure> {
+    let house = blueprint::open_in_use(&CliSettings::read(&project.live().flags())?.own).await?;
     let done = act(&house, &project.command, output).await;
     house.stop_workers().await;
     house.store().close().await;
     done
 }
 
-async fn act(house: &House, command: &ProjectCommand, output: &Output) -> Result<(), Failure> {
+async fn act(house: &House, command: &ProjectCommand, output: &Output) -> Result<(), CliFailure> {
     match command {
         ProjectCommand::List { .. } => {
             let mut all = Vec::new();
@@ -45,7 +45,7 @@ async fn act(house: &House, command: &ProjectCommand, output: &Output) -> Result
             let projection = named(house, name)?;
             if !projection.rebuild().await? {
                 let message = format!("a generation of {name} is being built or deleted already");
-                return Err(Failure::Usage(message));
+                return Err(CliFailure::Usage(message));
             }
             if !detach {
                 follow(house, &projection).await?;
@@ -55,14 +55,14 @@ async fn act(house: &House, command: &ProjectCommand, output: &Output) -> Result
         ProjectCommand::Rollback { name, .. } => {
             let projection = named(house, name)?;
             if !projection.roll_back().await? {
-                return Err(Failure::Usage(format!("{name} has no generation to go back to")));
+                return Err(CliFailure::Usage(format!("{name} has no generation to go back to")));
             }
             show(&projection, output).await?;
         }
         ProjectCommand::Drop { name, .. } => {
             let projection = named(house, name)?;
             if !projection.drop_previous().await? {
-                return Err(Failure::Usage(format!(
+                return Err(CliFailure::Usage(format!(
                     "{name} has no former generation, or one is being deleted"
                 )));
             }
@@ -72,15 +72,17 @@ async fn act(house: &House, command: &ProjectCommand, output: &Output) -> Result
     Ok(())
 }
 
-fn named(house: &House, name: &str) -> Result<Projection, Failure> {
+fn named(house: &House, name: &str) -> Result<Projection, CliFailure> {
     let found = house.projections().into_iter().find(|projection| projection.name() == name);
-    found
-        .ok_or_else(|| Failure::Usage(format!("there is no projection `{name}`; `projection list` has them")))
+    let found = found.map(|projection| projection.on_behalf_of(&crate::audit::actor(), house.ids()));
+    found.ok_or_else(|| {
+        CliFailure::Usage(format!("there is no projection `{name}`; `projection list` has them"))
+    })
 }
 
 /// Works on the build together with the servers, if there are any, until readers read it.
-async fn follow(house: &House, projection: &Projection) -> Result<(), Failure> {
-    house.start_workers(statehouse::worker::Options::default());
+async fn follow(house: &House, projection: &Projection) -> Result<(), CliFailure> {
+    house.start_workers(statehouse::worker::WorkerOptions::default());
     let bar = match std::io::stderr().is_terminal() {
         true => ProgressBar::new_spinner(),
         false => ProgressBar::hidden(),
@@ -92,13 +94,15 @@ async fn follow(house: &House, projection: &Projection) -> Result<(), Failure> {
         let Some(building) = &status.state.building else { break };
         let (ahead, _) = lag(&status.building);
         let said = match building.phase {
-            Phase::Scanning => format!("{} rows scanned, {ahead} records ahead", status.state.scanned),
-            Phase::CatchingUp => format!("all {} rows scanned, {ahead} records ahead", status.state.scanned),
-            Phase::Differs => {
+            BuildPhase::Scanning => format!("{} rows scanned, {ahead} records ahead", status.state.scanned),
+            BuildPhase::CatchingUp => {
+                format!("all {} rows scanned, {ahead} records ahead", status.state.scanned)
+            }
+            BuildPhase::Differs => {
                 bar.finish_and_clear();
                 let number = building.generation.number;
                 let why = format!("generation {number} differs from its source and was not switched to");
-                return Err(Failure::Other(anyhow::anyhow!("{why}; rebuild once more")));
+                return Err(CliFailure::Other(anyhow::anyhow!("{why}; rebuild once more")));
             }
         };
         bar.set_message(said);
@@ -109,19 +113,19 @@ async fn follow(house: &House, projection: &Projection) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn show(projection: &Projection, output: &Output) -> Result<(), Failure> {
+async fn show(projection: &Projection, output: &Output) -> Result<(), CliFailure> {
     let status = projection.status().await?;
     output.show(&to_json(projection.name(), &status), || describe(projection.name(), &status));
     Ok(())
 }
 
 /// Records ahead in all partitions, and the age of the oldest of them.
-fn lag(standings: &[Standing]) -> (u64, Duration) {
+fn lag(standings: &[GroupStatus]) -> (u64, Duration) {
     let records = standings.iter().map(|one| one.records).sum();
     (records, standings.iter().map(|one| one.behind).max().unwrap_or_default())
 }
 
-fn to_json(name: &str, status: &Status) -> Json {
+fn to_json(name: &str, status: &ProjectionStatus) -> Json {
     let state = &status.state;
     let number = |generation: &Option<Generation>| generation.as_ref().map(|one| one.number);
     let (records, behind) = lag(&status.live);
@@ -138,7 +142,7 @@ fn to_json(name: &str, status: &Status) -> Json {
     })
 }
 
-fn line(name: &str, status: &Status) -> String {
+fn line(name: &str, status: &ProjectionStatus) -> String {
     let state = &status.state;
     let live =
         state.live.as_ref().map_or("not built yet".to_owned(), |live| format!("generation {}", live.number));
@@ -153,7 +157,7 @@ fn line(name: &str, status: &Status) -> String {
     )
 }
 
-fn describe(name: &str, status: &Status) -> String {
+fn describe(name: &str, status: &ProjectionStatus) -> String {
     let state = &status.state;
     let mut lines = vec![line(name, status)];
     if let Some(previous) = &state.previous {

@@ -20,7 +20,7 @@ use serde_json::{Map, Value as Json, json};
 use statehouse_server::config::{Config, Jwt, JwtKeys, Tls};
 use statehouse_server::logs::Level;
 
-use crate::output::Failure;
+use crate::output::CliFailure;
 
 /// The file that is read if it exists and no other is named.
 const FILE_DEFAULT: &str = "server.toml";
@@ -29,7 +29,7 @@ const ENVIRONMENT: &str = "STATEHOUSE";
 /// Variables of ours that are no settings of a server.
 const OTHERS: [&str; 2] = ["config", "tenant"];
 /// Settings that may hold a secret.
-const SECRETS: [&str; 4] = ["store", "redis", "secret", "auth.jwt.secret"];
+const SECRETS: [&str; 5] = ["store", "redis", "secret", "secrets_key", "auth.jwt.secret"];
 
 /// What the command itself has to know; the rest is the server's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,26 +37,36 @@ const SECRETS: [&str; 4] = ["store", "redis", "secret", "auth.jwt.secret"];
 pub(crate) struct Own {
     pub blueprint: PathBuf,
     pub store: String,
-    /// Where bookings keep their holds, if they keep them in Redis; empty for nowhere.
+    /// The URL of the Redis server for the holds of bookings; empty if no booking keeps its holds in Redis.
     pub redis: String,
-    /// Whether `serve` adds to the store what the blueprint asks for.
+    /// Keys that encrypt the secrets in the store, the one that encrypts first; empty for none.
+    pub secrets_key: String,
+    /// How far `serve` makes the store fit the blueprint.
     pub migrate: MigrateOnStart,
     pub listen: String,
     pub workers: Workers,
     /// How long the work of a process that was killed stands still.
     pub worker_lease_ms: u64,
+    /// How long the log is kept if the blueprint does not say; `forever` for without an end.
+    pub log_retention: String,
+    /// How long audit records are kept; `forever` for without an end.
+    pub audit_retention: String,
     pub log: Level,
     pub log_format: LogFormat,
 }
 
-/// What `serve` does about a store that lacks something of the blueprint.
+/// What `serve` does about a store that lacks something of the blueprint. In no case it removes anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum MigrateOnStart {
-    /// It adds what is missing, and removes and moves nothing.
-    Add,
     /// It does not start.
-    Never,
+    #[serde(alias = "never")]
+    Off,
+    /// It makes changes after which an older blueprint fits the store again, and does not start if others are needed.
+    #[serde(alias = "add")]
+    Additive,
+    /// It makes the changes that `apply` makes.
+    All,
 }
 
 /// Whether `serve` does what the house does by itself.
@@ -89,10 +99,13 @@ impl Default for Own {
             blueprint: "statehouse.toml".into(),
             store: "sqlite:statehouse.db".into(),
             redis: String::new(),
-            migrate: MigrateOnStart::Add,
+            secrets_key: String::new(),
+            migrate: MigrateOnStart::Additive,
             listen: "127.0.0.1:8080".into(),
             workers: Workers::On,
             worker_lease_ms: 10_000,
+            log_retention: "30d".into(),
+            audit_retention: "400d".into(),
             log: Level::default(),
             log_format: LogFormat::Auto,
         }
@@ -101,7 +114,7 @@ impl Default for Own {
 
 /// Everything that can be set, as it is.
 #[derive(Clone, Debug)]
-pub(crate) struct Settings {
+pub(crate) struct CliSettings {
     pub own: Own,
     pub server: Config,
     origins: BTreeMap<String, Origin>,
@@ -131,17 +144,20 @@ impl Flags {
     }
 }
 
-impl Settings {
+impl CliSettings {
     /// Reads flags, environment and file.
-    pub(crate) fn read(flags: &Flags) -> Result<Settings, Failure> {
+    pub(crate) fn read(flags: &Flags) -> Result<CliSettings, CliFailure> {
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         if let Some(message) = misspelled(names) {
-            return Err(Failure::Usage(message));
+            return Err(CliFailure::Usage(message));
         }
-        Settings::layered(flags, |name| std::env::var(name).ok())
+        CliSettings::layered(flags, |name| std::env::var(name).ok())
     }
 
-    fn layered(flags: &Flags, environment: impl Fn(&str) -> Option<String>) -> Result<Settings, Failure> {
+    fn layered(
+        flags: &Flags,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<CliSettings, CliFailure> {
         let known = known();
         let mut origins: BTreeMap<String, Origin> =
             known.keys().map(|name| (name.clone(), Origin::Default)).collect();
@@ -156,24 +172,24 @@ impl Settings {
         for (name, example) in &known {
             let Some((variable, text)) = from_environment(name, &environment)? else { continue };
             let value = typed(&text, example)
-                .map_err(|expected| Failure::Usage(format!("{variable}: expected {expected}")))?;
+                .map_err(|expected| CliFailure::Usage(format!("{variable}: expected {expected}")))?;
             replace(&mut tree, &mut origins, name, value, Origin::Environment(variable));
         }
         for (name, text) in &flags.given {
             let example = known.get(name).ok_or_else(|| unknown(name, "--set", &known))?;
             let value = typed(text, example)
-                .map_err(|expected| Failure::Usage(format!("{name}: expected {expected}")))?;
+                .map_err(|expected| CliFailure::Usage(format!("{name}: expected {expected}")))?;
             replace(&mut tree, &mut origins, name, value, Origin::Flag);
         }
         let (own, server) = split(tree);
-        let own: Own = serde_json::from_value(own).map_err(|error| Failure::Usage(error.to_string()))?;
+        let own: Own = serde_json::from_value(own).map_err(|error| CliFailure::Usage(error.to_string()))?;
         let server = serde_json::from_value(server).map_err(|error| {
             // Half of a pair, such as a certificate without its key, is only seen here.
-            Failure::Usage(format!(
+            CliFailure::Usage(format!(
                 "the settings do not fit together: {error}; `statehouse config` shows them"
             ))
         })?;
-        Ok(Settings { own, server, origins })
+        Ok(CliSettings { own, server, origins })
     }
 
     /// Every setting with its value and where that came from, secrets hidden.
@@ -217,7 +233,11 @@ fn known() -> BTreeMap<String, Json> {
                 ..Jwt::with(JwtKeys::Secret(String::new()))
             }),
         },
-        tls: Some(Tls { certificates: PathBuf::new(), key: PathBuf::new() }),
+        tls: Some(Tls {
+            certificates: PathBuf::new(),
+            key: PathBuf::new(),
+            client_authorities: Some(PathBuf::new()),
+        }),
         secret: Some(String::new()),
         ..Config::default()
     };
@@ -275,17 +295,17 @@ fn replace(tree: &mut Json, origins: &mut BTreeMap<String, Origin>, name: &str, 
     origins.insert(name.to_owned(), origin);
 }
 
-fn from_file(path: &Path, known: &BTreeMap<String, Json>) -> Result<BTreeMap<String, Json>, Failure> {
+fn from_file(path: &Path, known: &BTreeMap<String, Json>) -> Result<BTreeMap<String, Json>, CliFailure> {
     let text = std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))?;
     let tree: Json =
-        toml::from_str(&text).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+        toml::from_str(&text).map_err(|error| CliFailure::Usage(format!("{}: {error}", path.display())))?;
     let mut found = BTreeMap::new();
     leaves("", &tree, &mut found);
     for (name, value) in &found {
         let example = known.get(name).ok_or_else(|| unknown(name, &path.display().to_string(), known))?;
         if std::mem::discriminant(example) != std::mem::discriminant(value) {
             let message = format!("{}: {name}: expected {}", path.display(), kind(example));
-            return Err(Failure::Usage(message));
+            return Err(CliFailure::Usage(message));
         }
     }
     Ok(found)
@@ -294,7 +314,7 @@ fn from_file(path: &Path, known: &BTreeMap<String, Json>) -> Result<BTreeMap<Str
 fn from_environment(
     name: &str,
     environment: &impl Fn(&str) -> Option<String>,
-) -> Result<Option<(String, String)>, Failure> {
+) -> Result<Option<(String, String)>, CliFailure> {
     let variable = variable(name);
     if let Some(text) = environment(&variable) {
         return Ok(Some((variable, text)));
@@ -313,7 +333,7 @@ fn variable(name: &str) -> String {
     format!("{ENVIRONMENT}_{}", name.replace('.', "_").to_ascii_uppercase())
 }
 
-/// What is wrong with a variable that is almost a setting's. Others that begin alike may be somebody else's.
+/// What is wrong with a variable that is almost a setting's. Others that begin alike may belong to other programs.
 fn misspelled(names: impl Iterator<Item = String>) -> Option<String> {
     let known: Vec<String> = known().into_keys().map(|name| name.replace('.', "_")).collect();
     let is_secret_file = |name: &str| {
@@ -356,12 +376,12 @@ fn kind(example: &Json) -> &'static str {
     }
 }
 
-fn unknown(name: &str, place: &str, known: &BTreeMap<String, Json>) -> Failure {
+fn unknown(name: &str, place: &str, known: &BTreeMap<String, Json>) -> CliFailure {
     let advice = match statehouse::blueprint::nearest(name, known.keys().map(String::as_str)) {
         Some(near) => format!("did you mean `{near}`?"),
         None => "`statehouse config` lists them".to_owned(),
     };
-    Failure::Usage(format!("{place}: there is no setting `{name}`; {advice}"))
+    CliFailure::Usage(format!("{place}: there is no setting `{name}`; {advice}"))
 }
 
 /// The command's own settings, with their defaults, and the server's.
@@ -407,7 +427,7 @@ mod tests {
         }
     }
 
-    fn read(file: &str, environment: &[(&str, &str)], flags: &[(&str, &str)]) -> Result<Settings, String> {
+    fn read(file: &str, environment: &[(&str, &str)], flags: &[(&str, &str)]) -> Result<CliSettings, String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("server.toml");
         std::fs::write(&path, file).unwrap();
@@ -418,7 +438,7 @@ mod tests {
         let lookup = |name: &str| {
             environment.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         };
-        Settings::layered(&flags, lookup).map_err(|failure| format!("{failure:?}"))
+        CliSettings::layered(&flags, lookup).map_err(|failure| format!("{failure:?}"))
     }
 
     #[test]

@@ -10,8 +10,8 @@ use statehouse_drills::simulation::{self, HistorySize, SimulationRun, Simulation
 use statehouse_store::clock::Stopwatch;
 
 use crate::arguments::Simulate;
-use crate::output::{Failure, Output};
-use crate::stop::told_to_stop;
+use crate::output::{CliFailure, Output, counted};
+use crate::stop::stop_requested;
 
 /// What came of all seeds.
 #[derive(Default)]
@@ -26,7 +26,7 @@ struct SimulationSummary {
     last: Option<SimulationRun>,
 }
 
-pub(crate) async fn run(simulate: &Simulate, output: &Output) -> Result<(), Failure> {
+pub(crate) async fn run(simulate: &Simulate, output: &Output) -> Result<(), CliFailure> {
     let (first, seeds, history) = (simulate.first, simulate.seeds.max(1), simulate.history);
     let limit = Duration::from_secs(simulate.minutes.saturating_mul(60));
     let watch = Stopwatch::start();
@@ -36,7 +36,7 @@ pub(crate) async fn run(simulate: &Simulate, output: &Output) -> Result<(), Fail
     let mut work = tokio::task::spawn_blocking(work);
     let ended = tokio::select! {
         ended = &mut work => ended,
-        () = told_to_stop() => {
+        () = stop_requested() => {
             // The histories under way are brought to their end, and what there is so far is shown.
             stopped.store(true, Ordering::Relaxed);
             work.await
@@ -45,7 +45,7 @@ pub(crate) async fn run(simulate: &Simulate, output: &Output) -> Result<(), Fail
     let mut sum = ended.context("the simulation did not end")??;
     sum.is_stopped = stopped.load(Ordering::Relaxed);
     output.show(&to_json(&sum, watch.elapsed()), || describe(&sum, simulate, watch.elapsed()));
-    if sum.violated.is_empty() { Ok(()) } else { Err(Failure::Shown) }
+    if sum.violated.is_empty() { Ok(()) } else { Err(CliFailure::Shown) }
 }
 
 fn all(
@@ -134,12 +134,12 @@ fn describe(sum: &SimulationSummary, simulate: &Simulate, took: Duration) -> Str
         lines.push(format!("stopped before all {} seeds were run", simulate.seeds.max(1)));
     }
     lines.push(format!(
-        "{} histories in {:.1} s, {} hours of virtual time\n{}\n{} violations",
-        sum.histories,
+        "{} in {:.1} s, {} of virtual time\n{}\n{}",
+        counted(sum.histories, "history", "histories"),
         took.as_secs_f64(),
-        sum.elapsed.as_secs() / 3_600,
+        counted(sum.elapsed.as_secs() / 3_600, "hour", "hours"),
         sum.tally,
-        sum.violated.len()
+        counted(sum.violated.len() as u64, "violation", "violations")
     ));
     lines.join("\n")
 }

@@ -5,7 +5,7 @@ use std::future::Future;
 /// Ready when the process is asked to end: by Ctrl-C, by SIGTERM, or because its terminal is closed (SIGHUP). Signals are
 /// listened for from the call on, and not only from the first look at the future.
 #[cfg(unix)]
-pub(crate) fn told_to_stop() -> impl Future<Output = ()> + Send + 'static {
+pub(crate) fn stop_requested() -> impl Future<Output = ()> + Send + 'static {
     use tokio::signal::unix::{Signal, SignalKind, signal};
     // Without a handler the signal ends the process by itself.
     let interrupted = signal(SignalKind::interrupt()).ok();
@@ -29,7 +29,7 @@ pub(crate) fn told_to_stop() -> impl Future<Output = ()> + Send + 'static {
 
 /// Ready when the process is asked to end, by Ctrl-C.
 #[cfg(not(unix))]
-pub(crate) fn told_to_stop() -> impl Future<Output = ()> + Send + 'static {
+pub(crate) fn stop_requested() -> impl Future<Output = ()> + Send + 'static {
     async {
         // Without a handler the signal ends the process by itself.
         let _ = tokio::signal::ctrl_c().await;

@@ -34,10 +34,12 @@ fn an_action_is_explained_with_its_shape_and_what_the_engine_gets() {
 #[test]
 fn a_resource_alone_explains_all_its_actions() {
     let text = text(explain(&["profile", "--on", "sqlite"]));
-    for action in ["create", "read", "list", "update", "patch", "mutate", "delete", "restore"] {
+    for action in
+        ["create", "read", "list", "update", "patch", "mutate", "delete", "restore", "erase", "check"]
+    {
         assert!(text.contains(&format!("{action} profile -> ")), "{action} is missing:\n{text}");
     }
-    assert_eq!(text.matches("(concrete, on").count(), 8, "{text}");
+    assert_eq!(text.matches("(concrete, on").count(), 10, "{text}");
 }
 
 #[test]

@@ -101,6 +101,7 @@ fn what_pages_say_works_when_pasted() {
         example
     });
     let runs: Vec<_> = examples
+        .chain(["../query", "../inbound", "../../systems/library/README"].into_iter().filter_map(example))
         .map(|example| {
             let pasted = example.pasted.clone();
             (example, std::thread::spawn(move || run(&pasted)))

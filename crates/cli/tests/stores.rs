@@ -63,6 +63,7 @@ fn only_apply_and_serve_change_tables() {
         &["secret", "generate", "x"],
         &["projection", "list"],
         &["serve", "--listen", "127.0.0.1:0", "--set", "migrate=never"],
+        &["serve", "--listen", "127.0.0.1:0", "--migrate", "off"],
     ] {
         let text = folder.expect(1, arguments);
         assert!(
@@ -127,6 +128,27 @@ fn values_of_a_field_that_becomes_hot_are_moved_by_apply() {
     assert!(folder.expect(0, &["apply"]).contains("move the values of notes.seen"));
     assert_eq!(folder.json(&["call", "note.read", "--key", "1"])["body"]["seen"], 7);
     assert!(folder.expect(0, &["plan"]).contains("Nothing to do"));
+}
+
+#[test]
+fn a_blueprint_of_another_house_is_rejected() {
+    let folder = Folder::with(&format!("[house]\nname = \"one\"\n{NOTE}"));
+    folder.expect(0, &["call", "note.create", "id=1", "text=one"]);
+    folder.write("[house]\nname = \"two\"\n[entity.order]\nkey = { id = \"int\" }\n");
+    for arguments in [
+        &["plan"][..],
+        &["apply"],
+        &["apply", "--allow-loss", "notes"],
+        &["serve", "--listen", "127.0.0.1:0"],
+        &["serve", "--listen", "127.0.0.1:0", "--migrate", "all"],
+        &["call", "order.create", "id=1"],
+    ] {
+        let text = folder.expect(1, arguments);
+        assert!(text.contains("belongs to the house `one`") && text.contains("renamed_from"), "{text}");
+    }
+    folder.write(&format!("[house]\nname = \"two\"\nrenamed_from = \"one\"\n{NOTE}"));
+    folder.expect(0, &["apply"]);
+    assert!(folder.expect(0, &["call", "note.read", "--key", "1"]).contains("\"one\""));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking, as tests do")]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -156,5 +157,207 @@ fn every_system_has_its_parts() {
         for part in ["statehouse.toml", "scenario.rs", "README.md"] {
             assert!(folder.join(part).exists(), "systems/{} has no {part}", system.name);
         }
+    }
+}
+
+/// The text of a file without its unit tests, which stand at its end.
+fn without_tests(text: &str) -> &str {
+    text.split("\n#[cfg(test)]\nmod ").next().unwrap_or_default()
+}
+
+/// The name that a line declares as a type, at any indentation. Associated types have no visibility and an indentation.
+fn declared_type(line: &str) -> Option<&str> {
+    let code = line.trim_start();
+    let declaration = code
+        .strip_prefix("pub ")
+        .or_else(|| code.split_once(") ").filter(|(head, _)| head.starts_with("pub(")).map(|(_, rest)| rest));
+    let is_public = declaration.is_some();
+    let mut words = declaration.unwrap_or(code).split(|c: char| !c.is_alphanumeric() && c != '_');
+    let keyword = words.next()?;
+    let is_type = matches!(keyword, "struct" | "enum" | "trait" | "union");
+    let is_alias = keyword == "type" && (is_public || code.len() == line.len());
+    (is_type || is_alias).then(|| words.next()).flatten().filter(|name| name.starts_with(char::is_uppercase))
+}
+
+/// A reader who searches for a type finds one.
+#[test]
+fn type_names_are_unique() {
+    let mut declared: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for path in all(".rs") {
+        let name = path.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
+        let is_test =
+            ["tests", "examples", "benches"].iter().any(|folder| name.split('/').any(|part| part == *folder));
+        if is_test || name.ends_with("tests.rs") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        for (index, line) in without_tests(&text).lines().enumerate() {
+            if let Some(found) = declared_type(line) {
+                declared.entry(found.to_owned()).or_default().push(format!("{name}:{}", index + 1));
+            }
+        }
+    }
+    assert!(declared.len() > 500, "only {} types were found", declared.len());
+    declared.retain(|_, places| places.len() > 1);
+    assert!(declared.is_empty(), "types with the same name: {declared:#?}");
+}
+
+/// How many lines two places in the archetypes' modules may share.
+const SHARED_LINES_MAX: usize = 12;
+
+/// The lines of code of a file, numbered from 1: without blank lines, comments, imports and unit tests.
+fn code_lines(text: &str) -> Vec<(usize, &str)> {
+    let mut in_import = false;
+    let numbered = without_tests(text).lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
+    numbered
+        .filter(|(_, line)| {
+            let begins_import = ["use ", "pub use ", "pub(crate) use ", "pub(super) use "]
+                .iter()
+                .any(|start| line.starts_with(start));
+            let is_import = in_import || begins_import;
+            in_import = is_import && !line.ends_with(';');
+            !is_import && !line.is_empty() && !line.starts_with("//")
+        })
+        .collect()
+}
+
+/// The places at which files share more lines of code than that, one after the other.
+fn shared_places(files: &[(String, String)], lines_max: usize) -> Vec<String> {
+    let mut seen: BTreeMap<Vec<&str>, String> = BTreeMap::new();
+    let mut found = Vec::new();
+    for (name, text) in files {
+        for window in code_lines(text).windows(lines_max + 1) {
+            let Some((number, _)) = window.first() else { continue };
+            let place = format!("{name}:{number}");
+            let lines = window.iter().map(|(_, line)| *line).collect();
+            if let Some(first) = seen.get(&lines) {
+                found.push(format!("{first} ~ {place}"));
+            } else {
+                seen.insert(lines, place);
+            }
+        }
+    }
+    found
+}
+
+/// What two archetypes share stands once, in the kit or in the one that the other depends on.
+#[test]
+fn archetypes_share_no_long_passages() {
+    let mut paths = Vec::new();
+    for folder in ["crates/statehouse/src/product", "crates/statehouse/src/infra"] {
+        files(&root().join(folder), ".rs", &mut paths);
+    }
+    paths.retain(|path| !path.ends_with("tests.rs"));
+    paths.sort();
+    assert!(paths.len() > 80, "only {} files were found", paths.len());
+    let read = |path: &PathBuf| {
+        let name = path.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
+        (name, std::fs::read_to_string(path).unwrap())
+    };
+    let texts: Vec<(String, String)> = paths.iter().map(read).collect();
+    let found = shared_places(&texts, SHARED_LINES_MAX);
+    assert!(found.is_empty(), "more than {SHARED_LINES_MAX} lines are the same: {found:#?}");
+}
+
+#[test]
+fn a_shared_passage_is_found_across_comments_and_imports() {
+    let lines = |count: usize| (0..count).map(|line| format!("    call({line});\n")).collect::<String>();
+    let place = |name: &str, text: String| (name.to_owned(), text);
+    let (short, long) = (lines(SHARED_LINES_MAX), lines(SHARED_LINES_MAX + 1));
+    let apart =
+        format!("use a::{{\n    b,\n}};\n{}", long.replace("call(3);", "call(3);\n\n    // A comment."));
+    assert!(shared_places(&[place("a", short.clone()), place("b", short)], SHARED_LINES_MAX).is_empty());
+    let found = shared_places(&[place("a", long), place("b", apart)], SHARED_LINES_MAX);
+    assert_eq!(found, ["a:1 ~ b:4"]);
+}
+
+/// Sentences name their actor: the caller, the worker, the engine. `CONTRIBUTING.md` quotes what not to write.
+#[test]
+fn prose_names_its_actors() {
+    let hides_its_actor = |text: &str| {
+        let text = text.to_lowercase();
+        let mut words = text.split(|c: char| !c.is_alphanumeric());
+        words.any(|word| matches!(word, "nobody" | "somebody" | "whoever"))
+    };
+    let mut found = Vec::new();
+    for path in all(".rs").into_iter().chain(all(".md")) {
+        let name = path.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
+        let is_page = name.ends_with(".md");
+        if matches!(name.as_str(), "CONTRIBUTING.md" | "CHANGELOG.md") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        for (index, line) in text.lines().enumerate() {
+            let prose = if is_page { Some(line) } else { line.split_once("//").map(|(_, comment)| comment) };
+            if prose.is_some_and(hides_its_actor) {
+                found.push(format!("{name}:{}: {}", index + 1, line.trim()));
+            }
+        }
+    }
+    assert!(found.is_empty(), "name the actor instead: {found:#?}");
+}
+
+/// The code map has one short row for each module of the library, and the path of a request at most 15 rows.
+#[test]
+fn the_architecture_is_a_map() {
+    let text = text("ARCHITECTURE.md");
+    let section = |title: &str| -> Vec<&str> {
+        let lines = text.lines().skip_while(|line| *line != title).skip(1);
+        lines
+            .take_while(|line| !line.starts_with("## "))
+            .filter(|line| line.starts_with("| "))
+            .skip(1)
+            .collect()
+    };
+    let path = section("## The path of a request");
+    assert!((5..=15).contains(&path.len()), "the path of a request has {} rows", path.len());
+    let map = section("## Code map");
+    for row in &map {
+        let about = row.trim_end_matches('|').rsplit('|').next().unwrap_or_default();
+        let words = about.split_whitespace().count();
+        assert!(words <= 15, "a row of the code map has {words} words: {row}");
+    }
+    for folder in ["crates/statehouse/src", "crates/statehouse/src/product", "crates/statehouse/src/infra"] {
+        for entry in std::fs::read_dir(root().join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
+            let is_module = path.is_dir() || path.extension().is_some_and(|end| end == "rs");
+            if !is_module || ["lib", "mod", "product", "infra"].contains(&stem.as_str()) {
+                continue;
+            }
+            let module = format!("`{folder}/{stem}").replace("crates/statehouse/src/", "");
+            assert!(
+                map.iter().any(|row| row.contains(&format!("{module}`"))),
+                "the code map has no row for {module}`"
+            );
+        }
+    }
+}
+
+/// The words in backticks of a text.
+fn code_spans(text: &str) -> Vec<String> {
+    text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+#[test]
+fn each_promise_of_the_security_page_names_tests_that_exist() {
+    let page = text("docs/security.md");
+    let (_, promises) = page.split_once("## Promises").unwrap();
+    let (promises, _) = promises.split_once("\n## ").unwrap();
+    let rows: Vec<&str> = promises.lines().filter(|line| line.starts_with("| ")).skip(1).collect();
+    assert!(rows.len() > 20, "only {} promises", rows.len());
+    let sources: String = all(".rs").iter().map(|path| std::fs::read_to_string(path).unwrap()).collect();
+    for row in rows {
+        let tests = row.trim_end_matches('|').rsplit('|').next().unwrap();
+        let mut named = 0;
+        for test in code_spans(tests) {
+            let name = test.rsplit("::").next().unwrap();
+            let exists = sources.contains(&format!("fn {name}("))
+                || sources.contains(&format!("mod {name};"))
+                || root().join(&test).exists();
+            assert!(exists, "docs/security.md names `{test}`, which does not exist: {row}");
+            named += 1;
+        }
+        assert!(named > 0, "a promise without a test: {row}");
     }
 }

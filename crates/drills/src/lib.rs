@@ -6,7 +6,7 @@
 //!   the documentation of [`statehouse_store::Store`], not from what some engine does.
 //! - [`proof`] says the same of what stands on the waist: each archetype's actions, on every engine.
 //! - [`differential`] runs random plans over random schemas on the model and on another store, side by side, and
-//!   finds the combinations that nobody thought of.
+//!   finds combinations that have no case.
 //! - [`linearize`] decides whether what concurrent clients saw can have happened in one order. Where many clients
 //!   race there is no expected answer to compare with, only answers that are impossible.
 //! - [`faults`] makes the world around a store bad, lets clients get on with it by the rules that the contract
@@ -20,7 +20,8 @@
 //! at once. Cases are code in a library and not tests, so that a test harness and a command can both run them; they
 //! return an error that says what was expected, and never panic.
 //!
-//! All of this is behind the feature `proof`, except for [`systems`] and [`sample_inputs`], which the command always has.
+//! What the command runs is behind the feature `proof`: cases of archetypes, drills, guard mutation, simulation and scenarios. The suite
+//! of the store and what else only tests run is behind the feature `suite`. Only [`systems`] and [`sample_inputs`] are always there.
 
 #![cfg_attr(
     feature = "proof",
@@ -33,17 +34,18 @@
 
 #[cfg(feature = "proof")]
 pub mod conformance;
-#[cfg(feature = "proof")]
+#[cfg(feature = "suite")]
 pub mod differential;
 pub mod harness;
 #[cfg(feature = "proof")]
 pub mod proof;
 
+#[cfg(feature = "suite")]
+pub use harness::faults;
 #[cfg(feature = "proof")]
 pub use harness::{
-    coverage, drill, engines, fake_targets, faults, linearize, mutation, recorder, scenario, selection,
-    simulation,
+    coverage, drill, engines, fake_targets, linearize, mutation, recorder, scenario, selection, simulation,
 };
 pub use harness::{sample_inputs, systems};
-#[cfg(feature = "proof")]
+#[cfg(feature = "suite")]
 pub use proof::projection::endurance;

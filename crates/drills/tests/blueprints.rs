@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
 use statehouse::Blueprint;
-use statehouse_drills::drill::{Drill, DrillReport, Target};
+use statehouse_drills::drill::{Drill, DrillReport, DrillTarget};
 use statehouse_drills::engines::{Model, Sqlite, TestEngine};
 use statehouse_drills::proof::DRILLS;
 
@@ -15,7 +15,7 @@ fn drills_of(archetype: &str) -> Vec<&'static Drill> {
 /// Runs the drills of an archetype on a blueprint's first resource of it, on the model and on SQLite.
 async fn reports(blueprint: &str, archetype: &str) -> Vec<DrillReport> {
     let blueprint = Blueprint::read("statehouse.toml", blueprint).unwrap();
-    let targets = Target::all_of(&blueprint).unwrap();
+    let targets = DrillTarget::all_of(&blueprint).unwrap();
     let (_, target) = targets.iter().find(|(keyword, _)| *keyword == archetype).unwrap();
     let mut reports = Vec::new();
     for engine in [&Model as &dyn TestEngine, &Sqlite] {

@@ -30,7 +30,7 @@ use statehouse_drills::simulation::{self, Workload};
 use statehouse_store::{Clock, SystemClock};
 
 /// Longer than any trial takes, on any engine. A store that hangs fails its trial instead of the whole run.
-const PATIENCE: Duration = Duration::from_secs(300);
+const PATIENCE: Duration = Duration::from_secs(900);
 
 /// How many workloads of the differential and fault runs each engine goes through, if the environment does not say.
 /// Seeds count from 1, so that a longer run repeats the shorter one first.

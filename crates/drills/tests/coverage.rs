@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use statehouse::archetypes::ARCHETYPES;
 use statehouse::atlas;
 use statehouse_drills::coverage;
+use statehouse_drills::harness::machine_docs::machine_section;
 use statehouse_drills::proof::{self, PROOFS};
 
 /// An archetype that has drills has one for each of its failures, and no other.
@@ -82,7 +83,20 @@ fn the_page_of_each_archetype_answers_its_failures() {
     }
 }
 
-/// Nobody finds a proof under another name than that of the archetype.
+#[test]
+fn the_page_of_each_archetype_shows_its_machines() {
+    for archetype in ARCHETYPES {
+        let path = root().join(format!("docs/archetypes/{}.md", archetype.keyword));
+        let section = machine_section(archetype).expect("the specimen can be declared");
+        let has_markers = text(&path).contains("<!-- generated: machines -->");
+        assert_eq!(has_markers, !section.is_empty(), "{}: markers for machines", archetype.keyword);
+        if has_markers {
+            check(&path, &with_generated(&text(&path), "machines", &section));
+        }
+    }
+}
+
+/// A proof has the name of its archetype.
 #[test]
 fn each_proof_is_of_the_archetype_of_its_folder() {
     let proven: Vec<&str> = PROOFS.iter().map(|proof| proof.archetype).collect();

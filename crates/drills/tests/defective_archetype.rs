@@ -10,15 +10,17 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use statehouse::action::{Answer, Call, Code, Desk, Does, Draft, Refusal, Verdict, Write};
+use statehouse::action::{
+    ActionContext, ActionHandler, Call, Code, Prepare, Prepared, Refusal, RefusedStep, Verdict,
+};
 use statehouse::{Blueprint, resource};
-use statehouse_drills::drill::{Drill, Target};
+use statehouse_drills::drill::{Drill, DrillTarget};
 use statehouse_drills::engines::Model;
 use statehouse_drills::mutation;
 use statehouse_drills::proof::DRILLS;
 use statehouse_drills::simulation::{HistorySize, Workload};
 use statehouse_store::guard::column;
-use statehouse_store::{Address, Consistency, Event, Guard, Refused, Table};
+use statehouse_store::{Address, Consistency, Guard, Table};
 
 const BLUEPRINT: &str = r#"
 [house]
@@ -32,43 +34,40 @@ duration = "2s"
 /// Looks, and then takes.
 struct CheckThenAct {
     table: Arc<Table>,
-    right: Arc<dyn Write>,
+    right: Arc<dyn Prepare>,
 }
 
 #[async_trait]
-impl Write for CheckThenAct {
-    async fn draft(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal> {
+impl Prepare for CheckThenAct {
+    async fn prepare(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Prepared, Refusal> {
         let address = Address::new(&self.table, &call.tenant, call.key.iter().cloned())?;
-        let row = desk.store.get(&[address], Consistency::Strong).await?.into_iter().next().flatten();
-        let taken = row.is_some_and(|row| row.time("expires_at").is_some_and(|end| end > desk.clock.now()));
+        let row = cx.store.get(&[address], Consistency::Strong).await?.into_iter().next().flatten();
+        let taken = row.is_some_and(|row| row.time("expires_at").is_some_and(|end| end > cx.clock.now()));
         if taken {
             return Err(Refusal::new(Code::Held, "somebody holds it"));
         }
-        let mut draft = self.right.draft(call, desk).await?;
-        if let Draft::Write(pieces) = &mut draft {
-            pieces.steps[0].guard = Guard::always().and(column("epoch").ge(0));
+        let mut prepared = self.right.prepare(call, cx).await?;
+        if let Prepared::Write(parts) = &mut prepared {
+            parts.steps[0].guard = Guard::always().and(column("epoch").ge(0));
         }
-        Ok(draft)
+        Ok(prepared)
     }
 
-    fn refusal(&self, call: &Call, refused: &Refused) -> Verdict {
-        self.right.refusal(call, refused)
-    }
-
-    fn answer(&self, call: &Call, event: &mut Event) -> Answer {
-        self.right.answer(call, event)
+    fn refused(&self, call: &Call, refused: &RefusedStep<'_>) -> Verdict {
+        self.right.refused(call, refused)
     }
 }
 
-fn target(broken: bool) -> Target {
+fn target(broken: bool) -> DrillTarget {
     let blueprint = Blueprint::read("broken.toml", BLUEPRINT).unwrap();
     let mut resources = resource::declare(&blueprint).unwrap();
     let lock = &mut resources[0];
     let acquire = lock.actions.iter_mut().find(|action| action.name == "acquire").unwrap();
-    if let (true, Does::Write(right)) = (broken, acquire.does.clone()) {
-        acquire.does = Does::Write(Arc::new(CheckThenAct { table: lock.tables[0].clone(), right }));
+    if let (true, ActionHandler::Write(write)) = (broken, &mut acquire.handler) {
+        let right = write.prepare.clone();
+        write.prepare = Arc::new(CheckThenAct { table: lock.tables[0].clone(), right });
     }
-    Target::among("broken", resources, "lock")
+    DrillTarget::among("broken", resources, "lock")
 }
 
 fn drill(failure: &str) -> &'static Drill {

@@ -27,9 +27,9 @@ use statehouse_store::eval::{Decision, decide};
 use statehouse_store::limits::further_records;
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{
-    Address, Change, Clock, Commit, Consistency, ExplainRequest, Explanation, Guard, LogPage, Migrate, Page,
-    Plan, Query, ReadRequest, ReadResult, Record, Resolution, Row, Scan, Schema, Step, Store, StoreError,
-    Tenant, Value,
+    Address, BlankRange, BlankedPage, Clock, Commit, Consistency, ExplainRequest, Explanation, Guard,
+    LogPage, Migrate, Page, Plan, Query, ReadRequest, ReadResult, Record, Resolution, Row, Scan, Schema,
+    SchemaChange, Segment, Step, Store, StoreError, Tenant, Time, Value,
 };
 
 /// What is wrong with a store.
@@ -61,6 +61,10 @@ enum Defect {
     FoldsTenants,
     /// A scan of one tenant returns all tenants' rows.
     ScansEverybody,
+    /// A scan of a segment returns the rows of all segments.
+    IgnoresSegments,
+    /// The last segment of a table is missing.
+    DropsLastSegment,
     /// An index across tenants shows those of one tenant only.
     SeesOneTenantAcross,
     /// A get may answer from a cache.
@@ -79,6 +83,10 @@ enum Defect {
     GapsInTheLog,
     /// Trimming forgets nothing.
     NeverTrims,
+    /// Events of erased rows stay as they are.
+    BlanksNothing,
+    /// Events are blanked wherever they are, also those of a row that was created again.
+    BlanksLaterEvents,
     /// The clock of guards is a microsecond ahead.
     ClockIsAhead,
     /// Closing does nothing.
@@ -270,7 +278,7 @@ impl Store for DefectiveStore {
         self.inner.partitions()
     }
 
-    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
+    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<SchemaChange>, StoreError> {
         let how = match (self.defect, how) {
             (Defect::ShowMigrates, Migrate::Show) => Migrate::Apply,
             (Defect::MigratesWithLoss, Migrate::Apply) => Migrate::ApplyWithLoss,
@@ -433,7 +441,19 @@ impl Store for DefectiveStore {
         if self.defect == Defect::ScansEverybody {
             return self.inner.scan(&Scan::all(scan.read_table())).await;
         }
+        if self.defect == Defect::IgnoresSegments && scan.segment().is_some() {
+            let whole = self.inner.scan(&Scan::all(scan.read_table())).await?;
+            return Ok(Page { next: None, ..whole });
+        }
         self.inner.scan(scan).await
+    }
+
+    async fn segments(&self, scan: &Scan, max: usize) -> Result<Vec<Segment>, StoreError> {
+        let mut segments = self.inner.segments(scan, max).await?;
+        if self.defect == Defect::DropsLastSegment && segments.len() > 1 {
+            segments.pop();
+        }
+        Ok(segments)
     }
 
     async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
@@ -450,6 +470,29 @@ impl Store for DefectiveStore {
 
     async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError> {
         if self.defect == Defect::NeverTrims { Ok(()) } else { self.inner.trim_log(partition, through).await }
+    }
+
+    async fn blank_events(&self, range: &BlankRange) -> Result<BlankedPage, StoreError> {
+        let mut range = range.clone();
+        let subjects = Arc::make_mut(&mut range.subjects);
+        match self.defect {
+            Defect::BlanksNothing => subjects.clear(),
+            // As if every row had been erased at the end of the log.
+            Defect::BlanksLaterEvents => {
+                let positions = subjects.values_mut().flat_map(|subjects| subjects.values_mut());
+                positions.for_each(|position| position.offset = u64::MAX);
+            }
+            _ => {}
+        }
+        self.inner.blank_events(&range).await
+    }
+
+    async fn scrub(&self) -> Result<(), StoreError> {
+        self.inner.scrub().await
+    }
+
+    async fn now(&self) -> Result<Time, StoreError> {
+        self.inner.now().await
     }
 
     fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {
@@ -554,6 +597,19 @@ async fn reads_that_are_wrong() {
 }
 
 #[tokio::test]
+async fn segments_that_do_not_tile_a_table() {
+    let cases = [
+        "segments::segments_tile_a_table_also_for_later_rows",
+        "segments::segments_of_a_tenant_have_only_its_rows",
+        "segments::the_rest_of_a_segment_can_be_divided_again",
+        "segments::keys_of_every_type_can_be_boundaries",
+    ];
+    noticed(Defect::IgnoresSegments, &cases).await;
+    noticed(Defect::DropsLastSegment, &cases).await;
+    noticed(Defect::ScansEverybody, &["segments::segments_of_a_tenant_have_only_its_rows"]).await;
+}
+
+#[tokio::test]
 async fn logs_that_are_wrong() {
     let cases = ["log::pages_of_the_log_are_bounded", "log::a_reader_by_offset_misses_nothing"];
     noticed(Defect::GapsInTheLog, &cases).await;
@@ -562,6 +618,16 @@ async fn logs_that_are_wrong() {
         &["log::trimming_forgets_records_and_their_ids", "log::a_fence_can_be_forgotten"],
     )
     .await;
+}
+
+#[tokio::test]
+async fn erasures_that_are_wrong() {
+    noticed(
+        Defect::BlanksNothing,
+        &["blank::positions_names_and_versions_stay", "blank::copies_in_batches_are_blanked"],
+    )
+    .await;
+    noticed(Defect::BlanksLaterEvents, &["blank::a_row_that_was_created_again_keeps_its_events"]).await;
 }
 
 #[tokio::test]

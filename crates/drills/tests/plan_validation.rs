@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde_json::json;
 use statehouse_store::guard::{column, is_in, is_null, now, now_plus, value};
 use statehouse_store::limits::{GUARD_LEAVES_MAX, IN_VALUES_MAX, NAME_BYTES_MAX, PAGE_MAX};
-use statehouse_store::plan::Builder;
+use statehouse_store::plan::PlanBuilder;
 use statehouse_store::{
     Address, BadValue, Entry, EventTemplate, Guard, Operand, Plan, PlanError, Query, Scan, Step, Table,
     Tenant, Time, Type, Value,
@@ -43,13 +43,13 @@ fn update() -> Step {
     Step::update(&table(), key())
 }
 
-fn of(step: Step) -> Builder {
+fn of(step: Step) -> PlanBuilder {
     Plan::of(&tenant(), "op").step(step)
 }
 
 /// Requires that a plan cannot be built, and that the error's text holds all of these.
 #[track_caller]
-fn refused(plan: Builder, expect: &[&str]) {
+fn refused(plan: PlanBuilder, expect: &[&str]) {
     match plan.build() {
         Ok(_) => panic!("the plan was built; expected an error holding {expect:?}"),
         Err(error) => {

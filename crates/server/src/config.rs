@@ -21,8 +21,57 @@ pub struct Config {
     pub cors_origins: Vec<String>,
     /// Serve `/metrics` to callers without credentials.
     pub open_metrics: bool,
+    /// Serve `/openapi.json` to callers without credentials.
+    pub open_openapi: bool,
+    /// Whether the console is served, and what it may do.
+    pub console: ConsoleMode,
+    /// What the console's pages say about this environment, such as `production`.
+    pub console_label: String,
+    /// The colour that tells this environment from others.
+    pub console_colour: ConsoleColour,
     /// Limits in bytes, counts and time.
-    pub limits: Limits,
+    pub limits: ServerLimits,
+}
+
+/// What the console may do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ConsoleMode {
+    /// Whatever the caller may do.
+    #[default]
+    On,
+    /// It shows everything that the caller may read, and writes nothing.
+    ReadOnly,
+    /// It is not served.
+    Off,
+}
+
+/// Colours of the bar on the console's pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "they are colours")]
+pub enum ConsoleColour {
+    Grey,
+    #[default]
+    Blue,
+    Green,
+    Orange,
+    Red,
+    Violet,
+}
+
+impl ConsoleColour {
+    /// Its name, as in the settings.
+    pub fn name(self) -> &'static str {
+        match self {
+            ConsoleColour::Grey => "grey",
+            ConsoleColour::Blue => "blue",
+            ConsoleColour::Green => "green",
+            ConsoleColour::Orange => "orange",
+            ConsoleColour::Red => "red",
+            ConsoleColour::Violet => "violet",
+        }
+    }
 }
 
 /// Accepted credentials. With neither, the server is in open mode and serves loopback callers only.
@@ -112,12 +161,15 @@ pub struct Tls {
     pub certificates: PathBuf,
     /// The private key.
     pub key: PathBuf,
+    /// Certificates of the authorities that sign the certificates of clients. If set, a client must present one.
+    #[serde(default)]
+    pub client_authorities: Option<PathBuf>,
 }
 
 /// Limits for clients.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Limits {
+pub struct ServerLimits {
     /// Concurrent connections; further ones wait in the listen queue of the operating system.
     pub connections: usize,
     /// Bytes of a body after decompression. Slightly more than the largest plan.
@@ -130,6 +182,39 @@ pub struct Limits {
     pub batch_calls: usize,
     /// Concurrent event streams.
     pub streams: usize,
+    /// Requests of a tenant in flight.
+    pub tenant_requests: usize,
+    /// Requests of a key in flight.
+    pub key_requests: usize,
+    /// Event streams of a tenant.
+    pub tenant_streams: usize,
+    /// Event streams of a key.
+    pub key_streams: usize,
+    /// Requests of a tenant that wait for a change (`Prefer: wait`) or for something to do (`wait_ms`).
+    pub tenant_waits: usize,
+    /// Requests of a key that wait.
+    pub key_waits: usize,
+    /// Bytes of request bodies of a tenant in memory.
+    pub tenant_body_bytes: usize,
+    /// Bytes of request bodies of a key in memory.
+    pub key_body_bytes: usize,
+    /// Bytes that a tenant may write in a minute: bodies of writes and of their responses, and a fixed amount for each
+    /// write. Writes beyond it are rejected until the time has passed.
+    pub tenant_write_bytes_per_minute: u64,
+    /// Writes that are handed to the store at once; further ones wait in a queue that is fair to tenants.
+    pub concurrent_writes: usize,
+    /// The same for one tenant while other tenants write too.
+    pub tenant_concurrent_writes: usize,
+    /// Rows that a tenant may have in the store; 0 for any number.
+    pub tenant_rows: u64,
+    /// Timers of a tenant that may be set; 0 for any number.
+    pub tenant_timers: u64,
+    /// Bytes that the records of a tenant may have in the log; 0 for any number.
+    pub tenant_log_bytes: u64,
+    /// Bytes of responses that a connection has not accepted yet.
+    pub connection_unsent_bytes: usize,
+    /// Bytes of responses that all connections of a tenant have not accepted yet.
+    pub tenant_unsent_bytes: usize,
     /// Timeout for the headers of a request and for a TLS handshake.
     pub header_timeout_ms: u64,
     /// Timeout for the body of a request.
@@ -148,15 +233,31 @@ pub struct Limits {
     pub credential_cache_ms: u64,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for ServerLimits {
+    fn default() -> ServerLimits {
+        ServerLimits {
             connections: 10_000,
             body_bytes: 4 << 20,
             header_bytes: 32 << 10,
             headers: 64,
             batch_calls: 98,
             streams: 1_000,
+            tenant_requests: 1_000,
+            key_requests: 500,
+            tenant_streams: 200,
+            key_streams: 100,
+            tenant_waits: 1_000,
+            key_waits: 500,
+            tenant_body_bytes: 64 << 20,
+            key_body_bytes: 32 << 20,
+            tenant_write_bytes_per_minute: 1 << 30,
+            concurrent_writes: 64,
+            tenant_concurrent_writes: 8,
+            tenant_rows: 0,
+            tenant_timers: 0,
+            tenant_log_bytes: 0,
+            connection_unsent_bytes: 16 << 20,
+            tenant_unsent_bytes: 64 << 20,
             header_timeout_ms: 10_000,
             body_timeout_ms: 30_000,
             idle_timeout_ms: 75_000,

@@ -11,7 +11,8 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE";
 const HEADERS: &str = "authorization, content-type, content-encoding, idempotency-key, if-match, if-none-match, \
                        last-event-id, prefer, statehouse-tenant, traceparent, x-request-id";
-const EXPOSED: &str = "etag, link, location, preference-applied, retry-after, statehouse-token, x-request-id";
+const EXPOSED: &str =
+    "etag, link, location, preference-applied, retry-after, statehouse-now, statehouse-token, x-request-id";
 
 /// Whether an origin is listed.
 pub fn is_listed(origins: &[String], origin: &HeaderValue) -> bool {

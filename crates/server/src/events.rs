@@ -4,9 +4,13 @@
 //!   `Last-Event-ID` (browsers do) or as `?after=` and misses nothing. `?after=oldest` starts at the oldest retained
 //!   record; without either the stream starts at the current end.
 //! - **Order.** The events of one row arrive in the order of its versions. There is no order between rows.
+//! - **One row.** `?resource=lot&key=7` has the events of one row.
+//! - **The newest only.** With `?newest=true` a stream sends of each row the newest event that there is when the client can take
+//!   one, and passes over those before it. A watcher that is slow or was away is told what holds now, not what it missed.
 //! - **At least once.** A record with several events is one step of the cursor: a client that is disconnected within a
 //!   record receives the whole record again. The CloudEvent's `id` is stable, so that the client can deduplicate.
-//! - **Tenant isolation.** A stream contains only records of the caller's tenant.
+//! - **Tenant isolation.** A stream contains only records of the caller's tenant, of resources that its scopes let it read.
+//! - **Actors.** A caller with the scope `admin` also gets `actor` with each event: the credential that caused the write.
 //! - **Trimmed log.** If the log no longer contains the records after the cursor, the response is 410.
 //! - **Revocation.** The server re-checks the credentials every few seconds. The stream ends soon after its key was
 //!   revoked or its key or token expired.
@@ -14,6 +18,7 @@
 //! The streams of a process share one log reader ([`statehouse::follow`]). A stream that starts further back, or whose
 //! client is slow, reads from the store until it has caught up. Backpressure: no stream reads faster than its client.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,26 +30,32 @@ use http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use serde_json::{Value as Json, json};
-use statehouse::follow::{Listener, Next};
+use statehouse::follow::{Listener, TailRead};
 use statehouse::house::{data_of, subject_of};
 use statehouse::resource::visible_data;
 use statehouse::{House, Refusal};
 use statehouse_store::{Event, LogPage, Record, StoreError, Tenant, Time};
-use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
-use crate::auth::{self, Scope};
+use crate::auth::networks::PeerAddress;
+use crate::auth::{self, Access, Caller};
 use crate::config::millis;
-use crate::http::{Context, Request, RequestInfo, Shared, query_pairs};
+use crate::http::{Context, HttpRequest, HttpShared, RequestInfo, query_pairs};
 use crate::metrics::GaugeGuard;
 use crate::problem::{INVALID_INPUT, MALFORMED, Problem, TRIMMED, UNAVAILABLE};
+use crate::quota::QuotaGuard;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// Value of `after` that starts a stream at the oldest record.
 const OLDEST: &str = "oldest";
 /// Records per read.
 const PAGE: usize = 100;
+/// Records that a stream of the newest events passes over at once.
+const NEWEST_RECORDS_MAX: usize = 5_000;
 /// Messages buffered for a slow client before its stream stops reading.
 const BUFFERED_MESSAGES: usize = 64;
+/// Bytes buffered for a slow client before its stream stops reading.
+const BUFFERED_BYTES: u32 = 256 << 10;
 /// Reconnection delay requested from the client, in milliseconds.
 const RETRY_MS: u64 = 2_000;
 /// Minimum interval between two checks of a stream's credentials.
@@ -54,69 +65,89 @@ const PURPOSE: &[u8] = b"events";
 
 /// Opens a stream.
 pub(crate) async fn handle(
-    shared: &Arc<Shared>,
-    request: Request,
+    shared: &Arc<HttpShared>,
+    request: HttpRequest,
     info: &mut RequestInfo,
 ) -> Result<Response, Problem> {
     let (parts, _) = request.into_parts();
-    let caller = shared.authenticator.authenticate(&parts.headers).await?;
+    let caller =
+        shared.authenticator.authenticate(&parts.headers, PeerAddress::of(&parts.extensions)).await?;
     info.tenant = Some(caller.tenant.clone());
-    caller.require(Scope::Read)?;
-    open(shared, &caller.tenant, &parts, &info.context).await
+    open(shared, &caller, &parts, &info.context).await
 }
 
 async fn open(
-    shared: &Arc<Shared>,
-    tenant: &Tenant,
+    shared: &Arc<HttpShared>,
+    caller: &Caller,
     request: &Parts,
     context: &Context,
 ) -> Result<Response, Problem> {
     if request.method != Method::GET {
         return Err(Problem::method_not_allowed(&["GET"]));
     }
-    let (mut after, mut resource) = (None, None);
+    let (mut after, mut resource, mut key, mut newest) = (None, None, None, false);
     for (name, value) in query_pairs(request.uri.query())? {
-        match name.as_str() {
-            "after" => after = Some(value),
-            "resource" => resource = Some(value),
-            _ => return Err(parameter_error(&name, "unknown parameter; this path takes after and resource")),
+        match (name.as_str(), value.as_str()) {
+            ("after", _) => after = Some(value),
+            ("resource", _) => resource = Some(value),
+            ("key", _) => key = Some(value),
+            ("newest", "true" | "false") => newest = value == "true",
+            ("newest", _) => return Err(parameter_error(&name, "expected true or false")),
+            _ => {
+                let why = "unknown parameter; this path takes after, resource, key and newest";
+                return Err(parameter_error(&name, why));
+            }
         }
+    }
+    if key.is_some() && resource.is_none() {
+        return Err(parameter_error("key", "name the resource whose row it is, with resource"));
     }
     if let Some(resource) = &resource
         && shared.house.resource(resource).is_err()
     {
         return Err(parameter_error("resource", "unknown resource"));
     }
+    require_reads(shared, caller, resource.as_deref())?;
     // A browser that reconnects repeats its first URL; the header is newer.
     if let Some(last) = request.headers.get(LAST_EVENT_ID) {
         let text = last.to_str().map_err(|_| Problem::new(MALFORMED, "Last-Event-ID is not ASCII"))?;
         after = Some(text.to_owned()).filter(|text| !text.is_empty()).or(after);
     }
+    let counted = shared.quotas.streams.acquire(caller, 1)?;
+    let tenant = &caller.tenant;
     let listener = shared.house.tail().listen();
     let offsets = start_offsets(shared, tenant, after.as_deref()).await?;
     let permit = shared.streams.clone().try_acquire_owned();
     let permit = permit.map_err(|_| {
         Problem::new(UNAVAILABLE, "too many event streams are open").header(http::header::RETRY_AFTER, "5")
     })?;
-    let (to, mut messages) = mpsc::channel(BUFFERED_MESSAGES);
+    // What waits in the buffer is not the newest for long.
+    let (to, mut messages) = mpsc::channel(if newest { 1 } else { BUFFERED_MESSAGES });
     let now = shared.house.clock().now();
     let credentials = [AUTHORIZATION, auth::TENANT].into_iter();
     let stream = EventStream {
         shared: shared.clone(),
-        tenant: tenant.clone(),
+        caller: caller.clone(),
         credentials: credentials
             .filter_map(|name| request.headers.get(&name).map(|value| (name, value.clone())))
             .collect(),
+        peer: PeerAddress::of(&request.extensions),
         resource,
+        key,
+        newest,
         listener,
         offsets,
         to,
+        buffer: Arc::new(Semaphore::new(BUFFERED_BYTES as usize)),
         sent_at: now,
         checked_at: now,
     };
-    tokio::spawn(stream.run(permit, context.request_id.clone()));
+    tokio::spawn(stream.run((permit, counted), context.request_id.clone()));
     let body =
-        poll_fn(move |task| messages.poll_recv(task).map(|message| message.map(Ok::<_, std::io::Error>)));
+        // Taking a message releases its part of the buffer.
+        poll_fn(move |task| {
+            messages.poll_recv(task).map(|message| message.map(|(message, _)| Ok::<_, std::io::Error>(message)))
+        });
     let mut response = Response::new(Body::from_stream(body));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -124,6 +155,18 @@ async fn open(
     // Proxies that buffer responses would stall a stream.
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     Ok(response)
+}
+
+/// Requires that the caller may read the resource that it asked for; without one, at least one of them.
+fn require_reads(shared: &HttpShared, caller: &Caller, resource: Option<&str>) -> Result<(), Problem> {
+    if let Some(resource) = resource {
+        return caller.require(Access::Resource(resource));
+    }
+    let mut resources = shared.house.resources().iter();
+    match resources.any(|resource| caller.may(Access::Resource(&resource.name))) {
+        true => Ok(()),
+        false => caller.require(Access::Resource("*")),
+    }
 }
 
 fn parameter_error(name: &str, detail: &str) -> Problem {
@@ -140,7 +183,11 @@ fn trimmed() -> Problem {
 }
 
 /// The offsets after which a stream starts.
-async fn start_offsets(shared: &Shared, tenant: &Tenant, after: Option<&str>) -> Result<Vec<u64>, Problem> {
+async fn start_offsets(
+    shared: &HttpShared,
+    tenant: &Tenant,
+    after: Option<&str>,
+) -> Result<Vec<u64>, Problem> {
     let store = shared.house.store();
     let failed = |error: StoreError| Problem::from(Refusal::from(error));
     let partitions = store.partitions();
@@ -174,15 +221,23 @@ fn has_gap(page: &LogPage, offsets: u64) -> bool {
 
 /// One open stream.
 struct EventStream {
-    shared: Arc<Shared>,
-    tenant: Tenant,
+    shared: Arc<HttpShared>,
+    /// Who reads it, with the scopes of the last check.
+    caller: Caller,
     /// The headers that authenticated the caller.
     credentials: HeaderMap,
+    peer: PeerAddress,
     resource: Option<String>,
     listener: Listener,
     /// Last offset sent or skipped, per partition.
     offsets: Vec<u64>,
-    to: mpsc::Sender<Bytes>,
+    /// The row whose events it has, if not all.
+    key: Option<String>,
+    /// Whether it has only the newest event of each row.
+    newest: bool,
+    to: mpsc::Sender<(Bytes, OwnedSemaphorePermit)>,
+    /// Bytes that may still be buffered.
+    buffer: Arc<Semaphore>,
     /// Time of the last message.
     sent_at: Time,
     /// Time of the last successful credential check.
@@ -190,8 +245,8 @@ struct EventStream {
 }
 
 impl EventStream {
-    async fn run(mut self, _permit: OwnedSemaphorePermit, request_id: String) {
-        let _counted = GaugeGuard::enter(&self.shared.metrics, |metrics| &metrics.streams);
+    async fn run(mut self, _counted: (OwnedSemaphorePermit, QuotaGuard), request_id: String) {
+        let _gauge = GaugeGuard::enter(&self.shared.metrics, |metrics| &metrics.streams);
         match self.send_all().await {
             StreamEnd::Closed => {}
             StreamEnd::Unauthorized => {
@@ -223,7 +278,10 @@ impl EventStream {
         self.check().await?;
         let mut sent = false;
         for partition in 0..self.offsets.len() {
-            sent |= self.send_partition(partition).await?;
+            sent |= match self.newest {
+                true => self.send_newest(partition).await?,
+                false => self.send_partition(partition).await?,
+            };
         }
         let heartbeat = millis(self.shared.config.limits.heartbeat_ms);
         let clock = self.shared.house.clock();
@@ -257,57 +315,121 @@ impl EventStream {
             return Ok(());
         }
         self.checked_at = self.shared.house.clock().now();
-        match self.shared.authenticator.authenticate(&self.credentials).await {
-            Ok(caller) if caller.tenant == self.tenant && caller.require(Scope::Read).is_ok() => Ok(()),
+        match self.shared.authenticator.authenticate(&self.credentials, self.peer).await {
+            Ok(caller)
+                if caller.tenant == self.caller.tenant
+                    && require_reads(&self.shared, &caller, self.resource.as_deref()).is_ok() =>
+            {
+                self.caller = caller;
+                Ok(())
+            }
             // If the store is unavailable, the stream has nothing to send either.
             Err(problem) if problem.kind == UNAVAILABLE => Ok(()),
             _ => Err(StreamEnd::Unauthorized),
         }
     }
 
-    /// Sends some records of one partition and returns whether there were any.
-    async fn send_partition(&mut self, partition: usize) -> Result<bool, StreamEnd> {
-        let offsets = self.offsets.get(partition).copied().unwrap_or_default();
-        match self.listener.after(partition, offsets, PAGE) {
-            Next::Nothing => Ok(false),
-            Next::Records(records) => {
-                for record in &records {
-                    self.send_record(partition, record).await?;
-                }
-                Ok(true)
-            }
-            Next::Behind => {
+    /// Some records of one partition behind an offset.
+    async fn records(&self, partition: usize, after: u64) -> Result<Vec<Arc<Record>>, StreamEnd> {
+        match self.listener.after(partition, after, PAGE) {
+            TailRead::Nothing => Ok(Vec::new()),
+            TailRead::Records(records) => Ok(records),
+            TailRead::Behind => {
                 let number = u32::try_from(partition).unwrap_or(0);
-                let page = self.shared.house.store().read_log(number, offsets, PAGE).await?;
-                if has_gap(&page, offsets) {
+                let page = self.shared.house.store().read_log(number, after, PAGE).await?;
+                if has_gap(&page, after) {
                     return Err(StreamEnd::Failed(
                         "the log was trimmed past the position of the stream".into(),
                     ));
                 }
-                for record in &page.records {
-                    self.send_record(partition, record).await?;
-                }
-                Ok(!page.records.is_empty())
+                Ok(page.records.into_iter().map(Arc::new).collect())
             }
         }
     }
 
+    /// Sends some records of one partition and returns whether there were any.
+    async fn send_partition(&mut self, partition: usize) -> Result<bool, StreamEnd> {
+        let after = self.offsets.get(partition).copied().unwrap_or_default();
+        let records = self.records(partition, after).await?;
+        for record in &records {
+            self.send_record(partition, record).await?;
+        }
+        Ok(!records.is_empty())
+    }
+
+    /// Sends the newest event of each row among the records of one partition, and returns whether there were any.
+    async fn send_newest(&mut self, partition: usize) -> Result<bool, StreamEnd> {
+        let mut after = self.offsets.get(partition).copied().unwrap_or_default();
+        let mut newest: BTreeMap<(String, String), (Arc<Record>, usize)> = BTreeMap::new();
+        let mut read = 0;
+        loop {
+            let records = self.records(partition, after).await?;
+            for record in &records {
+                for (number, event) in self.wanted(record) {
+                    if let Some((resource, key)) = subject_of(record, event) {
+                        newest.insert((resource.to_owned(), key.to_owned()), (record.clone(), number));
+                    }
+                }
+                after = record.position.map_or(after, |position| position.offset);
+            }
+            read += records.len();
+            if records.is_empty() || read >= NEWEST_RECORDS_MAX {
+                break;
+            }
+        }
+        let mut sent = Vec::with_capacity(newest.len());
+        for (record, number) in newest.values() {
+            sent.extend(self.shown(record, *number).await?);
+        }
+        let before = self.cursor();
+        if let Some(offset) = self.offsets.get_mut(partition) {
+            *offset = after;
+        }
+        self.send_events(sent, before).await?;
+        Ok(read > 0)
+    }
+
+    /// The events of a record that the stream has, with their numbers.
+    fn wanted<'r>(&self, record: &'r Record) -> impl Iterator<Item = (usize, &'r Event)> + use<'_, 'r> {
+        let is_own = record.tenant == self.caller.tenant;
+        let is_wanted = move |event: &Event| {
+            subject_of(record, event).is_some_and(|(resource, key)| {
+                self.resource.as_deref().is_none_or(|only| only == resource)
+                    && self.key.as_deref().is_none_or(|only| only == key)
+                    && self.caller.may(Access::Resource(resource))
+            })
+        };
+        record.events.iter().enumerate().filter(move |(_, event)| is_own && is_wanted(event))
+    }
+
+    /// An event as the client gets it; none if the rules of its resource do not let the client see it.
+    async fn shown(&self, record: &Record, number: usize) -> Result<Option<Json>, StreamEnd> {
+        let Some(event) = record.events.get(number) else { return Ok(None) };
+        if let Some(claims) = &self.caller.claims
+            && !self.shared.house.may_see(claims, record, event).await?
+        {
+            return Ok(None);
+        }
+        let actor = event.actor.as_deref().filter(|_| self.caller.may(Access::Operator));
+        Ok(Some(cloud_event(&self.shared.house, record, number, (event, actor))))
+    }
+
     async fn send_record(&mut self, partition: usize, record: &Record) -> Result<(), StreamEnd> {
-        let wanted = |event: &Event| {
-            let only = self.resource.as_deref();
-            subject_of(record, event).is_some_and(|(resource, _)| only.is_none_or(|only| only == resource))
-        };
-        let sent: Vec<Json> = match record.tenant == self.tenant {
-            false => Vec::new(),
-            true => (record.events.iter().enumerate().filter(|(_, event)| wanted(event)))
-                .map(|(number, event)| cloud_event(&self.shared.house, record, number, event))
-                .collect(),
-        };
+        let numbers: Vec<usize> = self.wanted(record).map(|(number, _)| number).collect();
+        let mut sent: Vec<Json> = Vec::new();
+        for number in numbers {
+            sent.extend(self.shown(record, number).await?);
+        }
         // Only the last event of a record moves the cursor past it.
         let before = if sent.len() > 1 { self.cursor() } else { String::new() };
         if let (Some(offsets), Some(position)) = (self.offsets.get_mut(partition), record.position) {
             *offsets = position.offset;
         }
+        self.send_events(sent, before).await
+    }
+
+    /// Sends events, of which the last one moves the client's cursor.
+    async fn send_events(&mut self, sent: Vec<Json>, before: String) -> Result<(), StreamEnd> {
         let last = sent.len().saturating_sub(1);
         for (number, event) in sent.into_iter().enumerate() {
             let id = if number == last { &self.cursor() } else { &before };
@@ -319,12 +441,20 @@ impl EventStream {
     /// Queues a message as soon as the buffer has space, re-checking the credentials while it waits.
     async fn send(&mut self, message: String) -> Result<(), StreamEnd> {
         let clock = self.shared.house.clock().clone();
+        let bytes = u32::try_from(message.len()).unwrap_or(u32::MAX).min(BUFFERED_BYTES);
         loop {
             self.check().await?;
+            let space = async {
+                let bytes =
+                    self.buffer.clone().acquire_many_owned(bytes).await.map_err(|_| StreamEnd::Closed)?;
+                let slot = self.to.reserve().await.map_err(|_| StreamEnd::Closed)?;
+                Ok::<_, StreamEnd>((bytes, slot))
+            };
             tokio::select! {
                 biased;
-                room = self.to.reserve() => {
-                    room.map_err(|_| StreamEnd::Closed)?.send(message.into());
+                space = space => {
+                    let (bytes, slot) = space?;
+                    slot.send((message.into(), bytes));
                     self.sent_at = clock.now();
                     return Ok(());
                 }
@@ -334,7 +464,7 @@ impl EventStream {
     }
 
     fn cursor(&self) -> String {
-        self.shared.cursors.close(&[self.tenant.as_str().as_bytes(), PURPOSE], &pack(&self.offsets))
+        self.shared.cursors.close(&[self.caller.tenant.as_str().as_bytes(), PURPOSE], &pack(&self.offsets))
     }
 }
 
@@ -353,11 +483,16 @@ impl From<StoreError> for StreamEnd {
     }
 }
 
-/// An event of a record as a CloudEvent in JSON.
-fn cloud_event(house: &House, record: &Record, number: usize, event: &Event) -> Json {
+/// An event of a record as a CloudEvent in JSON, with the actor that its reader may see.
+fn cloud_event(
+    house: &House,
+    record: &Record,
+    number: usize,
+    (event, actor): (&Event, Option<&str>),
+) -> Json {
     let place = record.position.map(|position| position.to_string()).unwrap_or_default();
     let (resource, key) = subject_of(record, event).unwrap_or_default();
-    json!({
+    let mut cloud = json!({
         "specversion": "1.0",
         "id": format!("{place}:{number}"),
         "source": format!("/{}", house.name()),
@@ -366,7 +501,11 @@ fn cloud_event(house: &House, record: &Record, number: usize, event: &Event) -> 
         "time": record.at.to_string(),
         "datacontenttype": "application/json",
         "data": visible_data(house.resources(), &event.name, data_of(event)),
-    })
+    });
+    if let (Some(cloud), Some(actor)) = (cloud.as_object_mut(), actor) {
+        cloud.insert("actor".to_owned(), actor.into());
+    }
+    cloud
 }
 
 /// Offsets as variable-length integers: seven bits per byte, least significant first.

@@ -22,32 +22,48 @@
 //! # }
 //! ```
 
+mod audit;
 pub mod auth;
 pub mod config;
+pub mod console;
 mod cors;
+mod engine_clock;
 mod events;
+mod fair_queue;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+mod header_timeout;
 mod http;
 mod listen;
 pub mod logs;
 pub mod metrics;
 pub mod openapi;
 pub mod problem;
+mod quota;
+mod response_body;
 pub mod seal;
 mod tls;
+mod unsent;
+mod usage;
+mod wait_hub;
+mod write_rate;
+mod write_timeout;
 
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use statehouse::House;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio_rustls::TlsAcceptor;
 
-use crate::auth::secret::{Secret, SystemRowError};
-use crate::http::Shared;
+use crate::auth::secret::{HouseSecret, SystemRowError};
+use crate::console::{ConsoleSources, ConsoleState};
+use crate::http::HttpShared;
 use crate::listen::Connections;
 use crate::metrics::Metrics;
+use crate::tls::TlsFiles;
 pub use config::Config;
 
 /// Parses JSON as request bodies are parsed: rejects duplicate members and integers beyond 64 bits.
@@ -55,6 +71,8 @@ pub fn strict_json(text: &str) -> Result<serde_json::Value, serde_json::Error> {
     http::strict::read(text)
 }
 
+/// Time for the last logins to be recorded when the server stops.
+const LAST_LOGINS: Duration = Duration::from_secs(5);
 /// Key derivation purpose of the cursor seal.
 const CURSORS: &str = "cursors";
 
@@ -96,21 +114,34 @@ impl Config {
 
 /// A configured server.
 pub struct Server {
-    shared: Arc<Shared>,
-    tls: Option<TlsAcceptor>,
+    shared: Arc<HttpShared>,
+    tls: Option<Arc<TlsFiles>>,
     stop: watch::Sender<bool>,
 }
 
 impl Server {
     /// Creates a server for a house whose store is migrated, and starts the log followers of the house.
     pub async fn new(house: Arc<House>, config: Config) -> Result<Server, SetupError> {
-        let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
-        let secret = Secret::of(&house, config.secret.as_deref()).await?;
+        Server::with_console(house, config, ConsoleSources::default()).await
+    }
+
+    /// The same, with what the console shows beside the house.
+    pub async fn with_console(
+        house: Arc<House>,
+        config: Config,
+        sources: ConsoleSources,
+    ) -> Result<Server, SetupError> {
+        let reload = config::millis(config.limits.credential_cache_ms);
+        let tls = config.tls.clone().map(|files| TlsFiles::load(files, reload)).transpose()?.map(Arc::new);
+        let secret = HouseSecret::of(&house, config.secret.as_deref()).await?;
         let authenticator = auth::authenticator(&house, &config, &secret).await?;
         house.start_followers();
         let (stop, stopping) = watch::channel(false);
         let metrics = Arc::new(Metrics::default());
-        let shared = Shared::new(house, config, authenticator, secret.seal(CURSORS), metrics, stopping);
+        let cursors = secret.seal(CURSORS);
+        let console = ConsoleState::new(secret, sources);
+        let shared = HttpShared::new(house, config, authenticator, cursors, console, metrics, stopping);
+        shared.usage.start(&shared.stopping);
         Ok(Server { shared: Arc::new(shared), tls, stop })
     }
 
@@ -124,9 +155,26 @@ impl Server {
     ) -> Result<(), SetupError> {
         self.shared.config.may_listen(&listener)?;
         let address = listener.local_addr()?;
+        if self.tls.is_none() && !address.ip().is_loopback() {
+            tracing::warn!(
+                target: "statehouse::http",
+                %address,
+                "credentials are sent over plain HTTP on a public address: configure tls, or listen on a loopback address \
+                 behind a proxy that speaks TLS"
+            );
+        }
+        let (logins, house) = (self.shared.authenticator.logins().clone(), self.shared.house.clone());
+        let logins = tokio::spawn(logins.write(house, self.shared.stopping.clone()));
         let connections = Connections { shared: self.shared.clone(), tls: self.tls };
         tracing::info!(target: "statehouse::http", %address, house = self.shared.house.name(), "listening");
         listen::serve(listener, connections, shutdown, self.stop).await;
+        let written = tokio::select! {
+            written = logins => written.is_ok(),
+            () = self.shared.house.clock().sleep(LAST_LOGINS) => false,
+        };
+        if !written {
+            tracing::error!(target: "statehouse::audit", "the last logins were not recorded");
+        }
         tracing::info!(target: "statehouse::http", %address, "stopped");
         Ok(())
     }

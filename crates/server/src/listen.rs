@@ -6,10 +6,11 @@
 //! | while | timeout |
 //! |---|---|
 //! | the TLS handshake runs | `header_timeout_ms` |
-//! | the headers of a request arrive | `header_timeout_ms`, in hyper |
+//! | the headers of a request arrive | `header_timeout_ms`, in `header_timeout.rs` |
 //! | the body of a request arrives | `body_timeout_ms`, in `http/body.rs` |
 //! | no request is in flight | `idle_timeout_ms`, here |
-//! | the client does not read the response | `write_timeout_ms`, here |
+//! | the socket accepts no bytes | `write_timeout_ms`, in `write_timeout.rs` |
+//! | the client does not accept the next chunk of a response | `write_timeout_ms`, in `response_body.rs` |
 //!
 //! Connections beyond the limit wait in the listen queue of the operating system. To stop, the loop accepts no more
 //! connections, asks every connection to finish its requests, ends streams, waits for connections and pending writes, and
@@ -18,28 +19,27 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
-use bytes::Bytes;
-use http_body::Frame;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use statehouse_store::Clock;
-use statehouse_store::clock::Stopwatch;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio_rustls::TlsAcceptor;
 
+use crate::auth::networks::PeerAddress;
 use crate::config::millis;
-use crate::http::{Request, Shared, handle_request};
+use crate::header_timeout::HeaderTimeout;
+use crate::http::{HttpRequest, HttpShared, handle_request};
 use crate::metrics::GaugeGuard;
+use crate::response_body::{ConnectionActivity, Stall, StreamExecutor, TrackedBody};
+use crate::tls::TlsFiles;
+use crate::unsent::{ConnectionUnsent, UnsentGuard};
+use crate::write_timeout::WriteTimeout;
 
 /// Pause after a failed accept, for example because the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -48,12 +48,16 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const LIMIT_MARGIN: usize = 4;
 /// Concurrent requests on one HTTP/2 connection.
 const HTTP2_STREAMS: u32 = 100;
+/// Bytes that one HTTP/2 stream may buffer for the socket.
+const HTTP2_SEND_BUFFER_BYTES: usize = 64 << 10;
+/// Minimum interval between two checks of a connection's timeouts.
+const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(10);
 
 /// State shared by all connections.
 #[derive(Clone)]
 pub(crate) struct Connections {
-    pub shared: Arc<Shared>,
-    pub tls: Option<TlsAcceptor>,
+    pub shared: Arc<HttpShared>,
+    pub tls: Option<Arc<TlsFiles>>,
 }
 
 /// Accepts connections until `shutdown` resolves, then drains them.
@@ -75,10 +79,10 @@ pub(crate) async fn serve(
             Some(_) = open.join_next() => continue,
         };
         match accepted {
-            Ok((stream, permit)) => {
+            Ok((stream, peer, permit)) => {
                 let connections = connections.clone();
                 open.spawn(async move {
-                    connections.run(stream).await;
+                    connections.run(stream, peer).await;
                     drop(permit);
                 });
             }
@@ -105,14 +109,14 @@ pub(crate) async fn serve(
 async fn accept(
     listener: &TcpListener,
     permits: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+) -> io::Result<(TcpStream, PeerAddress, tokio::sync::OwnedSemaphorePermit)> {
     let permit = permits.clone().acquire_owned().await.map_err(io::Error::other)?;
-    let (stream, _) = listener.accept().await?;
-    Ok((stream, permit))
+    let (stream, peer) = listener.accept().await?;
+    Ok((stream, PeerAddress(Some(peer.ip())), permit))
 }
 
 impl Connections {
-    async fn run(self, stream: TcpStream) {
+    async fn run(self, stream: TcpStream, peer: PeerAddress) {
         let (metrics, limits) = (&self.shared.metrics, &self.shared.config.limits);
         metrics.accepted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let _counted = GaugeGuard::enter(metrics, |metrics| &metrics.connections);
@@ -120,35 +124,43 @@ impl Connections {
         let _ = stream.set_nodelay(true);
         let stream =
             WriteTimeout::new(stream, self.shared.house.clock().clone(), millis(limits.write_timeout_ms));
-        let Some(tls) = self.tls.clone() else { return self.serve_connection(stream).await };
+        let Some(tls) = self.tls.clone() else { return self.serve_connection(stream, peer).await };
         let secured = tokio::select! {
-            secured = tls.accept(stream) => secured,
+            secured = async { tls.acceptor(&**self.shared.house.clock()).await.accept(stream).await } => secured,
             () = self.shared.house.clock().sleep(millis(limits.header_timeout_ms)) => return,
         };
         match secured {
-            Ok(stream) => self.serve_connection(stream).await,
+            Ok(stream) => self.serve_connection(stream, peer).await,
             Err(error) => tracing::debug!(target: "statehouse::http", %error, "TLS handshake failed"),
         }
     }
 
-    async fn serve_connection(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+    async fn serve_connection(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        peer: PeerAddress,
+    ) {
         let activity = ConnectionActivity::default();
         let service = service_fn({
             let (shared, activity) = (self.shared.clone(), activity.clone());
-            move |request: Request| {
-                let busy = activity.begin();
-                let shared = shared.clone();
+            let unsent = ConnectionUnsent::default();
+            move |mut request: HttpRequest| {
+                request.extensions_mut().insert(peer);
+                let active = activity.begin();
+                let (shared, unsent) = (shared.clone(), unsent.clone());
                 async move {
-                    let response = handle_request(shared, request).await;
-                    Ok::<_, Infallible>(response.map(|body| TrackedBody { body, _busy: busy }))
+                    let mut response = handle_request(shared, request, &unsent).await;
+                    let unsent = response.extensions_mut().remove::<Arc<UnsentGuard>>();
+                    Ok::<_, Infallible>(response.map(|body| TrackedBody::new(body, active, unsent)))
                 }
             }
         });
         let builder = self.builder();
-        let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
-        let idle_max = millis(self.shared.config.limits.idle_timeout_ms);
+        let mut connection = pin!(builder.serve_connection_with_upgrades(
+            TokioIo::new(HeaderTimeout::new(stream, activity.clone())),
+            service
+        ));
         let (clock, mut stopping) = (self.shared.house.clock(), self.shared.stopping.clone());
-        let mut wait = idle_max;
         let mut is_stopping = false;
         loop {
             tokio::select! {
@@ -163,168 +175,60 @@ impl Connections {
                     is_stopping = true;
                     connection.as_mut().graceful_shutdown();
                 }
-                () = clock.sleep(wait) => match activity.idle() {
-                    Some(idle) if idle >= idle_max => return,
-                    Some(idle) => wait = idle_max.saturating_sub(idle),
-                    None => wait = idle_max,
-                },
+                () = clock.sleep(self.check_interval(&activity)) => {
+                    if self.must_close(&activity) {
+                        return;
+                    }
+                }
             }
         }
     }
 
-    fn builder(&self) -> auto::Builder<TokioExecutor> {
+    /// Time until the timeouts of a connection are checked again.
+    fn check_interval(&self, activity: &ConnectionActivity) -> Duration {
         let limits = &self.shared.config.limits;
-        let mut builder = auto::Builder::new(TokioExecutor::new());
+        // A request may begin at any time, so an idle connection is checked as often as a busy one.
+        let until_idle = millis(limits.idle_timeout_ms).saturating_sub(activity.idle().unwrap_or_default());
+        let often = millis(limits.write_timeout_ms.min(limits.header_timeout_ms)) / 2;
+        until_idle.min(often).max(CHECK_INTERVAL_MIN)
+    }
+
+    /// Whether a connection is idle for too long, or its client does not accept responses.
+    fn must_close(&self, activity: &ConnectionActivity) -> bool {
+        let limits = &self.shared.config.limits;
+        if activity.idle().is_some_and(|idle| idle >= millis(limits.idle_timeout_ms)) {
+            return true;
+        }
+        if activity.awaits_headers().is_some_and(|time| time >= millis(limits.header_timeout_ms)) {
+            return true;
+        }
+        let stall = activity.stalled(millis(limits.write_timeout_ms));
+        let (count, close) = match stall {
+            Stall::None => return false,
+            Stall::Reset(count) => (count, false),
+            Stall::Close(count) => (count, true),
+        };
+        self.shared.metrics.stalled.fetch_add(count as u64, std::sync::atomic::Ordering::Relaxed);
+        tracing::debug!(target: "statehouse::http", count, close, "the client does not accept responses");
+        close
+    }
+
+    fn builder(&self) -> auto::Builder<StreamExecutor> {
+        let limits = &self.shared.config.limits;
+        let mut builder = auto::Builder::new(StreamExecutor);
         builder
             .http1()
             .timer(TokioTimer::new())
-            .header_read_timeout(millis(limits.header_timeout_ms))
+            // hyper's timer runs while a connection is idle too, which has a timeout of its own here.
+            .header_read_timeout(None)
             .max_headers(limits.headers * LIMIT_MARGIN)
             .max_buf_size((limits.header_bytes * LIMIT_MARGIN).max(8 << 10));
         builder
             .http2()
             .timer(TokioTimer::new())
             .max_concurrent_streams(HTTP2_STREAMS)
+            .max_send_buf_size(HTTP2_SEND_BUFFER_BYTES)
             .max_header_list_size(u32::try_from(limits.header_bytes * LIMIT_MARGIN).unwrap_or(u32::MAX));
         builder
-    }
-}
-
-/// Number of requests in flight on a connection, and the time since the last one ended.
-#[derive(Clone)]
-struct ConnectionActivity(Arc<Mutex<(usize, Stopwatch)>>);
-
-/// A request in flight, until its response is complete.
-struct ActiveRequest(ConnectionActivity);
-
-impl Default for ConnectionActivity {
-    fn default() -> ConnectionActivity {
-        ConnectionActivity(Arc::new(Mutex::new((0, Stopwatch::start()))))
-    }
-}
-
-impl ConnectionActivity {
-    fn begin(&self) -> ActiveRequest {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).0 += 1;
-        ActiveRequest(self.clone())
-    }
-
-    /// Time since the last request ended; `None` while a request is in flight.
-    fn idle(&self) -> Option<Duration> {
-        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        (state.0 == 0).then(|| state.1.elapsed())
-    }
-}
-
-impl Drop for ActiveRequest {
-    fn drop(&mut self) {
-        let mut state = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = (state.0.saturating_sub(1), Stopwatch::start());
-    }
-}
-
-/// A response body that keeps its request in flight until it is dropped.
-struct TrackedBody {
-    body: Body,
-    _busy: ActiveRequest,
-}
-
-impl http_body::Body for TrackedBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        task: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.get_mut().body).poll_frame(task)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> http_body::SizeHint {
-        self.body.size_hint()
-    }
-}
-
-/// A socket whose writes fail when the peer accepts nothing within a time limit.
-struct WriteTimeout {
-    stream: TcpStream,
-    clock: Arc<dyn Clock>,
-    limit: Duration,
-    /// Runs while a write is blocked.
-    timer: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-}
-
-impl WriteTimeout {
-    fn new(stream: TcpStream, clock: Arc<dyn Clock>, limit: Duration) -> WriteTimeout {
-        WriteTimeout { stream, clock, limit, timer: None }
-    }
-
-    fn check_timeout<T>(
-        &mut self,
-        task: &mut Context<'_>,
-        written: Poll<io::Result<T>>,
-    ) -> Poll<io::Result<T>> {
-        if written.is_ready() {
-            self.timer = None;
-            return written;
-        }
-        let (clock, limit) = (&self.clock, self.limit);
-        let timer = self.timer.get_or_insert_with(|| {
-            let clock = clock.clone();
-            Box::pin(async move { clock.sleep(limit).await })
-        });
-        ready!(timer.as_mut().poll(task));
-        Poll::Ready(Err(io::Error::new(
-            io::ErrorKind::TimedOut,
-            "the client did not read the response in time",
-        )))
-    }
-}
-
-impl AsyncRead for WriteTimeout {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        task: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_read(task, buffer)
-    }
-}
-
-impl AsyncWrite for WriteTimeout {
-    fn poll_write(self: Pin<&mut Self>, task: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let written = Pin::new(&mut this.stream).poll_write(task, bytes);
-        this.check_timeout(task, written)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        task: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let written = Pin::new(&mut this.stream).poll_write_vectored(task, slices);
-        this.check_timeout(task, written)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        let flushed = Pin::new(&mut this.stream).poll_flush(task);
-        this.check_timeout(task, flushed)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        let shut = Pin::new(&mut this.stream).poll_shutdown(task);
-        this.check_timeout(task, shut)
     }
 }

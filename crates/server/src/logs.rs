@@ -34,7 +34,7 @@ const FLUSH_DELAY: Duration = Duration::from_millis(10);
 /// Log settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Options {
+pub struct LogOptions {
     /// Minimum level.
     pub level: Level,
     /// Line format.
@@ -94,13 +94,13 @@ pub struct AlreadyStarted;
 #[derive(Debug)]
 #[must_use]
 pub struct Logs {
-    queue: Arc<Queue>,
+    queue: Arc<LogQueue>,
     writer: Option<JoinHandle<()>>,
 }
 
 /// Starts the logger of this process. This works once.
-pub fn start(options: Options, to: impl Write + Send + 'static) -> Result<Logs, AlreadyStarted> {
-    let queue = Arc::new(Queue::default());
+pub fn start(options: LogOptions, to: impl Write + Send + 'static) -> Result<Logs, AlreadyStarted> {
+    let queue = Arc::new(LogQueue::default());
     let lines = LogSubscriber { options, queue: queue.clone() };
     tracing::subscriber::set_global_default(lines).map_err(|_| AlreadyStarted)?;
     let writer = std::thread::Builder::new().name("statehouse-logs".into()).spawn({
@@ -123,20 +123,20 @@ impl Drop for Logs {
 
 /// Lines that wait to be written.
 #[derive(Debug, Default)]
-struct Queue {
-    state: Mutex<QueueState>,
+struct LogQueue {
+    state: Mutex<LogQueueState>,
     news: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct QueueState {
+struct LogQueueState {
     lines: Vec<u8>,
     dropped: u64,
     ended: bool,
 }
 
-impl Queue {
-    fn state(&self) -> std::sync::MutexGuard<'_, QueueState> {
+impl LogQueue {
+    fn state(&self) -> std::sync::MutexGuard<'_, LogQueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -188,8 +188,8 @@ impl Queue {
 
 /// Formats events as lines. Spans are not recorded: the line of a request contains its ids.
 struct LogSubscriber {
-    options: Options,
-    queue: Arc<Queue>,
+    options: LogOptions,
+    queue: Arc<LogQueue>,
 }
 
 thread_local! {
@@ -273,17 +273,17 @@ fn write_line(line: &mut String, format: Format, event: &Event<'_>) {
         // Writing to memory does not fail.
         Format::Text => drop(write!(line, " {:<5}", metadata.level())),
     }
-    event.record(&mut Fields { line, format });
+    event.record(&mut LogFields { line, format });
     line.push_str(if format == Format::Json { "}\n" } else { "\n" });
 }
 
 /// Writes the fields of an event. Empty texts are omitted.
-struct Fields<'l> {
+struct LogFields<'l> {
     line: &'l mut String,
     format: Format,
 }
 
-impl Fields<'_> {
+impl LogFields<'_> {
     /// Writes the name and returns whether text is quoted.
     fn name(&mut self, field: &Field) -> bool {
         match self.format {
@@ -319,7 +319,7 @@ impl Fields<'_> {
     }
 }
 
-impl Visit for Fields<'_> {
+impl Visit for LogFields<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.text(field, |to| write!(to, "{value:?}"));
     }
@@ -365,8 +365,8 @@ mod tests {
     use super::*;
 
     /// The lines of some events.
-    fn lines(options: Options, say: impl FnOnce()) -> String {
-        let queue = Arc::new(Queue::default());
+    fn lines(options: LogOptions, say: impl FnOnce()) -> String {
+        let queue = Arc::new(LogQueue::default());
         tracing::subscriber::with_default(LogSubscriber { options, queue: queue.clone() }, say);
         queue.state().ended = true;
         let mut text = Vec::new();
@@ -377,7 +377,7 @@ mod tests {
     #[test]
     fn a_line_is_one_object_whatever_is_in_it() {
         let evil = "a\"b\\c\nd\u{7f}\u{85}";
-        let text = lines(Options::default(), || {
+        let text = lines(LogOptions::default(), || {
             tracing::info!(target: "statehouse::x", status = 200_u16, evil, shown = %evil, empty = "", "done");
         });
         assert_eq!(text.lines().count(), 1, "{text}");
@@ -388,7 +388,7 @@ mod tests {
             (&200.into(), &evil.into(), &evil.into())
         );
         assert!(line.get("empty").is_none());
-        let plain = lines(Options { format: Format::Text, ..Options::default() }, || {
+        let plain = lines(LogOptions { format: Format::Text, ..LogOptions::default() }, || {
             tracing::warn!(target: "statehouse::x", status = 200_u16, evil, "done");
         });
         assert!(
@@ -409,14 +409,14 @@ mod tests {
 
     #[test]
     fn libraries_are_only_heard_when_they_warn() {
-        let everything = Options { level: Level::Trace, ..Options::default() };
+        let everything = LogOptions { level: Level::Trace, ..LogOptions::default() };
         let text = lines(everything, || {
             tracing::trace!(target: "statehouse::x", "own");
             tracing::info!(target: "hyper::proto", "theirs");
             tracing::warn!(target: "hyper::proto", "their warning");
         });
         assert!(text.contains("own") && text.contains("their warning") && !text.contains("theirs"), "{text}");
-        let quiet = lines(Options { level: Level::Off, ..Options::default() }, || {
+        let quiet = lines(LogOptions { level: Level::Off, ..LogOptions::default() }, || {
             tracing::error!(target: "statehouse::x", "own");
         });
         assert_eq!(quiet, "");
@@ -424,7 +424,7 @@ mod tests {
 
     #[test]
     fn a_slow_reader_loses_lines_and_is_told_how_many() {
-        let queue = Queue::default();
+        let queue = LogQueue::default();
         let line = "x".repeat(QUEUE_BYTES_MAX / 2);
         for _ in 0..5 {
             queue.push(&line, false);

@@ -5,12 +5,14 @@
 
 use http::StatusCode;
 use serde_json::{Map, Value as Json, json};
-use statehouse::action::{Action, Does, Method, Place};
-use statehouse::form::Form;
+use statehouse::action::{Action, ActionHandler, Method, RouteKind};
+use statehouse::form::{Form, Property};
+use statehouse::house::{IF, condition_property, conditioned};
+use statehouse::inbound::InboundEndpoint;
 use statehouse::{Code, House, Resource};
 use statehouse_store::{Type, limits};
 
-use crate::problem::{self, Kind};
+use crate::problem::{self, ProblemKind};
 
 /// The document.
 pub fn document(house: &House) -> Json {
@@ -22,17 +24,15 @@ pub fn document(house: &House) -> Json {
     schemas.insert("BatchResult".into(), batch_result_schema());
     for resource in house.resources() {
         for action in &resource.actions {
-            let path = match action.route.place {
-                Place::Collection => format!("/v1/{}", resource.name),
-                Place::Item => format!("/v1/{}/{{key}}", resource.name),
-                Place::ItemAction => format!("/v1/{}/{{key}}/{}", resource.name, action.name),
-            };
-            let entry = paths.entry(path).or_insert_with(|| json!({}));
+            let entry = paths.entry(action.path(&resource.name, "{key}")).or_insert_with(|| json!({}));
             if let Some(entry) = entry.as_object_mut() {
                 let operation = operation(resource, action, &mut schemas);
                 entry.insert(action.route.method.name().to_ascii_lowercase(), operation);
             }
         }
+    }
+    for endpoint in house.inbound() {
+        paths.insert(endpoint.path(), json!({"post": inbound_operation(endpoint)}));
     }
     paths.insert("/v1/batch".into(), json!({"post": batch_operation()}));
     paths.insert("/v1/events".into(), json!({"get": events_operation(house)}));
@@ -42,11 +42,14 @@ pub fn document(house: &House) -> Json {
     );
     paths.insert("/livez".into(), json!({"get": probe("live", "Whether the process answers.")}));
     paths.insert("/readyz".into(), json!({"get": probe("ready", "Whether new requests are welcome.")}));
-    let tags: Vec<Json> = house
+    let mut tags: Vec<Json> = house
         .resources()
         .iter()
         .map(|resource| json!({"name": resource.name, "description": resource.archetype.name}))
         .collect();
+    if !house.inbound().is_empty() {
+        tags.push(json!({"name": "inbound", "description": "Signed messages of other systems"}));
+    }
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -64,12 +67,50 @@ pub fn document(house: &House) -> Json {
                 "bearer": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "A key of this house (sth_…) or a token of an issuer that it trusts.",
+                    "description": "A key of this house (sth_…) or a token of an issuer that it trusts. An operation lists \
+                        the narrowest scope that permits it; RESOURCE:read, RESOURCE:write, RESOURCE:*, read, write and \
+                        admin include it. A batch needs the scope of each of its calls.",
                 },
             },
             "parameters": parameters(),
             "headers": headers(),
         },
+    })
+}
+
+/// A signed message from another system. It needs no credential.
+fn inbound_operation(endpoint: &InboundEndpoint) -> Json {
+    let header = |(name, about): (String, &str)| json!({"name": name, "in": "header", "required": true, "schema": {"type": "string", "minLength": 1}, "description": about});
+    let about = "The message as it was signed: JSON in the form that the sender documents.";
+    let mut responses = Map::new();
+    let schema = json!({
+        "type": "object",
+        "required": ["id", "handled"],
+        "properties": {
+            "id": {"type": "string", "description": "The id of the message."},
+            "handled": {"type": "boolean", "description": "Whether the endpoint has an action for such messages."},
+        },
+    });
+    let content = json!({"application/json": {"schema": schema}});
+    let description = "The message was verified, and its action was done, now or by an earlier delivery.";
+    responses.insert("200".into(), json!({"description": description, "content": content}));
+    let codes =
+        [Code::InvalidSignature, Code::InvalidInput, Code::TooLarge, Code::OutcomeUnknown, Code::Unavailable];
+    let mut kinds: Vec<ProblemKind> =
+        codes.into_iter().chain(endpoint.refusals().iter().copied()).map(problem::kind_of).collect();
+    kinds.extend([problem::UNSUPPORTED_MEDIA_TYPE, problem::TOO_MANY_REQUESTS]);
+    kinds.sort_by_key(|kind| kind.code);
+    kinds.dedup();
+    responses.extend(problems(&kinds));
+    responses.insert("default".into(), any_problem());
+    json!({
+        "operationId": format!("inbound.{}", endpoint.name()),
+        "summary": format!("Receive a signed message of another system, and run {} once for its id.", endpoint.action()),
+        "tags": ["inbound"],
+        "parameters": endpoint.headers().into_iter().map(header).collect::<Vec<Json>>(),
+        "security": [{}],
+        "requestBody": {"required": true, "description": about, "content": {"application/json": {"schema": {}}}},
+        "responses": responses,
     })
 }
 
@@ -102,7 +143,7 @@ fn named(schemas: &mut Map<String, Json>, name: &str, form: &Form) -> Json {
 fn operation(resource: &Resource, action: &Action, schemas: &mut Map<String, Json>) -> Json {
     let writes = action.is_write();
     let mut parameters = Vec::new();
-    if action.route.place != Place::Collection {
+    if action.route.kind != RouteKind::Collection {
         parameters.push(key_parameter(resource));
     }
     if writes {
@@ -113,6 +154,9 @@ fn operation(resource: &Resource, action: &Action, schemas: &mut Map<String, Jso
             (false, false) => "IfMatch",
         };
         parameters.push(reference("parameters", condition));
+        if conditioned(resource, action).is_some() {
+            parameters.push(reference("parameters", "Condition"));
+        }
     } else {
         for property in &action.input {
             parameters.push(json!({
@@ -123,7 +167,7 @@ fn operation(resource: &Resource, action: &Action, schemas: &mut Map<String, Jso
                 "description": property.about,
             }));
         }
-        if action.route.place == Place::Item {
+        if action.route.kind == RouteKind::Item {
             parameters.push(reference("parameters", "IfNoneMatch"));
             parameters.push(reference("parameters", "Prefer"));
         }
@@ -134,25 +178,46 @@ fn operation(resource: &Resource, action: &Action, schemas: &mut Map<String, Jso
         "description": format!("{} ({}): {}.", action.target, action.shape, action.mechanism),
         "tags": [resource.name],
         "parameters": parameters,
+        "security": security(&format!("{}:{}", resource.name, action.name)),
         "responses": responses(resource, action, writes, schemas),
     });
-    if writes && !action.input.is_empty() {
+    let input = body_properties(resource, action);
+    if writes && !input.is_empty() {
+        let is_required =
+            input.iter().any(|property| property.required) || !is_conditional_post(resource, action);
         let name = schema_name(&resource.name, &action.name);
-        let schema = named(schemas, &name, &Form::Object(action.input.clone()));
+        let schema = named(schemas, &name, &Form::Object(input));
         let mut content = json!({"application/json": {"schema": schema}});
         if action.route.method == Method::Patch
             && let Some(content) = content.as_object_mut()
         {
             content.insert("application/merge-patch+json".into(), json!({"schema": schema}));
         }
-        put(&mut operation, "requestBody", json!({"required": true, "content": content}));
+        put(&mut operation, "requestBody", json!({"required": is_required, "content": content}));
     }
     operation
 }
 
+/// What an operation needs: no credential in open mode, otherwise this scope or one that includes it.
+fn security(scope: &str) -> Json {
+    json!([{}, {"bearer": [scope]}])
+}
+
+/// Whether an action takes a condition in its body: those of `PUT` and `PATCH` are the row itself.
+fn is_conditional_post(resource: &Resource, action: &Action) -> bool {
+    action.route.method == Method::Post && conditioned(resource, action).is_some()
+}
+
+/// What the body of a single call has.
+fn body_properties(resource: &Resource, action: &Action) -> Vec<Property> {
+    let is_declared = action.input.iter().any(|property| property.name == IF);
+    let adds = is_conditional_post(resource, action) && !is_declared;
+    action.input.iter().cloned().chain(adds.then(condition_property)).collect()
+}
+
 /// Whether an action creates a row whose key is part of its input.
 fn creates(action: &Action) -> bool {
-    action.is_write() && action.route.method == Method::Post && action.route.place == Place::Collection
+    action.is_write() && action.route.method == Method::Post && action.route.kind == RouteKind::Collection
 }
 
 fn put(object: &mut Json, name: &str, value: Json) {
@@ -167,7 +232,7 @@ fn responses(resource: &Resource, action: &Action, writes: bool, schemas: &mut M
     let mut headers = Map::new();
     let mut header =
         |name: &str, component: &str| drop(headers.insert(name.to_owned(), reference("headers", component)));
-    if action.route.place != Place::Collection || creates {
+    if action.route.kind != RouteKind::Collection || creates {
         header("ETag", "ETag");
     }
     if creates {
@@ -175,6 +240,9 @@ fn responses(resource: &Resource, action: &Action, writes: bool, schemas: &mut M
     }
     if writes {
         header("Statehouse-Token", "Token");
+    }
+    if !writes && resource.has_times() {
+        header("Statehouse-Now", "Now");
     }
     if matches!(action.output, Form::List(_)) {
         header("Link", "Link");
@@ -187,7 +255,7 @@ fn responses(resource: &Resource, action: &Action, writes: bool, schemas: &mut M
         "content": {"application/json": {"schema": schema}},
     });
     responses.insert(status.into(), success);
-    if !writes && action.route.place == Place::Item {
+    if !writes && action.route.kind == RouteKind::Item {
         responses.insert("304".into(), json!({"description": "The caller holds this version."}));
     }
     let mut codes: Vec<Code> = action.refusals.to_vec();
@@ -198,7 +266,7 @@ fn responses(resource: &Resource, action: &Action, writes: bool, schemas: &mut M
             codes.push(Code::VersionRequired);
         }
     }
-    let mut kinds: Vec<Kind> = codes.into_iter().map(problem::kind_of).collect();
+    let mut kinds: Vec<ProblemKind> = codes.into_iter().map(problem::kind_of).collect();
     if writes {
         kinds.extend([
             problem::OPERATION_IN_PROGRESS,
@@ -214,7 +282,7 @@ fn responses(resource: &Resource, action: &Action, writes: bool, schemas: &mut M
 }
 
 /// The responses for these kinds of problems, by status.
-fn problems(kinds: &[Kind]) -> Vec<(String, Json)> {
+fn problems(kinds: &[ProblemKind]) -> Vec<(String, Json)> {
     let mut statuses: Vec<u16> = kinds.iter().map(|kind| kind.status).collect();
     statuses.sort_unstable();
     statuses.dedup();
@@ -285,6 +353,14 @@ fn parameters() -> Json {
             "Names this write. A repetition with the same key gets the first answer and writes nothing. It is \
              remembered as long as the log keeps the write.",
         ),
+        "Condition": {
+            "name": IF,
+            "in": "query",
+            "required": false,
+            "schema": {"type": "string"},
+            "description": condition_property().about,
+            "example": "version < 9",
+        },
         "IfMatch": header("If-Match", false, etag.clone(), "The version that was seen, or * for any."),
         "RequiredIfMatch": header("If-Match", true, etag, "The version that was seen, or * for any."),
         "IfNoneMatch": header(
@@ -311,6 +387,10 @@ fn headers() -> Json {
         "ETag": {"description": "The row's version.", "schema": {"type": "string", "pattern": "^\"[0-9]+\"$"}},
         "Location": text("The path of the row."),
         "Token": text("For a cached read that has to see this write: its parameter `after`."),
+        "Now": {
+            "description": "The time by which deadlines are judged, in milliseconds since 1970.",
+            "schema": {"type": "integer", "format": "int64"},
+        },
         "Link": text("The next page, with rel=\"next\", if there is one."),
     })
 }
@@ -351,7 +431,9 @@ fn problem_schema() -> Json {
 fn batch_call_schema(house: &House, schemas: &mut Map<String, Json>) -> Json {
     let mut variants = Vec::new();
     for resource in house.resources() {
-        for action in resource.actions.iter().filter(|action| matches!(action.does, Does::Write(_))) {
+        for action in
+            resource.actions.iter().filter(|action| matches!(action.handler, ActionHandler::Write(_)))
+        {
             variants.push(batch_variant(resource, action, schemas));
         }
     }
@@ -365,18 +447,27 @@ fn batch_variant(resource: &Resource, action: &Action, schemas: &mut Map<String,
     let (mut properties, mut required) = (Map::new(), vec!["action"]);
     let name = format!("{}.{}", resource.name, action.name);
     properties.insert("action".into(), json!({"type": "string", "const": name}));
-    if action.route.place != Place::Collection {
+    if action.route.kind != RouteKind::Collection {
         required.push("key");
         let about = "The key of the row, as it stands in its path, decoded.";
         properties.insert("key".into(), json!({"type": "string", "description": about}));
     }
-    if action.input.iter().any(|property| property.required) {
+    // The condition is beside the input.
+    let (condition, own): (Vec<Property>, Vec<Property>) =
+        action.input.iter().cloned().partition(|property| property.name == IF);
+    if own.iter().any(|property| property.required) {
         required.push("input");
     }
-    let form = Form::Object(action.input.clone());
-    let input = match action.input.is_empty() {
-        true => form.schema(),
-        false => named(schemas, &schema_name(&resource.name, &action.name), &form),
+    if condition.iter().any(|property| property.required) {
+        required.push(IF);
+    }
+    if conditioned(resource, action).is_some() {
+        properties.insert(IF.into(), condition_property().schema());
+    }
+    let named_form = Form::Object(body_properties(resource, action));
+    let input = match own.is_empty() {
+        true => Form::Object(own).schema(),
+        false => named(schemas, &schema_name(&resource.name, &action.name), &named_form),
     };
     properties.insert("input".into(), input);
     if action.needs_version {
@@ -458,12 +549,18 @@ fn events_operation(house: &House) -> Json {
     json!({
         "operationId": "events",
         "summary": "Follow what is written.",
+        "description": "Events of the resources that the caller may read, or of the one that it names.",
         "tags": [],
+        "security": security("*:read"),
         "parameters": [
             {"name": "after", "in": "query", "schema": {"type": "string"}, "description":
                 "The id of an event: the stream goes on behind it. `oldest` begins with the oldest that is kept."},
             {"name": "resource", "in": "query", "schema": {"type": "string", "enum": names}, "description":
                 "Only events of this resource."},
+            {"name": "key", "in": "query", "schema": {"type": "string"}, "description":
+                "Only events of the row with this key; `resource` names its resource."},
+            {"name": "newest", "in": "query", "schema": {"type": "boolean"}, "description":
+                "Only the newest event of each row: those before it are passed over."},
             {"name": "Last-Event-ID", "in": "header", "schema": {"type": "string"}, "description":
                 "As `after`, and it counts more."},
         ],

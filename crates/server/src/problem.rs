@@ -1,6 +1,6 @@
 //! Problems (RFC 9457): every response that is not a success, from one catalogue.
 //!
-//! A [`Kind`] has a stable code, a status, and a page that explains it. Only this module maps refusals of the house to HTTP
+//! A [`ProblemKind`] has a stable code, a status, and a page that explains it. Only this module maps refusals of the house to HTTP
 //! statuses. A [`Problem`] is one occurrence. A handler returns it, and [`crate::http`] adds the ids of the request.
 
 use std::ops::{Deref, DerefMut};
@@ -13,7 +13,7 @@ use statehouse::{Code, Refusal};
 
 /// A kind of problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kind {
+pub struct ProblemKind {
     /// The stable code.
     pub code: &'static str,
     /// The status.
@@ -31,7 +31,7 @@ macro_rules! kinds {
     ) => {
         $(
             #[doc = $refusal_title]
-            pub const $refusal: Kind = Kind {
+            pub const $refusal: ProblemKind = ProblemKind {
                 code: Code::$variant.name(),
                 status: $refusal_status,
                 title: $refusal_title,
@@ -40,14 +40,14 @@ macro_rules! kinds {
         )*
         $(
             #[doc = $title]
-            pub const $request: Kind = Kind { code: $code, status: $status, title: $title, advice: $advice };
+            pub const $request: ProblemKind = ProblemKind { code: $code, status: $status, title: $title, advice: $advice };
         )*
 
         /// Every kind.
-        pub const ALL: &[Kind] = &[$($refusal,)* $($request,)*];
+        pub const ALL: &[ProblemKind] = &[$($refusal,)* $($request,)*];
 
         /// The kind of a refusal. The compiler checks that every code has one.
-        pub const fn kind_of(code: Code) -> Kind {
+        pub const fn kind_of(code: Code) -> ProblemKind {
             match code { $(Code::$variant => $refusal,)* }
         }
     };
@@ -63,6 +63,12 @@ kinds! {
             "No resource, action or row has this name for this caller. Rows of other tenants are reported the same way.";
         AlreadyExists => ALREADY_EXISTS, 409, "Already exists",
             "A row with this key exists. Read it, or choose another key. With `If-None-Match: *` the status is 412.";
+        Forbidden => FORBIDDEN, 403, "Forbidden",
+            "The key or token does not have the scope that the call needs, its claims do not fulfil the rule of the action, or \
+             the request comes from an origin that may not call this server.";
+        InvalidSignature => INVALID_SIGNATURE, 401, "Invalid signature",
+            "The message is not signed with a secret of the endpoint, or was signed too long ago. Check the secret and the clock of \
+             the sender, and sign the message again. Nothing was written.";
         Held => HELD, 409, "Held by another holder",
             "Another holder has it. Wait until it is released or has expired, for example with `If-None-Match` and \
              `Prefer: wait` on a read of it, and acquire it then.";
@@ -73,14 +79,34 @@ kinds! {
             "It expired before the request arrived. Nothing was written. Stop the work that depends on it, and start again.";
         WrongState => WRONG_STATE, 409, "Wrong state",
             "The action does not start from the state that the row is in. Read the row to see its state.";
+        OutOfStock => OUT_OF_STOCK, 409, "Out of stock",
+            "Less is available than the call wants. The message has the row and the number that is available. Ask for less, or try \
+             again when stock was added or a reservation has ended. Nothing was written.";
         NotDeleted => NOT_DELETED, 409, "Not deleted",
             "Only a deleted row can be restored.";
+        ConditionFailed => CONDITION_FAILED, 412, "Condition failed",
+            "The condition that the caller put on the row with `if` does not hold. The message has the part that failed and the \
+             current values; `current_version` and the `ETag` give the version of the row. Nothing was written.";
+        TooLow => TOO_LOW, 409, "Too low",
+            "The bid is below the least amount that is accepted now. The message has that amount: bid it, or more.";
         OutOfRange => OUT_OF_RANGE, 409, "Out of range",
             "The number that the change would lead to cannot be stored. Nothing was written.";
+        NotUnique => NOT_UNIQUE, 409, "Not unique",
+            "Another row has this value, and one at most may have it. `errors` names the fields. Choose another value, or change \
+             or delete the row that has it. Nothing was written.";
+        MissingReference => MISSING_REFERENCE, 409, "Missing reference",
+            "A field refers to a row that does not exist or was deleted. `errors` names the field. Create or restore that row \
+             first, or refer to another. Nothing was written.";
+        Referenced => REFERENCED, 409, "Referenced by other rows",
+            "Other rows refer to this one, so it cannot be deleted. The message says how many, and of which resource. Delete \
+             or change them first. Nothing was written.";
         OperationFenced => OPERATION_FENCED, 409, "Operation fenced",
             "The idempotency key was fenced before the write was applied, so the write will never be applied. Use a new key.";
         Deleted => DELETED, 410, "Deleted",
             "The row was deleted. It is kept and can be restored.";
+        Erased => ERASED, 410, "Erased",
+            "The write was applied under this idempotency key, and its answer was erased with the row. Nothing was written now. Read the \
+             row to see whether there is one.";
         VersionConflict => VERSION_CONFLICT, 412, "Version conflict",
             "Another caller changed the row first. `current_version` and the `ETag` give the version that it is at: read it, \
              merge, and retry.";
@@ -112,9 +138,6 @@ kinds! {
         UNAUTHENTICATED = "unauthenticated", 401, "Authentication required",
             "Send `Authorization: Bearer` with a key of this house or a token of an issuer that it trusts. It must not be \
              expired or revoked.";
-        FORBIDDEN = "forbidden", 403, "Forbidden",
-            "The key or token does not have the scope that the call needs, or the request comes from an origin that may not \
-             call this server.";
         METHOD_NOT_ALLOWED = "method_not_allowed", 405, "Method not allowed",
             "The `Allow` header lists the methods that it takes.";
         REQUEST_TIMEOUT = "request_timeout", 408, "Request timeout",
@@ -122,16 +145,31 @@ kinds! {
         OPERATION_IN_PROGRESS = "operation_in_progress", 409, "Operation in progress",
             "The first request with this idempotency key is still running. Repeat the request after a moment: it gets the \
              answer of the first one.";
+        TENANT_ROWS = "tenant_rows_limit", 409, "The tenant has too many rows",
+            "The tenant has as many rows as the server allows. Nothing was written. Delete rows, or ask the operator for a higher \
+             limit (`limits.tenant_rows`); the count is corrected within seconds.";
+        TENANT_TIMERS = "tenant_timers_limit", 409, "The tenant has too many timers",
+            "The tenant has as many timers as the server allows. Nothing was written. Cancel timers, or ask the operator for a \
+             higher limit (`limits.tenant_timers`); the count is corrected within seconds.";
+        TENANT_LOG_BYTES = "tenant_log_bytes_limit", 409, "The log has too many bytes of the tenant",
+            "The log has as many bytes of the tenant as the server allows. Nothing was written; deletions are still accepted. \
+             Records leave the log when its retention has passed, or the operator raises `limits.tenant_log_bytes`.";
         TRIMMED = "trimmed", 410, "Log trimmed",
             "The log no longer contains the events after this cursor. Read the rows again, then follow the log without a \
              cursor.";
         UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type", 415, "Unsupported media type",
             "Send JSON as `application/json` (a patch also as `application/merge-patch+json`), plain or with \
              `Content-Encoding: gzip`.";
+        TOO_MANY_REQUESTS = "too_many_requests", 429, "Too many requests",
+            "A limit per connection, key or tenant is reached; the message names it. Nothing was done. Repeat the request after \
+             the time in `Retry-After`.";
         HEADERS_TOO_LARGE = "headers_too_large", 431, "Headers too large",
             "Send fewer or shorter ones.";
     }
 }
+
+/// Field errors in a response; further ones are omitted.
+const FIELD_ERRORS_MAX: usize = 20;
 
 /// One occurrence of a problem. Boxed, so that results stay small.
 #[derive(Clone, Debug)]
@@ -141,7 +179,7 @@ pub struct Problem(Box<Occurrence>);
 #[derive(Clone, Debug)]
 pub struct Occurrence {
     /// The kind.
-    pub kind: Kind,
+    pub kind: ProblemKind,
     /// The status, where it differs from the kind's.
     pub status: Option<StatusCode>,
     /// Message for the caller.
@@ -173,7 +211,7 @@ impl DerefMut for Problem {
 
 impl Problem {
     /// A problem with a message for the caller.
-    pub fn new(kind: Kind, detail: impl Into<String>) -> Problem {
+    pub fn new(kind: ProblemKind, detail: impl Into<String>) -> Problem {
         Problem(Box::new(Occurrence {
             kind,
             status: None,
@@ -187,7 +225,7 @@ impl Problem {
     }
 
     /// A defect or failure whose cause only the operator may see. The caller gets the advice.
-    pub fn hidden(kind: Kind, cause: impl Into<String>) -> Problem {
+    pub fn hidden(kind: ProblemKind, cause: impl Into<String>) -> Problem {
         let mut problem = Problem::new(kind, kind.advice);
         problem.cause = Some(cause.into());
         problem
@@ -206,6 +244,11 @@ impl Problem {
         let list = allowed.join(", ");
         let detail = format!("this path takes {list}");
         Problem::new(METHOD_NOT_ALLOWED, detail).header(ALLOW, &list)
+    }
+
+    /// A limit per connection, key or tenant is reached.
+    pub fn too_many_requests(detail: impl Into<String>) -> Problem {
+        Problem::new(TOO_MANY_REQUESTS, detail).header(RETRY_AFTER, "1")
     }
 
     /// Adds a header, if its value is valid.
@@ -254,8 +297,8 @@ impl Problem {
 impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Problem {
         let kind = kind_of(refusal.code);
-        let Refusal { message, current_version, misfits, .. } = refusal;
-        let errors = misfits.into_iter().map(|misfit| (misfit.pointer, misfit.detail)).collect();
+        let Refusal { message, current_version, field_errors, .. } = refusal;
+        let errors = field_errors.into_iter().map(|error| (error.pointer, error.detail)).collect();
         // Messages of a store name files, hosts and tables.
         let mut problem = match refusal.code {
             Code::SchemaMismatch => Problem::mismatch(message),
@@ -264,6 +307,7 @@ impl From<Refusal> for Problem {
         };
         problem.current_version = current_version;
         problem.errors = errors;
+        problem.errors.truncate(FIELD_ERRORS_MAX);
         if let Some(version) = current_version {
             problem = problem.header(ETAG, &format!("\"{version}\""));
         }
@@ -277,7 +321,7 @@ impl From<Refusal> for Problem {
 /// The page about a kind.
 pub fn page(code: &str) -> Option<Response> {
     let kind = ALL.iter().find(|kind| kind.code == code)?;
-    let Kind { code, status, title, advice } = kind;
+    let ProblemKind { code, status, title, advice } = kind;
     let advice = markup(advice);
     let html = format!(
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>{title}</title>\n\

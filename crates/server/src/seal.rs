@@ -3,6 +3,10 @@
 //! A cursor of the store contains the position in plain text, so a client could forge one that points into another query
 //! or another tenant. The server therefore adds a keyed digest over the cursor *and* its context: tenant, action and
 //! filter.
+//!
+//! Positions in the log tell how much all tenants write, so the content is encrypted too. The digest is the nonce (synthetic
+//! IV): the key stream is the extended output of a second keyed hash of the digest. Equal content in an equal context gives
+//! equal text, which reveals only that the position has not moved.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
@@ -15,12 +19,14 @@ const DIGEST_BYTES: usize = 16;
 #[derive(Clone)]
 pub struct CursorSeal {
     key: [u8; 32],
+    stream_key: [u8; 32],
 }
 
 impl CursorSeal {
     /// Derives the seal for one purpose from the server's secret.
     pub fn of(secret: &[u8], purpose: &str) -> CursorSeal {
-        CursorSeal { key: blake3::derive_key(&format!("statehouse 2026 {purpose}"), secret) }
+        let derive = |purpose: &str| blake3::derive_key(&format!("statehouse 2026 {purpose}"), secret);
+        CursorSeal { key: derive(purpose), stream_key: derive(&format!("{purpose} encryption")) }
     }
 
     /// Keyed digest of several parts. Each part is preceded by its length, so that parts cannot be shifted.
@@ -30,8 +36,9 @@ impl CursorSeal {
 
     /// The content and a digest over it and its context, as URL-safe text.
     pub fn close(&self, context: &[&[u8]], content: &[u8]) -> String {
-        let mut sealed = self.tag(context, content).to_vec();
-        sealed.extend_from_slice(content);
+        let tag = self.tag(context, content);
+        let mut sealed = tag.to_vec();
+        sealed.extend(self.crypt(&tag, content));
         BASE64.encode(sealed)
     }
 
@@ -39,7 +46,16 @@ impl CursorSeal {
     pub fn open(&self, context: &[&[u8]], sealed: &str) -> Option<Vec<u8>> {
         let sealed = BASE64.decode(sealed).ok()?;
         let (tag, content) = sealed.split_at_checked(DIGEST_BYTES)?;
-        bool::from(tag.ct_eq(&self.tag(context, content))).then(|| content.to_vec())
+        let content = self.crypt(tag, content);
+        bool::from(tag.ct_eq(&self.tag(context, &content))).then_some(content)
+    }
+
+    /// Encrypts or decrypts: the content combined with the key stream of a tag.
+    fn crypt(&self, tag: &[u8], content: &[u8]) -> Vec<u8> {
+        let mut stream = vec![0; content.len()];
+        blake3::Hasher::new_keyed(&self.stream_key).update(tag).finalize_xof().fill(&mut stream);
+        stream.iter_mut().zip(content).for_each(|(byte, content)| *byte ^= content);
+        stream
     }
 
     fn tag(&self, context: &[&[u8]], content: &[u8]) -> [u8; DIGEST_BYTES] {
@@ -74,6 +90,7 @@ mod tests {
         let seal = CursorSeal::of(b"secret", "cursors");
         let sealed = seal.close(&[b"acme", b"list"], b"page 2");
         assert_eq!(seal.open(&[b"acme", b"list"], &sealed).as_deref(), Some(b"page 2".as_slice()));
+        assert!(!BASE64.decode(&sealed).unwrap().windows(4).any(|part| part == b"page"));
         assert_eq!(seal.open(&[b"other", b"list"], &sealed), None);
         assert_eq!(seal.open(&[b"acmel", b"ist"], &sealed), None);
         assert_eq!(CursorSeal::of(b"other", "cursors").open(&[b"acme", b"list"], &sealed), None);

@@ -8,7 +8,7 @@ use std::error::Error;
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use statehouse::entity::{List, Mutation};
+use statehouse::entities::{List, Mutation};
 use statehouse::{Blueprint, Code, House};
 use statehouse_store::Tenant;
 

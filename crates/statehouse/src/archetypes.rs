@@ -6,7 +6,7 @@
 //!
 //! **Invariants**, checked by the tests below and in `crates/cli/tests/tidy.rs`.
 //! - The code is in the atlas, and the failures and hotspots are those that the atlas lists for it, in its order.
-//! - `depends_on` names archetypes of the list and has no cycle.
+//! - `depends_on` names archetypes of the list and has no cycle. What may refer to every table does not list them.
 //! - The specimen of an archetype, together with those of the archetypes it depends on, is a blueprint without problems.
 
 use crate::atlas::AtlasEntry;
@@ -14,24 +14,30 @@ use crate::declare::Declare;
 use crate::{infra, product};
 
 /// Calls a macro with every archetype that is built, by module: `product::booking`, in the order of the keywords. The one
-/// list: this crate makes [`ARCHETYPES`] from it, and the proof crate its list of proofs.
+/// list: this crate makes [`ARCHETYPES`] from it, the proof crate its list of proofs, and the benchmarks those of hotspots.
 #[macro_export]
 macro_rules! for_archetypes {
     ($callback:ident) => {
         $callback! {
+            product::auction,
             product::booking,
             infra::effect,
             product::entity,
             product::feed,
+            product::inventory,
             infra::lease,
             infra::log,
+            infra::on,
+            product::payment,
             infra::projection,
             product::relation,
+            infra::scan,
             product::schedule,
             infra::sequence,
             product::thread,
             infra::timer,
             product::view,
+            product::workflow,
         }
     };
 }
@@ -58,14 +64,25 @@ pub struct Archetype {
     pub declare: Option<DeclareFn>,
     /// Whether its rows follow from the rows of other resources.
     pub derived: bool,
-    /// Keywords of the archetypes whose things are declared before its own, because its own refer to them.
-    pub depends_on: &'static [&'static str],
+    /// The archetypes whose things are declared before its own, because its own may refer to them.
+    pub depends_on: Dependencies,
     /// The declaration of one thing, or of one of each kind. It may refer to the specimens of what it depends on.
     pub specimen: &'static str,
     /// What it does about each failure that the atlas lists.
     pub failures: &'static [FailureAnswer],
     /// What reduces the load on each hotspot that the atlas lists.
     pub reliefs: &'static [Relief],
+}
+
+/// The archetypes that an archetype depends on.
+#[derive(Clone, Copy, Debug)]
+pub enum Dependencies {
+    /// Those of these keywords.
+    Named(&'static [&'static str]),
+    /// Every archetype whose rows do not follow from others: it may refer to any table of them.
+    Tables,
+    /// Every other archetype: it may refer to any resource.
+    AllOthers,
 }
 
 /// Declares the resources of one thing of a blueprint. `None` if there were problems.
@@ -134,6 +151,15 @@ impl Archetype {
         self.declare.is_some()
     }
 
+    /// The archetypes that it depends on directly.
+    pub fn dependencies(&self) -> impl Iterator<Item = &'static Archetype> + '_ {
+        ARCHETYPES.iter().copied().filter(|other| match self.depends_on {
+            Dependencies::Named(keywords) => keywords.contains(&other.keyword),
+            Dependencies::Tables => !other.derived && matches!(other.depends_on, Dependencies::Named(_)),
+            Dependencies::AllOthers => other.keyword != self.keyword,
+        })
+    }
+
     /// Its place in the order of declaration: greater than that of every archetype it depends on.
     pub(crate) fn rank(&self) -> usize {
         self.rank_below(ARCHETYPES.len())
@@ -141,8 +167,9 @@ impl Archetype {
 
     /// The bound ends the recursion if the dependencies had a cycle, which a test refuses.
     fn rank_below(&self, bound: usize) -> usize {
-        let below = self.depends_on.iter().filter_map(|keyword| Archetype::of(keyword));
-        let ranks = below.map(|archetype| 1 + bound.checked_sub(1).map_or(0, |b| archetype.rank_below(b)));
+        let ranks = self
+            .dependencies()
+            .map(|archetype| 1 + bound.checked_sub(1).map_or(0, |b| archetype.rank_below(b)));
         ranks.max().unwrap_or(0)
     }
 
@@ -155,8 +182,7 @@ impl Archetype {
 
     /// Whether it depends on a keyword, directly or not.
     fn depends_on_also(&self, keyword: &str) -> bool {
-        let below = || self.depends_on.iter().filter_map(|below| Archetype::of(below));
-        self.depends_on.contains(&keyword) || below().any(|archetype| archetype.depends_on_also(keyword))
+        self.dependencies().any(|below| below.keyword == keyword || below.depends_on_also(keyword))
     }
 }
 
@@ -170,7 +196,7 @@ mod tests {
     use super::*;
     use crate::blueprint::Blueprint;
     use crate::resource;
-    use crate::told::Telling;
+    use crate::view_source::ViewSource;
 
     #[test]
     fn the_list_is_in_the_order_of_the_keywords() {
@@ -202,10 +228,14 @@ mod tests {
     #[test]
     fn dependencies_are_in_the_list_and_have_no_cycle() {
         for archetype in ARCHETYPES {
-            for keyword in archetype.depends_on {
-                let below = Archetype::of(keyword);
-                let below = below.unwrap_or_else(|| panic!("{} needs {keyword}", archetype.keyword));
-                assert!(below.rank() < archetype.rank(), "{} and {keyword} form a cycle", archetype.keyword);
+            if let Dependencies::Named(keywords) = archetype.depends_on {
+                for keyword in keywords {
+                    assert!(Archetype::of(keyword).is_some(), "{} needs {keyword}", archetype.keyword);
+                }
+            }
+            for below in archetype.dependencies() {
+                let pair = (archetype.keyword, below.keyword);
+                assert!(below.rank() < archetype.rank(), "{pair:?} form a cycle");
             }
             assert!(archetype.rank() < ARCHETYPES.len(), "{} is in a cycle", archetype.keyword);
         }
@@ -230,8 +260,8 @@ mod tests {
         let blueprint = Blueprint::read("specimens", &specimens()).expect("the specimens fit together");
         for resource in resource::declare(&blueprint).expect("they can be declared") {
             let keyword = resource.archetype.keyword();
-            let countable = matches!(resource.telling, Telling::Rows(_));
-            assert!(!countable || view.depends_on.contains(&keyword), "a view can be of a {keyword}");
+            let countable = matches!(resource.view_source, ViewSource::Rows(_));
+            assert!(!countable || view.depends_on_also(keyword), "a view can be of a {keyword}");
         }
     }
 }

@@ -8,7 +8,7 @@
 //! - C2. *No stale insert.* A reader that misses takes a [`Ticket`] with its stripe's generation, reads the store, and
 //!   may only insert while the generation is the same. Discarding raises the generation, whether or not there was an
 //!   entry: a row that was read before a write and arrives after its discarding stays outside.
-//! - C3. *Reads your writes.* A write returns a [`Token`]: its place in the log, or several if it is in several partitions. A cached read that brings a token the
+//! - C3. *Reads your writes.* A write returns a [`ReadToken`]: its place in the log, or several if it is in several partitions. A cached read that brings a token the
 //!   follower has not reached goes to the store instead. Where an engine gives out places only after the commit, the
 //!   token has none, and goes to the store always.
 //! - C4. *Bounded age.* If the follower has not confirmed for [`AGE_MAX`] that it has seen the whole log, or does not
@@ -41,38 +41,38 @@ const ENTRY_BYTES: usize = 200;
 
 /// A caller's write, as a later read names it: where the write stands in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Token {
+pub enum ReadToken {
     /// Here.
     At(Position),
     /// The engine did not say where.
     Unplaced,
 }
 
-impl Token {
+impl ReadToken {
     /// The tokens of a write that left this record: one for each partition it is in.
-    pub fn of(record: &Record) -> Vec<Token> {
+    pub fn of(record: &Record) -> Vec<ReadToken> {
         match record.position {
-            None => vec![Token::Unplaced],
-            Some(position) => record.also_at.iter().copied().chain([position]).map(Token::At).collect(),
+            None => vec![ReadToken::Unplaced],
+            Some(position) => record.also_at.iter().copied().chain([position]).map(ReadToken::At).collect(),
         }
     }
 
-    /// The same as text, as [`Token::parse_list`] reads it.
+    /// The same as text, as [`ReadToken::parse_list`] reads it.
     pub fn text_of(record: &Record) -> String {
-        Token::of(record).iter().map(Token::to_string).collect::<Vec<_>>().join(",")
+        ReadToken::of(record).iter().map(ReadToken::to_string).collect::<Vec<_>>().join(",")
     }
 
     /// Several tokens with commas between them.
-    pub fn parse_list(text: &str) -> Option<Vec<Token>> {
+    pub fn parse_list(text: &str) -> Option<Vec<ReadToken>> {
         text.split(',').map(|part| part.trim().parse().ok()).collect()
     }
 }
 
-impl fmt::Display for Token {
+impl fmt::Display for ReadToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Token::At(Position { partition, offset }) => write!(f, "w{partition}-{offset}"),
-            Token::Unplaced => f.write_str("w"),
+            ReadToken::At(Position { partition, offset }) => write!(f, "w{partition}-{offset}"),
+            ReadToken::Unplaced => f.write_str("w"),
         }
     }
 }
@@ -82,13 +82,13 @@ impl fmt::Display for Token {
 #[error("this is not a token that a write returned")]
 pub struct BadToken;
 
-impl FromStr for Token {
+impl FromStr for ReadToken {
     type Err = BadToken;
 
-    fn from_str(text: &str) -> Result<Token, BadToken> {
+    fn from_str(text: &str) -> Result<ReadToken, BadToken> {
         let place = text.strip_prefix('w').ok_or(BadToken)?;
         if place.is_empty() {
-            return Ok(Token::Unplaced);
+            return Ok(ReadToken::Unplaced);
         }
         let (partition, offset) = place.split_once('-').ok_or(BadToken)?;
         let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -96,7 +96,7 @@ impl FromStr for Token {
             return Err(BadToken);
         }
         let partition = partition.parse().map_err(|_| BadToken)?;
-        Ok(Token::At(Position { partition, offset: offset.parse().map_err(|_| BadToken)? }))
+        Ok(ReadToken::At(Position { partition, offset: offset.parse().map_err(|_| BadToken)? }))
     }
 }
 
@@ -121,7 +121,7 @@ pub struct Ticket {
 
 /// How often the cache could help.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct CacheStats {
     /// Reads that it answered.
     pub hits: u64,
     /// Reads that it could have answered, had it held the row.
@@ -150,14 +150,14 @@ pub struct Cache {
 #[derive(Default)]
 struct Stripe {
     generation: u64,
-    entries: HashMap<String, Entry>,
+    entries: HashMap<String, CachedAnswer>,
     /// The names in the order of their last use.
     uses: BTreeMap<u64, String>,
     clock: u64,
     bytes: usize,
 }
 
-struct Entry {
+struct CachedAnswer {
     answer: Arc<Answer>,
     bytes: usize,
     used: u64,
@@ -192,7 +192,7 @@ impl Cache {
     }
 
     /// Looks for the answer to a read of one row, on behalf of a caller whose own writes are these.
-    pub fn look(&self, tenant: &Tenant, resource: &str, key: &str, after: &[Token]) -> Lookup {
+    pub fn lookup(&self, tenant: &Tenant, resource: &str, key: &str, after: &[ReadToken]) -> Lookup {
         if !self.is_fresh() || !after.iter().all(|token| self.has_reached(*token)) {
             self.bypasses.fetch_add(1, Ordering::Relaxed);
             return Lookup::Bypass;
@@ -213,16 +213,16 @@ impl Cache {
         let bytes = bytes + ticket.name.len() + ENTRY_BYTES;
         let Some(mut stripe) = self.stripe(ticket.stripe) else { return };
         if stripe.generation == ticket.generation && bytes <= self.stripe_bytes {
-            stripe.insert(ticket.name, Entry { answer: answer.clone(), bytes, used: 0 });
+            stripe.insert(ticket.name, CachedAnswer { answer: answer.clone(), bytes, used: 0 });
             stripe.shrink(self.stripe_bytes);
         }
     }
 
     /// How often it could help.
-    pub fn figures(&self) -> Figures {
+    pub fn figures(&self) -> CacheStats {
         let bytes =
             (0..STRIPES).filter_map(|number| self.stripe(number)).map(|stripe| stripe.bytes).sum::<usize>();
-        Figures {
+        CacheStats {
             hits: self.hits.load(Ordering::Relaxed),
             misses: self.misses.load(Ordering::Relaxed),
             bypasses: self.bypasses.load(Ordering::Relaxed),
@@ -243,8 +243,8 @@ impl Cache {
         self.runs.load(Ordering::Acquire) && self.clock.now().since(confirmed) <= AGE_MAX
     }
 
-    fn has_reached(&self, token: Token) -> bool {
-        let Token::At(Position { partition, offset }) = token else { return false };
+    fn has_reached(&self, token: ReadToken) -> bool {
+        let ReadToken::At(Position { partition, offset }) = token else { return false };
         let reached = self.reached.get(partition as usize);
         reached.is_some_and(|reached| reached.load(Ordering::Acquire) >= offset)
     }
@@ -308,7 +308,7 @@ impl Stripe {
         Some(entry.answer.clone())
     }
 
-    fn insert(&mut self, name: String, mut entry: Entry) {
+    fn insert(&mut self, name: String, mut entry: CachedAnswer) {
         self.remove(&name);
         self.clock += 1;
         entry.used = self.clock;
@@ -353,7 +353,7 @@ mod tests {
     }
 
     fn miss(cache: &Cache, tenant: &Tenant, key: &str) -> Ticket {
-        match cache.look(tenant, "profile", key, &[]) {
+        match cache.lookup(tenant, "profile", key, &[]) {
             Lookup::Miss(ticket) => ticket,
             other => panic!("expected a miss, got {other:?}"),
         }
@@ -369,7 +369,7 @@ mod tests {
         miss(&cache, &tenant, "1");
         cache.keep(late, &answer(2), 10);
         assert!(
-            matches!(cache.look(&tenant, "profile", "1", &[]), Lookup::Hit(hit) if hit.version == Some(2))
+            matches!(cache.lookup(&tenant, "profile", "1", &[]), Lookup::Hit(hit) if hit.version == Some(2))
         );
     }
 
@@ -378,8 +378,8 @@ mod tests {
         let (cache, _, tenant) = cache(1 << 20);
         cache.keep(miss(&cache, &tenant, "1"), &answer(1), 10);
         let other = Tenant::new("other").unwrap();
-        assert!(matches!(cache.look(&other, "profile", "1", &[]), Lookup::Miss(_)));
-        assert!(matches!(cache.look(&tenant, "account", "1", &[]), Lookup::Miss(_)));
+        assert!(matches!(cache.lookup(&other, "profile", "1", &[]), Lookup::Miss(_)));
+        assert!(matches!(cache.lookup(&tenant, "account", "1", &[]), Lookup::Miss(_)));
     }
 
     #[test]
@@ -388,11 +388,11 @@ mod tests {
         for key in 0..1000 {
             cache.keep(miss(&cache, &tenant, &key.to_string()), &answer(1), 10);
             // The one that is used again and again stays.
-            cache.look(&tenant, "profile", "0", &[]);
+            cache.lookup(&tenant, "profile", "0", &[]);
         }
-        assert!(matches!(cache.look(&tenant, "profile", "0", &[]), Lookup::Hit(_)));
+        assert!(matches!(cache.lookup(&tenant, "profile", "0", &[]), Lookup::Hit(_)));
         assert!(cache.figures().bytes <= (STRIPES * 3 * (10 + ENTRY_BYTES + 20)) as u64);
-        assert!(matches!(cache.look(&tenant, "profile", "1", &[]), Lookup::Miss(_)));
+        assert!(matches!(cache.lookup(&tenant, "profile", "1", &[]), Lookup::Miss(_)));
     }
 
     #[test]
@@ -400,25 +400,25 @@ mod tests {
         let (cache, clock, tenant) = cache(1 << 20);
         cache.keep(miss(&cache, &tenant, "1"), &answer(1), 10);
         clock.advance(AGE_MAX + Duration::from_micros(1));
-        assert!(matches!(cache.look(&tenant, "profile", "1", &[]), Lookup::Bypass));
+        assert!(matches!(cache.lookup(&tenant, "profile", "1", &[]), Lookup::Bypass));
     }
 
     #[test]
     fn tokens_that_were_not_reached_go_to_the_store() {
         let (cache, _, tenant) = cache(1 << 20);
         cache.reached[3].store(7, Ordering::Release);
-        let at = |partition, offset| Token::At(Position { partition, offset });
-        assert!(matches!(cache.look(&tenant, "profile", "1", &[at(3, 7)]), Lookup::Miss(_)));
-        for tokens in [vec![at(3, 8)], vec![at(99, 0)], vec![Token::Unplaced], vec![at(3, 7), at(3, 8)]] {
-            assert!(matches!(cache.look(&tenant, "profile", "1", &tokens), Lookup::Bypass), "{tokens:?}");
+        let at = |partition, offset| ReadToken::At(Position { partition, offset });
+        assert!(matches!(cache.lookup(&tenant, "profile", "1", &[at(3, 7)]), Lookup::Miss(_)));
+        for tokens in [vec![at(3, 8)], vec![at(99, 0)], vec![ReadToken::Unplaced], vec![at(3, 7), at(3, 8)]] {
+            assert!(matches!(cache.lookup(&tenant, "profile", "1", &tokens), Lookup::Bypass), "{tokens:?}");
         }
-        for token in [at(3, 7), Token::Unplaced] {
+        for token in [at(3, 7), ReadToken::Unplaced] {
             assert_eq!(token.to_string().parse(), Ok(token));
         }
         for text in ["", "3-7", "w3", "w-7", "w3-", "w+3-7", "w3-99999999999999999999"] {
-            assert!(text.parse::<Token>().is_err(), "{text}");
+            assert!(text.parse::<ReadToken>().is_err(), "{text}");
         }
-        assert_eq!(Token::parse_list("w3-7, w").map(|list| list.len()), Some(2));
+        assert_eq!(ReadToken::parse_list("w3-7, w").map(|list| list.len()), Some(2));
     }
 
     #[tokio::test]

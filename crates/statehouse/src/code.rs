@@ -51,6 +51,10 @@ codes! {
         "There is no such row, action or resource.";
     AlreadyExists = "already_exists" [Conflict],
         "A row with this key exists.";
+    Forbidden = "forbidden" [],
+        "The caller may not do this: its scopes, or the rules of the resource, do not allow it.";
+    InvalidSignature = "invalid_signature" [],
+        "The message is not signed with a secret of the endpoint, or was signed too long ago.";
     VersionConflict = "version_conflict" [Conflict],
         "The row is at another version than the caller has seen.";
     VersionRequired = "version_required" [Conflict],
@@ -59,18 +63,32 @@ codes! {
         "The row was deleted.";
     NotDeleted = "not_deleted" [Conflict],
         "The row is not deleted.";
+    Erased = "erased" [Conflict],
+        "The operation was applied, and its answer was erased with the row.";
     Held = "held" [Conflict],
         "Another holder has it, and its time is not up.";
     NotHolder = "not_holder" [Conflict],
         "The caller does not hold it, or no longer under this epoch.";
     Expired = "expired" [Conflict],
         "The caller's time was up.";
+    TooLow = "too_low" [Conflict],
+        "The bid is below the least amount that is accepted now.";
     WrongState = "wrong_state" [Conflict],
         "The action does not start from the state that the row is in.";
+    OutOfStock = "out_of_stock" [Conflict],
+        "Less is available than the call wants.";
     Contended = "contended" [Conflict Passing],
         "Too many callers write this row; it was tried several times.";
+    ConditionFailed = "condition_failed" [Conflict],
+        "The condition that the caller put on the row does not hold.";
     OutOfRange = "out_of_range" [Conflict],
         "The result would be out of a number's range.";
+    NotUnique = "not_unique" [Conflict],
+        "Another row has this value, and one at most may have it.";
+    MissingReference = "missing_reference" [Conflict],
+        "A field refers to a row that does not exist or was deleted.";
+    Referenced = "referenced" [Conflict],
+        "Other rows refer to the row, so it cannot be deleted.";
     TooLarge = "too_large" [],
         "The row or the request is larger than any engine can hold.";
     OperationReused = "operation_reused" [Conflict],
@@ -115,7 +133,7 @@ impl Serialize for Code {
 mod tests {
     use super::*;
 
-    /// Names are public API. Whoever changes this list breaks programs.
+    /// Names are public API. A change of this list breaks programs.
     #[test]
     fn names_are_stable_and_unique() {
         let names: Vec<&str> = Code::ALL.iter().map(|code| code.name()).collect();
@@ -123,16 +141,25 @@ mod tests {
             "invalid_input",
             "not_found",
             "already_exists",
+            "forbidden",
+            "invalid_signature",
             "version_conflict",
             "version_required",
             "deleted",
             "not_deleted",
+            "erased",
             "held",
             "not_holder",
             "expired",
+            "too_low",
             "wrong_state",
+            "out_of_stock",
             "contended",
+            "condition_failed",
             "out_of_range",
+            "not_unique",
+            "missing_reference",
+            "referenced",
             "too_large",
             "operation_reused",
             "operation_fenced",
@@ -155,6 +182,8 @@ mod tests {
             [
                 "invalid_input",
                 "not_found",
+                "forbidden",
+                "invalid_signature",
                 "too_large",
                 "outcome_unknown",
                 "unavailable",

@@ -4,11 +4,11 @@
 //! each of them read the log, every write would be read as often as there are listeners. So one follower reads it, tells
 //! the cache, and keeps the newest records in a [`Tail`] of bounded size for the others.
 //!
-//! - F1. *Nothing is passed over.* A window of the tail is a run of offsets without a gap. Whoever stands before it is
-//!   told so ([`Next::Behind`]), reads the store, and meets the window later.
+//! - F1. *Nothing is passed over.* A window of the tail is a run of offsets without a gap. A listener before it is
+//!   informed ([`TailRead::Behind`]), reads the store, and meets the window later.
 //! - F2. *The cache first.* A record is handed on after the cache has forgotten what it is about. Who reads on hearing of
 //!   a write never gets what was there before.
-//! - F3. *Bounded.* The tail holds so many bytes and no more, and nothing at all while nobody listens.
+//! - F3. *Bounded.* The tail holds so many bytes and no more, and nothing at all without listeners.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -62,7 +62,7 @@ struct Window {
 
 /// What follows an offset.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Next {
+pub enum TailRead {
     /// These records, and perhaps more after them.
     Records(Vec<Arc<Record>>),
     /// Nothing that the follower has seen.
@@ -71,7 +71,7 @@ pub enum Next {
     Behind,
 }
 
-/// Somebody who listens, until this is dropped.
+/// A listener, until this is dropped.
 #[derive(Debug)]
 pub struct Listener {
     tail: Arc<Tail>,
@@ -162,19 +162,19 @@ impl Listener {
     }
 
     /// Up to `limit` records of a partition after an offset.
-    pub fn after(&self, partition: usize, seen: u64, limit: usize) -> Next {
+    pub fn after(&self, partition: usize, seen: u64, limit: usize) -> TailRead {
         let windows = self.tail.windows();
-        let Some(window) = windows.partitions.get(partition) else { return Next::Nothing };
+        let Some(window) = windows.partitions.get(partition) else { return TailRead::Nothing };
         if seen >= window.reached {
-            return Next::Nothing;
+            return TailRead::Nothing;
         }
         // A window has no gaps, so the number of its records says where it begins (F1).
         let missing = usize::try_from(window.reached - seen).unwrap_or(usize::MAX);
         match window.records.len().checked_sub(missing) {
-            None => Next::Behind,
+            None => TailRead::Behind,
             Some(start) => {
                 let records = window.records.iter().skip(start).take(limit);
-                Next::Records(records.map(|(record, _)| record.clone()).collect())
+                TailRead::Records(records.map(|(record, _)| record.clone()).collect())
             }
         }
     }
@@ -310,9 +310,9 @@ mod tests {
 
         fn offsets(&self, listener: &Listener, seen: u64) -> Option<Vec<u64>> {
             match listener.after(self.partition, seen, 100) {
-                Next::Behind => None,
-                Next::Nothing => Some(Vec::new()),
-                Next::Records(records) => {
+                TailRead::Behind => None,
+                TailRead::Nothing => Some(Vec::new()),
+                TailRead::Records(records) => {
                     Some(records.iter().map(|record| record.position.unwrap().offset).collect())
                 }
             }
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_listens_gets_what_follows_and_who_is_behind_is_told() {
+    async fn a_subscriber_gets_later_records_and_one_that_lags_is_told() {
         let mut log = Log::new().await;
         log.write("before").await;
         log.step().await;
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_kept_for_nobody_and_no_more_than_the_bound() {
+    async fn without_subscribers_nothing_is_kept_and_never_more_than_the_bound() {
         let mut log = Log::new().await;
         let listener = log.tail.listen();
         let large = "x".repeat(300_000);

@@ -7,6 +7,9 @@ use std::fmt;
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::{Type, Value};
 
+use crate::declare::FieldLimits;
+use crate::inputs::{Input, Inputs};
+
 /// The form of a JSON value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Form {
@@ -16,6 +19,8 @@ pub enum Form {
     OneOf(Vec<Cow<'static, str>>),
     /// An integer in a range.
     Range(i64, i64),
+    /// A column's value that keeps the constraints of its field.
+    Limited(Box<FieldLimits>),
     /// An object with these properties and no others.
     Object(Vec<Property>),
     /// A list.
@@ -74,10 +79,10 @@ impl Property {
     }
 }
 
-/// What does not fit a form.
+/// A value that does not fit its form.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Misfit {
-    /// Where, as a JSON pointer.
+pub struct FieldError {
+    /// The location, as a JSON pointer.
     pub pointer: String,
     /// What is wrong there.
     pub detail: String,
@@ -89,47 +94,58 @@ impl Form {
         Form::OneOf(words.iter().map(|word| Cow::Borrowed(*word)).collect())
     }
 
-    /// Everything in a value that does not fit.
-    pub fn misfits(&self, value: &Json) -> Vec<Misfit> {
-        let mut misfits = Vec::new();
-        self.check(value, &Spot::Root, &mut misfits);
-        misfits
+    /// The type of a single value; `None` for a list, an object and anything.
+    pub fn kind(&self) -> Option<Type> {
+        match self {
+            Form::Value(kind) => Some(*kind),
+            Form::Limited(limits) => Some(limits.kind),
+            Form::OneOf(_) => Some(Type::Text),
+            Form::Range(..) => Some(Type::Int),
+            Form::Object(_) | Form::List(_) | Form::Any => None,
+        }
     }
 
-    fn check(&self, value: &Json, spot: &Spot<'_>, misfits: &mut Vec<Misfit>) {
-        let mut misfit = |detail: String| misfits.push(Misfit { pointer: spot.to_string(), detail });
-        match self {
-            Form::Any => {}
-            Form::Value(kind) => {
-                if value.is_null() {
-                    misfit(format!("expected {kind}, got null"));
-                } else if let Err(why) = Value::from_json(value.clone(), *kind) {
-                    misfit(why.to_string());
-                }
+    /// Everything in a value that does not fit, up to [`FIELD_ERRORS_MAX`].
+    pub fn field_errors(&self, value: &Json) -> Vec<FieldError> {
+        let mut errors = Vec::new();
+        self.parse(value.clone(), &Location::Root, &mut errors);
+        errors
+    }
+
+    /// The value in the type of the form. What does not fit is reported, and is null in the result.
+    fn parse(&self, value: Json, at: &Location<'_>, errors: &mut Vec<FieldError>) -> Input {
+        let parsed = match (self, value) {
+            (Form::Any, Json::Null) => Ok(Value::Null),
+            (Form::Any, value) => Ok(Value::Json(value)),
+            (Form::Value(kind), Json::Null) => Err(format!("expected {kind}, got null")),
+            (Form::Value(kind), value) => Value::from_json(value, *kind).map_err(|why| why.to_string()),
+            (Form::Limited(limits), Json::Null) => Err(format!("expected {}, got null", limits.kind)),
+            (Form::Limited(limits), value) => Value::from_json(value, limits.kind)
+                .map_err(|why| why.to_string())
+                .and_then(|value| limits.check(&value).map(|()| value)),
+            (Form::OneOf(words), Json::String(given)) if words.iter().any(|word| *word == given) => {
+                Ok(Value::Text(given))
             }
-            Form::OneOf(words) => {
-                if !value.as_str().is_some_and(|given| words.iter().any(|word| word == given)) {
-                    misfit(format!("expected one of {}", words.join(", ")));
-                }
-            }
-            Form::Range(least, most) => {
-                if !value.as_i64().is_some_and(|given| (*least..=*most).contains(&given)) {
-                    misfit(format!("expected an integer from {least} to {most}"));
-                }
-            }
-            Form::List(item) => match value.as_array() {
-                None => misfit("expected a list".into()),
-                Some(items) => {
-                    for (place, one) in items.iter().enumerate() {
-                        item.check(one, &Spot::Item(spot, place), misfits);
-                    }
-                }
+            (Form::OneOf(words), _) => Err(format!("expected one of {}", words.join(", "))),
+            (Form::Range(min, max), value) => match value.as_i64() {
+                Some(given) if (*min..=*max).contains(&given) => Ok(Value::Int(given)),
+                _ => Err(format!("expected an integer from {min} to {max}")),
             },
-            Form::Object(properties) => match value.as_object() {
-                None => misfit("expected an object".into()),
-                Some(fields) => check_object(properties, fields, spot, misfits),
-            },
-        }
+            (Form::List(item), Json::Array(items)) => {
+                let items = items.into_iter().enumerate();
+                let parse = |(index, one)| item.parse(one, &Location::Item(at, index), errors);
+                return Input::List(items.map(parse).collect());
+            }
+            (Form::List(_), _) => Err("expected a list".into()),
+            (Form::Object(properties), Json::Object(fields)) => {
+                return Input::Object(parse_object(properties, fields, at, errors));
+            }
+            (Form::Object(_), _) => Err("expected an object".into()),
+        };
+        Input::Value(parsed.unwrap_or_else(|detail| {
+            report(errors, at, detail);
+            Value::Null
+        }))
     }
 
     /// The form in JSON Schema.
@@ -137,6 +153,13 @@ impl Form {
         match self {
             Form::Any => json!({}),
             Form::Value(kind) => type_schema(*kind),
+            Form::Limited(limits) => {
+                let mut schema = type_schema(limits.kind);
+                if let Some(schema) = schema.as_object_mut() {
+                    limits.add_to_schema(schema);
+                }
+                schema
+            }
             Form::OneOf(words) => json!({"type": "string", "enum": words}),
             Form::Range(least, most) => json!({"type": "integer", "minimum": least, "maximum": most}),
             Form::List(item) => json!({"type": "array", "items": item.schema()}),
@@ -183,60 +206,69 @@ impl Property {
     }
 }
 
-/// Everything in an object that does not fit its properties.
-pub fn object_misfits(properties: &[Property], fields: &Map<String, Json>) -> Vec<Misfit> {
-    let mut misfits = Vec::new();
-    check_object(properties, fields, &Spot::Root, &mut misfits);
-    misfits
+/// At most this many errors are reported for one request.
+pub const FIELD_ERRORS_MAX: usize = 20;
+
+fn report(errors: &mut Vec<FieldError>, at: &Location<'_>, detail: impl Into<String>) {
+    if errors.len() < FIELD_ERRORS_MAX {
+        errors.push(FieldError { pointer: at.to_string(), detail: detail.into() });
+    }
 }
 
-/// A place within a value. It is written as a JSON pointer, which only what does not fit needs.
-enum Spot<'a> {
+/// A location within a value. It is written as a JSON pointer only when an error is reported.
+enum Location<'a> {
     Root,
-    Field(&'a Spot<'a>, &'a str),
-    Item(&'a Spot<'a>, usize),
+    Field(&'a Location<'a>, &'a str),
+    Item(&'a Location<'a>, usize),
 }
 
-impl fmt::Display for Spot<'_> {
+impl fmt::Display for Location<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Spot::Root => Ok(()),
-            Spot::Field(within, name) => write!(f, "{within}/{}", escape(name)),
-            Spot::Item(within, place) => write!(f, "{within}/{place}"),
+            Location::Root => Ok(()),
+            Location::Field(within, name) => write!(f, "{within}/{}", escape(name)),
+            Location::Item(within, index) => write!(f, "{within}/{index}"),
         }
     }
 }
 
-fn check_object(
+/// The inputs that the fields of a request give for declared properties.
+pub(crate) fn parse_root(
     properties: &[Property],
-    fields: &Map<String, Json>,
-    spot: &Spot<'_>,
-    misfits: &mut Vec<Misfit>,
-) {
+    fields: Map<String, Json>,
+    errors: &mut Vec<FieldError>,
+) -> Inputs {
+    parse_object(properties, fields, &Location::Root, errors)
+}
+
+fn parse_object(
+    properties: &[Property],
+    mut fields: Map<String, Json>,
+    at: &Location<'_>,
+    errors: &mut Vec<FieldError>,
+) -> Inputs {
+    let mut inputs = Inputs::default();
     for property in properties {
-        let at = Spot::Field(spot, &property.name);
-        match fields.get(&property.name) {
-            None if property.required => {
-                misfits.push(Misfit { pointer: at.to_string(), detail: "it is required".into() });
-            }
+        let location = Location::Field(at, &property.name);
+        match fields.remove(&property.name) {
+            None if property.required => report(errors, &location, "it is required"),
             None => {}
-            Some(Json::Null) if property.nullable => {}
-            Some(value) => property.form.check(value, &at, misfits),
+            Some(Json::Null) if property.nullable => inputs.set(&property.name, Value::Null),
+            Some(value) => inputs.insert(&property.name, property.form.parse(value, &location, errors)),
         }
     }
     for name in fields.keys() {
-        if !properties.iter().any(|property| property.name == *name) {
-            let known: Vec<&str> = properties.iter().map(|property| property.name.as_str()).collect();
-            let advice = match crate::blueprint::nearest(name, known.iter().copied()) {
-                Some(near) => format!("; did you mean {near}?"),
-                None => format!("; it can have {}", known.join(", ")),
-            };
-            misfits.push(Misfit {
-                pointer: Spot::Field(spot, name).to_string(),
-                detail: format!("there is no such property{advice}"),
-            });
+        if errors.len() >= FIELD_ERRORS_MAX {
+            break;
         }
+        let known: Vec<&str> = properties.iter().map(|property| property.name.as_str()).collect();
+        let advice = match crate::blueprint::nearest(name, known.iter().copied()) {
+            Some(near) => format!("; did you mean {near}?"),
+            None => format!("; it can have {}", known.join(", ")),
+        };
+        report(errors, &Location::Field(at, name), format!("there is no such property{advice}"));
     }
+    inputs
 }
 
 /// A name in a JSON pointer.
@@ -278,14 +310,14 @@ mod tests {
             Property::optional("limit", Form::Range(1, 10), ""),
             Property::optional("tags", Form::List(Box::new(Form::Value(Type::Text))), ""),
         ]);
-        let misfits = form.misfits(&value);
+        let errors = form.field_errors(&value);
         let pairs: Vec<(&str, &str)> =
-            misfits.iter().map(|misfit| (misfit.pointer.as_str(), misfit.detail.as_str())).collect();
+            errors.iter().map(|error| (error.pointer.as_str(), error.detail.as_str())).collect();
         assert_eq!(pairs, expect);
     }
 
     #[test]
-    fn every_misfit_is_named_with_its_place() {
+    fn every_error_is_reported_with_its_location() {
         check(json!({"name": "Ann", "bio": null}), &[]);
         check(json!({}), &[("/name", "it is required")]);
         check(json!({"name": null}), &[("/name", "expected text, got null")]);

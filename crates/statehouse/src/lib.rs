@@ -4,33 +4,42 @@
 //! states, what is the truth among them, who acts on them, what fails and what gets hot.
 
 pub mod action;
+pub mod allow;
 pub mod archetypes;
 pub mod atlas;
+pub mod audit;
 pub mod blueprint;
 pub mod cache;
 pub mod code;
 pub mod declare;
-mod doubt;
+pub mod egress;
 pub mod engine;
+pub mod erase;
 pub mod follow;
 pub mod form;
-pub mod holds;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod house;
+pub mod inbound;
 pub mod infra;
+pub mod inputs;
 pub mod lock;
-pub mod outside;
-pub mod own;
 mod paging;
+pub mod prepare;
 pub mod product;
 pub mod resource;
-pub mod told;
+pub mod secret_keys;
+pub mod system;
+mod unknown_outcomes;
+pub mod view_source;
 pub mod worker;
 
 pub use action::{Answer, Expected, Refusal};
+pub use allow::{Claims, Principal};
 pub use blueprint::Blueprint;
 pub use blueprint::problem::Problems;
 pub use code::Code;
 pub use house::{House, Operation, Request};
-pub use product::entity::handle as entity;
-pub use product::schedule::hands as schedule;
+pub use product::entity::handle as entities;
+pub use product::schedule::job_runner as jobs;
 pub use resource::Resource;

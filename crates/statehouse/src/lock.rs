@@ -19,7 +19,7 @@
 //!   this operation`.
 //! - L2. Nothing is changed under a lock that was lost. *Guard of giving back, in the plan of the change:* `version = the
 //!   epoch that was taken` and `held_until > now`.
-//! - L3. Writes that do not take the lock wait while somebody holds it. *Assert in their plans:* there is no lock, or
+//! - L3. Writes that do not take the lock wait while another caller holds it. *Assert in their plans:* there is no lock, or
 //!   `held_until <= now`.
 //! - L4. A holder that crashed stops others for [`TERM`] at most. The same operation, tried again, need not wait at all:
 //!   it is the holder.
@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use statehouse_store::guard::{column, now, now_plus};
 use statehouse_store::plan::Expect;
-use statehouse_store::table::Builder;
+use statehouse_store::table::TableBuilder;
 use statehouse_store::{
     Address, Commit, Guard, Plan, Refused, Row, Step, Store, StoreError, Table, Tenant, Type, Value,
 };
@@ -53,7 +53,7 @@ const HELD_UNTIL: &str = "held_until";
 
 /// A lock that a call needs.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct LockRequest {
     /// The row of the lock.
     pub row: Address,
     /// What must hold for the row that is to be changed (L6).
@@ -62,41 +62,46 @@ pub struct Wanted {
 
 /// A lock that was taken.
 #[derive(Clone, Debug)]
-pub struct Held {
+pub struct HeldLock {
     row: Address,
     epoch: i64,
 }
 
 /// What came of taking a lock.
 #[derive(Clone, Debug)]
-pub enum Taken {
+pub enum LockOutcome {
     /// It is held.
-    Held(Held),
-    /// Somebody else holds it.
+    Held(HeldLock),
+    /// Another caller holds it.
     Busy,
     /// There is nothing to be locked: the row is not as the change needs it.
     Refused(Refused),
 }
 
 /// Adds the columns of a lock to a table that has the key already.
-pub fn columns(table: Builder) -> Builder {
+pub fn columns(table: TableBuilder) -> TableBuilder {
     table.required(HELD_BY, Type::Text).required(HELD_UNTIL, Type::Time)
 }
 
-/// Demands that nobody holds a lock (L3).
+/// Demands that no caller holds a lock (L3).
 pub fn free(table: &Arc<Table>, key: impl IntoIterator<Item = Value>) -> Step {
     let step = Step::assert(table, key).guard(column(HELD_UNTIL).le(now()));
     Step { expect: Expect::Either, ..step }
 }
 
+/// Removes the row of a lock that no caller holds, with the row that it is about.
+pub fn remove(table: &Arc<Table>, key: impl IntoIterator<Item = Value>) -> Step {
+    Step::remove(table, key).guard(column(HELD_UNTIL).le(now()))
+}
+
 /// Takes a lock for an operation, or takes it once more (L1). Safe to repeat when its outcome is unknown.
-pub async fn take(
+pub async fn acquire(
     store: &dyn Store,
     tenant: &Tenant,
     operation: &str,
-    wanted: &Wanted,
-) -> Result<Taken, Refusal> {
-    let Wanted { row, provided } = wanted;
+    wanted: &LockRequest,
+) -> Result<LockOutcome, Refusal> {
+    let LockRequest { row, provided } = wanted;
     let is_ours = column(HELD_UNTIL).le(now()).or(column(HELD_BY).eq(operation));
     let lock = Step::upsert(row.table(), row.key().iter().cloned())
         .guard(is_ours)
@@ -108,18 +113,18 @@ pub async fn take(
             let epoch = applied.rows.last().and_then(Option::as_ref).map(Row::version);
             let unsaid =
                 || StoreError::corrupt(format!("the lock {row}"), "the commit did not return its row");
-            Taken::Held(Held { row: row.clone(), epoch: epoch.ok_or_else(unsaid)? })
+            LockOutcome::Held(HeldLock { row: row.clone(), epoch: epoch.ok_or_else(unsaid)? })
         }
-        Ok(Commit::Refused(refused)) if refused.step == 0 => Taken::Refused(refused),
-        Ok(Commit::Refused(_) | Commit::Fenced) | Err(StoreError::OutcomeUnknown { .. }) => Taken::Busy,
+        Ok(Commit::Refused(refused)) if refused.step == 0 => LockOutcome::Refused(refused),
+        Ok(Commit::Refused(_) | Commit::Fenced) | Err(StoreError::OutcomeUnknown { .. }) => LockOutcome::Busy,
         Err(error) => return Err(error.into()),
     })
 }
 
-impl Held {
+impl HeldLock {
     /// A lock as it would be taken for the first time, for a plan that is only to be shown.
-    pub fn imagined(wanted: &Wanted) -> Held {
-        Held { row: wanted.row.clone(), epoch: 1 }
+    pub fn imagined(wanted: &LockRequest) -> HeldLock {
+        HeldLock { row: wanted.row.clone(), epoch: 1 }
     }
 
     /// Gives the lock back in the plan of the change, if it is still held (L2).

@@ -1,18 +1,19 @@
 //! Lists by pages: what every action that lists takes, asks for and answers.
 
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 use statehouse_store::{Cursor, Query, Type, Value};
 
 use crate::action::{Answer, Call, Refusal};
 use crate::blueprint::settings::Field;
-use crate::form::{Form, Misfit, Property};
+use crate::form::{Form, Property};
+use crate::inputs::Inputs;
 
 /// Rows in a page, if the caller says nothing.
 const ROWS_DEFAULT: i64 = 50;
 /// The most rows in a page.
 const ROWS_MAX: i64 = 500;
-const LIMIT: &str = "limit";
-const CURSOR: &str = "cursor";
+pub(crate) const LIMIT: &str = "limit";
+pub(crate) const CURSOR: &str = "cursor";
 
 /// What a list takes besides its filters.
 pub(crate) fn properties() -> [Property; 2] {
@@ -26,30 +27,29 @@ pub(crate) fn properties() -> [Property; 2] {
 /// What a call gives for these fields: the rows of whom or what it asks for.
 pub(crate) fn given(fields: &[Field], call: &Call) -> Result<Vec<Value>, Refusal> {
     let value = |field: &Field| {
-        let json = call.input.get(&field.name).cloned().unwrap_or_default();
-        Value::from_json(json, field.kind).map_err(|why| {
-            let pointer = format!("/{}", field.name);
-            Refusal::misfits(vec![Misfit { pointer, detail: why.to_string() }])
-        })
+        let missing = || Refusal::field(&field.name, "it is required");
+        call.input.value(&field.name).cloned().ok_or_else(missing)
     };
     fields.iter().map(value).collect()
 }
 
 /// What a call gives that asks for the first so many rows.
-pub(crate) fn first(rows: i64) -> Map<String, Json> {
-    Map::from_iter([(LIMIT.to_owned(), rows.into())])
+pub(crate) fn first(rows: i64) -> Inputs {
+    let mut inputs = Inputs::default();
+    inputs.set(LIMIT, rows);
+    inputs
 }
 
 /// How many rows a call asks for.
 pub(crate) fn rows(call: &Call) -> usize {
-    let rows = call.input.get(LIMIT).and_then(Json::as_i64).unwrap_or(ROWS_DEFAULT);
+    let rows = call.input.int(LIMIT).unwrap_or(ROWS_DEFAULT);
     usize::try_from(rows).unwrap_or(1)
 }
 
 /// The page of a range that a call asks for.
 pub(crate) fn page_of(query: Query, call: &Call) -> Result<Query, Refusal> {
     let query = query.limit(rows(call))?;
-    match call.input.get(CURSOR).and_then(Json::as_str) {
+    match call.input.text(CURSOR) {
         Some(cursor) => Ok(query.after(Cursor::parse(cursor)?)?),
         None => Ok(query),
     }

@@ -7,16 +7,23 @@ use serde_json::Value as Json;
 use statehouse_store::{Table, Type, Value};
 
 use crate::action::{Action, Code, Refusal};
+use crate::allow::AllowRules;
 use crate::archetypes::{ARCHETYPES, Archetype};
 use crate::atlas::AtlasEntry;
-use crate::blueprint::problem::{Problem, Problems};
+use crate::blueprint::problem::{BlueprintProblem, Problems};
 use crate::blueprint::{self, Blueprint, Thing};
-use crate::declare::Declare;
-use crate::form::Misfit;
-use crate::infra::log::{DeclaredGroup, Handler};
+use crate::declare::indexes::ListIndex;
+use crate::declare::row_constraints::{self, RowConstraints};
+use crate::declare::{Declare, Machine, TableDef};
+use crate::form::FieldError;
+use crate::inbound;
+use crate::infra::effect::Outbox;
+use crate::infra::log::{DeclaredGroup, RecordHandler};
 use crate::infra::projection::Projector;
-use crate::own;
-use crate::told::Telling;
+use crate::product::schedule::JobQueue;
+use crate::product::workflow::StateChart;
+use crate::system;
+use crate::view_source::ViewSource;
 use crate::worker::Worker;
 
 /// A declared thing with its tables and actions.
@@ -28,18 +35,51 @@ pub struct Resource {
     pub archetype: &'static AtlasEntry,
     /// The columns of the key that its actions take, by name and type.
     pub key: Vec<(String, Type)>,
+    /// The definition of its rows, if it is a resource over one table.
+    pub def: Option<Arc<TableDef>>,
     /// Columns of its rows that callers do not see.
     pub hidden: Vec<String>,
+    /// The rules for callers with claims, if there are some.
+    pub allow: Option<Arc<AllowRules>>,
+    /// The indexes that the blueprint declares, which its list reads.
+    pub indexes: Vec<ListIndex>,
+    /// Whether it shows what other resources have: views, feeds, groups of the log.
+    pub is_derived: bool,
     /// The tables it needs.
     pub tables: Vec<Arc<Table>>,
     /// What can be done with it.
     pub actions: Vec<Action>,
+    /// The transitions of its rows, if they are declared as a machine.
+    pub machine: Option<Arc<Machine>>,
+    /// How plans of other resources enqueue its jobs, if it has jobs.
+    pub job_queue: Option<JobQueue>,
     /// What the house does for it by itself.
     pub workers: Vec<Arc<dyn Worker>>,
     /// What it does with the records of the log, by itself; each becomes a worker with a shard for each partition.
     pub consumers: Vec<Consuming>,
     /// What the log tells of its rows, for views.
-    pub telling: Telling,
+    pub view_source: ViewSource,
+    /// The events that its actions and workers leave in the log, for reactions.
+    pub events: Vec<EventSource>,
+    /// The constraints between its rows, and those of others that concern them.
+    pub constraints: RowConstraints,
+    /// Its states and declared transitions, if it is a workflow.
+    pub state_chart: Option<Arc<StateChart>>,
+    /// What is probably not meant in its declaration.
+    pub warnings: Vec<BlueprintProblem>,
+    /// The column that says whose row it is, if it is a person's.
+    pub person: Option<String>,
+    /// How plans of other resources send it, if it is an effect.
+    pub outbox: Option<Outbox>,
+}
+
+/// An event that a resource leaves in the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventSource {
+    /// Its name without that of the resource: `created`.
+    pub name: String,
+    /// Full names of the actions that leave it; none, if only workers do.
+    pub by: Vec<String>,
 }
 
 /// The data of an event of this name as callers see it: without the hidden columns of its row.
@@ -62,7 +102,7 @@ pub fn visible_data<'e>(resources: &[Resource], event: &str, data: Cow<'e, Json>
 #[derive(Clone, Debug)]
 pub enum Consuming {
     /// A group does what its handler says.
-    Group(Arc<dyn Handler>),
+    Group(Arc<dyn RecordHandler>),
     /// Rows are kept that follow from other rows.
     Projection(Arc<dyn Projector>),
     /// Programs outside read them.
@@ -70,6 +110,20 @@ pub enum Consuming {
 }
 
 impl Resource {
+    /// The definition of the rows that its keys name. `None` if its key is another than its table's.
+    pub fn row_def(&self) -> Option<&Arc<TableDef>> {
+        let names = |def: &Arc<TableDef>| {
+            let columns = def.table().key_columns().iter().map(|column| column.name.as_str());
+            columns.eq(self.key.iter().map(|(name, _)| name.as_str()))
+        };
+        self.def.as_ref().filter(|def| names(def))
+    }
+
+    /// Whether callers see a time in its rows that is not just when a row was created or changed: a deadline, a due time.
+    pub fn has_times(&self) -> bool {
+        self.def.as_ref().is_some_and(|def| def.has_times())
+    }
+
     /// The action of that name.
     pub fn action(&self, name: &str) -> Option<&Action> {
         self.actions.iter().find(|action| action.name == name)
@@ -78,24 +132,26 @@ impl Resource {
     /// Reads a key from its text: the parts with commas between them, `%2C` for a comma within a part and `%25` for a
     /// percent sign.
     pub fn parse_key(&self, text: &str) -> Result<Vec<Value>, Refusal> {
-        let parts: Vec<&str> = text.split(',').collect();
-        let misfit = |detail: String| Refusal::misfits(vec![Misfit { pointer: "/key".into(), detail }]);
-        if parts.len() != self.key.len() {
-            let names: Vec<&str> = self.key.iter().map(|(name, _)| name.as_str()).collect();
-            return Err(misfit(format!("a key of {} is {}", self.name, names.join(","))));
-        }
-        self.key
-            .iter()
-            .zip(parts)
-            .map(|((name, kind), part)| {
-                let part = match part.contains('%') {
-                    true => Cow::Owned(part.replace("%2C", ",").replace("%2c", ",").replace("%25", "%")),
-                    false => Cow::Borrowed(part),
-                };
-                key_part(&part, *kind).ok_or_else(|| misfit(format!("{name} must be {kind}")))
-            })
-            .collect()
+        parse_key(&self.name, &self.key, text)
     }
+}
+
+/// Reads a key of a resource with these columns from its text ([`Resource::parse_key`]).
+pub(crate) fn parse_key(resource: &str, key: &[(String, Type)], text: &str) -> Result<Vec<Value>, Refusal> {
+    let parts: Vec<&str> = text.split(',').collect();
+    let field_error = |detail: String| Refusal::invalid(vec![FieldError { pointer: "/key".into(), detail }]);
+    if parts.len() != key.len() {
+        let names: Vec<&str> = key.iter().map(|(name, _)| name.as_str()).collect();
+        return Err(field_error(format!("a key of {resource} is {}", names.join(","))));
+    }
+    let parse = |((name, kind), part): (&(String, Type), &str)| {
+        let part = match part.contains('%') {
+            true => Cow::Owned(part.replace("%2C", ",").replace("%2c", ",").replace("%25", "%")),
+            false => Cow::Borrowed(part),
+        };
+        key_part(&part, *kind).ok_or_else(|| field_error(format!("{name} must be {kind}")))
+    };
+    key.iter().zip(parts).map(parse).collect()
 }
 
 /// A key as text: what [`Resource::parse_key`] reads.
@@ -164,7 +220,7 @@ pub fn is_declared(entry: &AtlasEntry) -> bool {
 }
 
 /// The problem of a thing whose archetype cannot be declared.
-fn undeclarable(thing: &Thing) -> Problem {
+fn undeclarable(thing: &Thing) -> BlueprintProblem {
     let (keyword, name) = (thing.keyword, &thing.archetype.name);
     let title = match is_built(thing.archetype) {
         true => format!("`{keyword}` ({name}) is not declared by itself"),
@@ -172,7 +228,8 @@ fn undeclarable(thing: &Thing) -> Problem {
     };
     let built = ARCHETYPES.iter().filter(|archetype| archetype.is_declarable());
     let built: Vec<&str> = built.map(|archetype| archetype.keyword).collect();
-    Problem::at(thing.settings.span(), title).advice(format!("this version has {}", built.join(", ")))
+    BlueprintProblem::at(thing.settings.span(), title)
+        .advice(format!("this version has {}", built.join(", ")))
 }
 
 /// Whether this word declares something in a blueprint.
@@ -186,7 +243,7 @@ pub fn check(file: &str, text: &str) -> Result<(Blueprint, Vec<Resource>), Probl
     let (mut blueprint, mut problems) = Blueprint::read_what_can_be(file, text);
     if blueprint.things.is_empty() && problems.is_empty() {
         let advice = "declare something: `[entity.NAME]`; `statehouse init` writes a first blueprint";
-        problems.add(Problem::at(0..0, "this blueprint declares nothing").advice(advice));
+        problems.add(BlueprintProblem::at(0..0, "this blueprint declares nothing").advice(advice));
     }
     if !problems.is_empty() {
         // What a view or a feed stands on may be in a section that cannot be read.
@@ -202,7 +259,9 @@ pub fn check(file: &str, text: &str) -> Result<(Blueprint, Vec<Resource>), Probl
 pub fn declare(blueprint: &Blueprint) -> Result<Vec<Resource>, Problems> {
     let mut problems = blueprint.problems();
     let mut resources: Vec<Resource> = Vec::new();
-    let rank = |thing: &&Thing| Archetype::of(thing.keyword).map_or(0, Archetype::rank);
+    // A reaction may be about anything, so that reactions come last.
+    let is_reaction = |thing: &Thing| thing.keyword == crate::infra::on::ARCHETYPE.keyword;
+    let rank = |thing: &&Thing| (is_reaction(thing), Archetype::of(thing.keyword).map_or(0, Archetype::rank));
     let mut things: Vec<&Thing> = blueprint.things.iter().collect();
     things.sort_by_key(rank);
     for thing in things {
@@ -214,12 +273,13 @@ pub fn declare(blueprint: &Blueprint) -> Result<Vec<Resource>, Problems> {
         for resource in declared {
             let taken = resource.tables.iter().find(|table| {
                 let others = resources.iter().flat_map(|other| &other.tables);
-                others.into_iter().any(|other| other.name() == table.name()) || own::has_table(table.name())
+                others.into_iter().any(|other| other.name() == table.name())
+                    || system::has_table(table.name())
             });
             if let Some(table) = taken {
                 let title = format!("the table `{table}` of `{}` is another's already", thing.name);
                 let advice = "give one of them another table: `table = \"…\"`";
-                problems.add(Problem::at(thing.settings.span(), title).advice(advice));
+                problems.add(BlueprintProblem::at(thing.settings.span(), title).advice(advice));
                 continue;
             }
             // What one declaration makes beside its own name may be the name of another.
@@ -230,12 +290,18 @@ pub fn declare(blueprint: &Blueprint) -> Result<Vec<Resource>, Problems> {
                     .any(|other| other.name == resource.name && other.name != thing.name)
             {
                 let title = format!("`{}` makes `{}`, which is declared as well", thing.name, resource.name);
-                problems
-                    .add(Problem::at(thing.settings.span(), title).advice("give one of them another name"));
+                problems.add(
+                    BlueprintProblem::at(thing.settings.span(), title)
+                        .advice("give one of them another name"),
+                );
                 continue;
             }
             resources.push(resource);
         }
+    }
+    row_constraints::resolve(&mut resources, &mut problems);
+    if problems.is_empty() {
+        inbound::check(blueprint, &resources, &mut problems);
     }
     problems.or(resources)
 }

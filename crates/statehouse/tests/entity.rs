@@ -231,8 +231,8 @@ async fn a_batch_is_all_or_nothing_and_repeats_as_one() {
         let operation = Operation { id: Some("batch-1".into()), fingerprint: "f".into() };
         bench.house.batch(&bench.tenant, requests, operation)
     };
-    let (number, refusal) = batch(vec![create.clone(), stale]).await.unwrap_err();
-    assert_eq!((number, refusal.code), (Some(1), Code::VersionConflict));
+    let refusal = batch(vec![create.clone(), stale]).await.unwrap_err();
+    assert_eq!((refusal.call, refusal.code), (Some(1), Code::VersionConflict));
     bench.refused("read", 2, json!({}), None, Code::NotFound).await;
     // One that changes nothing keeps its place among the answers, also when they are repeated.
     let same = Bench::request("patch", 1, json!({"display_name": "Ann"}), Some(1));
@@ -248,7 +248,7 @@ async fn input_is_checked_before_anything_is_read() {
     let refusal = bench
         .refused("create", 1, json!({"user_id": "one", "display_name": 3, "bo": 1}), None, Code::InvalidInput)
         .await;
-    let places: Vec<&str> = refusal.misfits.iter().map(|misfit| misfit.pointer.as_str()).collect();
+    let places: Vec<&str> = refusal.field_errors.iter().map(|error| error.pointer.as_str()).collect();
     assert_eq!(places, ["/user_id", "/display_name", "/bo"]);
     let request = Request { action: "profile.explode".into(), ..Bench::request("read", 1, json!({}), None) };
     let refusal = bench.house.call(&bench.tenant, request, Operation::default()).await.unwrap_err();
@@ -277,7 +277,7 @@ async fn a_batch_that_writes_a_row_twice_says_which_calls_do() {
     let create =
         |user: i64| Bench::request("create", user, json!({"user_id": user, "display_name": "Ann"}), None);
     let batch = vec![create(1), create(2), create(1)];
-    let (_, refusal) = bench.house.batch(&bench.tenant, batch, Operation::default()).await.unwrap_err();
+    let refusal = bench.house.batch(&bench.tenant, batch, Operation::default()).await.unwrap_err();
     assert_eq!(refusal.code, Code::InvalidInput);
     assert!(refusal.message.starts_with("calls 0 and 2 of the batch"), "{refusal}");
 }

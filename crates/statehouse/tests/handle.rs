@@ -9,7 +9,7 @@ mod profile;
 use profile::Profile;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use statehouse::entity::{Entity, List, Mutation, Status};
+use statehouse::entities::{Entity, EntityStatus, List, Mutation};
 use statehouse::{Blueprint, Code, Expected, House};
 use statehouse_store::Tenant;
 
@@ -43,7 +43,7 @@ async fn every_action_has_a_typed_answer() {
     let house = house(profile::BLUEPRINT).await;
     let profiles = profiles(&house);
     let created = profiles.create(&ann(1)).await.unwrap();
-    assert_eq!((created.version, created.status), (1, Status::Active));
+    assert_eq!((created.version, created.status), (1, EntityStatus::Active));
     let patched = profiles.patch(1, 1, &json!({"bio": "b"})).await.unwrap();
     assert_eq!((patched.version, patched.value.bio.as_deref()), (2, Some("b")));
     assert!(patched.updated_at >= created.updated_at);
@@ -52,10 +52,13 @@ async fn every_action_has_a_typed_answer() {
     let refusal = profiles.mutate(1, Mutation::new().set("bio", "c").at(1)).await.unwrap_err();
     assert_eq!((refusal.code, refusal.current_version), (Code::VersionConflict, Some(2)));
     let deleted = profiles.delete(1, Expected::Any).await.unwrap();
-    assert_eq!((deleted.version, deleted.status), (3, Status::Deleted));
+    assert_eq!((deleted.version, deleted.status), (3, EntityStatus::Deleted));
     assert_eq!(profiles.read(1).await.unwrap_err().code, Code::Deleted);
-    let gone = profiles.list(&List { status: Status::Deleted, ..List::default() }).await.unwrap();
-    assert_eq!(gone.rows, [deleted.clone()].map(|row| statehouse::entity::Versioned { token: None, ..row }));
+    let gone = profiles.list(&List { status: EntityStatus::Deleted, ..List::default() }).await.unwrap();
+    assert_eq!(
+        gone.rows,
+        [deleted.clone()].map(|row| statehouse::entities::Versioned { token: None, ..row })
+    );
     assert_eq!(profiles.restore(1, 2).await.unwrap_err().code, Code::VersionConflict);
     assert_eq!(profiles.restore(1, 3).await.unwrap().version, 4);
 }
@@ -102,7 +105,7 @@ async fn what_does_not_fit_says_so() {
     let profiles = profiles(&house);
     profiles.create(&ann(1)).await.unwrap();
     let refusal = profiles.update(1, 1, &ann(2)).await.unwrap_err();
-    assert_eq!((refusal.code, refusal.misfits[0].pointer.as_str()), (Code::InvalidInput, "/user_id"));
+    assert_eq!((refusal.code, refusal.field_errors[0].pointer.as_str()), (Code::InvalidInput, "/user_id"));
 
     #[derive(Debug, Serialize, Deserialize)]
     struct Other {
@@ -112,7 +115,7 @@ async fn what_does_not_fit_says_so() {
     let others = house.entity::<Other>("profile", &tenant()).unwrap();
     let refusal = others.create(&Other { user_id: 2, nickname: "x".into() }).await.unwrap_err();
     assert_eq!(refusal.code, Code::InvalidInput);
-    assert!(refusal.misfits.iter().any(|misfit| misfit.pointer == "/nickname"), "{refusal:?}");
+    assert!(refusal.field_errors.iter().any(|misfit| misfit.pointer == "/nickname"), "{refusal:?}");
     let refusal = others.read(1).await.unwrap_err();
     assert!(refusal.message.contains("missing field `nickname`"), "{refusal}");
 }

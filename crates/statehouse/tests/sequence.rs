@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use statehouse::infra::sequence::draw::TimeIds;
-use statehouse::infra::sequence::mint::whole_millis;
+use statehouse::infra::sequence::local_ids::TimeIds;
+use statehouse::infra::sequence::time_id::whole_millis;
 use statehouse::{Blueprint, House};
 use statehouse_store::{Clock, Ids, ManualClock, Migrate, ModelStore, Random, Store, Tenant, Time};
 

@@ -13,9 +13,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use statehouse::outside::Outside;
-use statehouse::own;
-use statehouse::worker::{Bells, Crew, Next, Options, Premises, Progress, Shift, Wake, Worker};
+use statehouse::egress::Egress;
+use statehouse::system;
+use statehouse::worker::{
+    NextStep, PoolConfig, StepContext, StepProgress, Wakeup, WakeupHub, Worker, WorkerOptions, WorkerPool,
+};
 use statehouse_store::faulty::{FaultyStore, Odds};
 use statehouse_store::{
     Clock, Commit, Entry, Ids, ManualClock, Migrate, ModelStore, Plan, Position, Random, Scan, Schema, Step,
@@ -38,7 +40,7 @@ struct Clerk {
 
 #[derive(Clone, Debug)]
 enum Turn {
-    Did(usize, Next),
+    Did(usize, NextStep),
     Fails(StoreError),
     Panics,
     /// Takes this long.
@@ -77,58 +79,62 @@ impl Worker for Clerk {
         self.shards
     }
 
-    async fn step(&self, shift: &Shift<'_>, limit: usize) -> Result<Progress, StoreError> {
+    async fn step(&self, context: &StepContext<'_>, limit: usize) -> Result<StepProgress, StoreError> {
         assert_eq!(limit, 7);
-        self.notes.lock().unwrap().push((shift.shard, shift.held.epoch(), shift.clock.now()));
-        let turn = self.script.lock().unwrap().get_mut(&shift.shard).and_then(Vec::pop);
+        self.notes.lock().unwrap().push((context.shard, context.held.epoch(), context.clock.now()));
+        let turn = self.script.lock().unwrap().get_mut(&context.shard).and_then(Vec::pop);
         match turn {
-            None => Ok(Progress::idle()),
-            Some(Turn::Did(rows, next)) => Ok(Progress { rows, next, ..Progress::idle() }),
+            None => Ok(StepProgress::idle()),
+            Some(Turn::Did(rows, next)) => Ok(StepProgress { rows, next, ..StepProgress::idle() }),
             Some(Turn::Fails(error)) => Err(error),
             Some(Turn::Panics) => panic!("as the script says"),
             Some(Turn::Takes(span)) => {
                 self.under_way.fetch_add(1, Ordering::SeqCst);
-                shift.clock.sleep(span).await;
+                context.clock.sleep(span).await;
                 self.under_way.fetch_sub(1, Ordering::SeqCst);
-                Ok(Progress { rows: 1, ..Progress::idle() })
+                Ok(StepProgress { rows: 1, ..StepProgress::idle() })
             }
         }
     }
 }
 
 /// A store and a clock, and as many processes over them as a test starts.
-struct Town {
+struct WorkerCluster {
     store: Arc<dyn Store>,
     clock: ManualClock,
     tenant: Tenant,
 }
 
-impl Town {
-    async fn new() -> Town {
+impl WorkerCluster {
+    async fn new() -> WorkerCluster {
         let clock = ManualClock::at(Time::from_micros(0));
-        Town::over(Arc::new(ModelStore::with(Arc::new(clock.clone()), 4)), clock).await
+        WorkerCluster::over(Arc::new(ModelStore::with(Arc::new(clock.clone()), 4)), clock).await
     }
 
-    async fn over(store: Arc<dyn Store>, clock: ManualClock) -> Town {
-        store.migrate(&Schema::new(own::tables()).unwrap(), Migrate::Apply).await.unwrap();
-        Town { store, clock, tenant: own::tenant().unwrap() }
+    async fn over(store: Arc<dyn Store>, clock: ManualClock) -> WorkerCluster {
+        store.migrate(&Schema::new(system::tables().unwrap()).unwrap(), Migrate::Apply).await.unwrap();
+        WorkerCluster { store, clock, tenant: system::tenant().unwrap() }
     }
 
-    fn start(&self, seed: u64, clerk: &Arc<Clerk>) -> (Crew, Arc<Bells>) {
+    fn start(&self, seed: u64, clerk: &Arc<Clerk>) -> (WorkerPool, Arc<WakeupHub>) {
         let worker: Arc<dyn Worker> = clerk.clone();
-        let bells = Arc::new(Bells::of([&worker]));
-        let premises = Premises {
+        let wakeups = Arc::new(WakeupHub::of([&worker]));
+        let premises = PoolConfig {
             store: self.store.clone(),
             clock: Arc::new(self.clock.clone()),
             ids: Ids::new(Arc::new(self.clock.clone()), Random::seeded(seed)),
-            outside: Outside::default(),
-            bells: bells.clone(),
-            leases: own::leases().unwrap(),
+            egress: Egress::default(),
+            wakeups: wakeups.clone(),
+            leases: system::leases().unwrap(),
             tenant: self.tenant.clone(),
         };
-        let options =
-            Options { lease: LEASE, step_rows: 7, random: Random::seeded(seed), ..Options::default() };
-        (Crew::start(premises, vec![worker], options), bells)
+        let options = WorkerOptions {
+            lease: LEASE,
+            step_rows: 7,
+            random: Random::seeded(seed),
+            ..WorkerOptions::default()
+        };
+        (WorkerPool::start(premises, vec![worker], options), wakeups)
     }
 
     /// Lets time pass in small steps, and everybody do what they can do by then.
@@ -141,7 +147,7 @@ impl Town {
     }
 
     async fn leases(&self, scope: &str) -> Vec<(Option<String>, i64)> {
-        let rows = self.store.scan(&Scan::all(&own::leases().unwrap())).await.unwrap().rows;
+        let rows = self.store.scan(&Scan::all(&system::leases().unwrap())).await.unwrap().rows;
         let held =
             |row: &statehouse_store::Row| (row.text("holder").map(str::to_owned), row.int("epoch").unwrap());
         rows.iter().filter(|row| row.text("scope") == Some(scope)).map(held).collect()
@@ -154,67 +160,72 @@ async fn rest() {
     }
 }
 
-fn held(crew: &Crew) -> u64 {
-    crew.figures()[0].held
+fn held(crew: &WorkerPool) -> u64 {
+    crew.stats()[0].held
 }
 
 #[tokio::test]
 async fn one_process_does_all_the_work() {
-    let town = Town::new().await;
+    let cluster = WorkerCluster::new().await;
     let clerk = Clerk::of(3);
     // More at once, more at a time, and nothing known.
     let at = Time::from_micros(500_000);
-    clerk.will(0, [Turn::Did(7, Next::Now), Turn::Did(3, Next::At(at)), Turn::Did(1, Next::Idle)]);
-    let (crew, _) = town.start(1, &clerk);
+    clerk
+        .will(0, [Turn::Did(7, NextStep::Now), Turn::Did(3, NextStep::At(at)), Turn::Did(1, NextStep::Idle)]);
+    let (crew, _) = cluster.start(1, &clerk);
     rest().await;
-    town.pass(SECOND).await;
+    cluster.pass(SECOND).await;
     assert_eq!(held(&crew), 3);
     let times = clerk.times(0);
     assert_eq!(times[..2], [0, 0]);
     assert_eq!(times[2], 500, "{times:?}");
     assert!(clerk.times(1).len() >= 5 && clerk.times(2).len() >= 5);
-    let figures = &crew.figures()[0];
+    let figures = &crew.stats()[0];
     assert_eq!(
         (figures.worker.as_str(), figures.shards, figures.rows, figures.errors),
         ("clerk.work", 3, 11, 0)
     );
     // Pauses grow, to a second.
-    town.pass(10 * SECOND).await;
+    cluster.pass(10 * SECOND).await;
     let late = clerk.times(1).iter().filter(|time| **time > 5_000).count();
     assert!((4..=8).contains(&late), "{:?}", clerk.times(1));
     crew.stop().await;
     assert!(
-        town.leases("worker.clerk.work").await.iter().all(|(holder, epoch)| holder.is_none() && *epoch == 1)
+        cluster
+            .leases("worker.clerk.work")
+            .await
+            .iter()
+            .all(|(holder, epoch)| holder.is_none() && *epoch == 1)
     );
-    assert_eq!(town.leases("members").await, []);
+    assert_eq!(cluster.leases("members").await, []);
 }
 
 #[tokio::test]
 async fn processes_share_the_work_and_take_over() {
-    let town = Town::new().await;
+    let cluster = WorkerCluster::new().await;
     let clerk = Clerk::of(5);
-    let (first, _) = town.start(1, &clerk);
-    town.pass(SECOND).await;
+    let (first, _) = cluster.start(1, &clerk);
+    cluster.pass(SECOND).await;
     assert_eq!(held(&first), 5);
-    let (second, _) = town.start(2, &clerk);
-    town.pass(LEASE).await;
+    let (second, _) = cluster.start(2, &clerk);
+    cluster.pass(LEASE).await;
     let mut shares = [held(&first), held(&second)];
     shares.sort_unstable();
     assert_eq!(shares, [2, 3], "each has its share, and together all");
-    let (third, _) = town.start(3, &clerk);
-    town.pass(2 * LEASE).await;
+    let (third, _) = cluster.start(3, &clerk);
+    cluster.pass(2 * LEASE).await;
     assert_eq!(held(&first) + held(&second) + held(&third), 5);
     assert!([&first, &second, &third].iter().all(|crew| (1..=2).contains(&held(crew))));
     // Stopped, it hands its shards over at once; killed, they are taken when its leases have expired.
     second.stop().await;
-    town.pass(LEASE / 2).await;
+    cluster.pass(LEASE / 2).await;
     assert_eq!(held(&first) + held(&third), 5);
     drop(first);
-    town.pass(3 * LEASE).await;
+    cluster.pass(3 * LEASE).await;
     assert_eq!(held(&third), 5);
-    // Nobody is remembered for ever.
-    town.pass(30 * LEASE).await;
-    assert_eq!(town.leases("members").await.len(), 1);
+    // Members are not remembered for ever.
+    cluster.pass(30 * LEASE).await;
+    assert_eq!(cluster.leases("members").await.len(), 1);
     third.stop().await;
     // No two ever worked on a shard under the same epoch at the same time: within a shard, epochs never go back.
     let notes = clerk.notes.lock().unwrap();
@@ -226,41 +237,41 @@ async fn processes_share_the_work_and_take_over() {
 
 #[tokio::test]
 async fn a_step_under_way_is_finished_before_its_shard_is_given_up() {
-    let town = Town::new().await;
+    let cluster = WorkerCluster::new().await;
     let clerk = Clerk::of(2);
     clerk.will(0, [Turn::Takes(3 * LEASE)]);
     clerk.will(1, [Turn::Takes(3 * LEASE)]);
-    let (first, _) = town.start(1, &clerk);
-    town.pass(SECOND).await;
-    let (second, _) = town.start(2, &clerk);
-    // Both steps outlast several leases. They are renewed meanwhile, and nobody else begins the same shard.
-    town.pass(2 * LEASE).await;
+    let (first, _) = cluster.start(1, &clerk);
+    cluster.pass(SECOND).await;
+    let (second, _) = cluster.start(2, &clerk);
+    // Both steps outlast several leases. They are renewed meanwhile, and no other process begins the same shard.
+    cluster.pass(2 * LEASE).await;
     assert_eq!(clerk.under_way.load(Ordering::SeqCst), 2);
     assert_eq!((held(&second), clerk.notes.lock().unwrap().len()), (0, 2));
-    town.pass(2 * LEASE).await;
+    cluster.pass(2 * LEASE).await;
     assert_eq!((held(&first), held(&second)), (1, 1));
     // Stopping waits for a step as well.
     clerk.will(0, [Turn::Takes(LEASE)]);
     clerk.will(1, [Turn::Takes(LEASE)]);
-    town.pass(2 * SECOND).await;
+    cluster.pass(2 * SECOND).await;
     assert_eq!(clerk.under_way.load(Ordering::SeqCst), 2);
     let stopping = tokio::spawn(first.stop());
-    town.pass(SECOND).await;
+    cluster.pass(SECOND).await;
     assert!(!stopping.is_finished());
-    town.pass(LEASE).await;
+    cluster.pass(LEASE).await;
     assert!(stopping.is_finished());
     second.stop().await;
 }
 
 #[tokio::test]
 async fn failures_are_tried_again_after_growing_pauses() {
-    let town = Town::new().await;
+    let cluster = WorkerCluster::new().await;
     let clerk = Clerk::of(2);
     let down = Turn::Fails(StoreError::unavailable("the script says so"));
     clerk.will(0, std::iter::repeat_n(down, 6));
     clerk.will(1, [Turn::Panics]);
-    let (crew, _) = town.start(1, &clerk);
-    town.pass(15 * SECOND).await;
+    let (crew, _) = cluster.start(1, &clerk);
+    cluster.pass(15 * SECOND).await;
     let times = clerk.times(0);
     let pauses: Vec<i64> = times.windows(2).take(6).map(|pair| pair[1] - pair[0]).collect();
     assert!(
@@ -269,46 +280,46 @@ async fn failures_are_tried_again_after_growing_pauses() {
     );
     assert!(times.len() > 7, "it goes on afterwards: {times:?}");
     assert!(clerk.times(1).len() > 5, "a panic ends a step, not the work");
-    let figures = &crew.figures()[0];
+    let figures = &crew.stats()[0];
     assert_eq!((figures.errors, held(&crew)), (7, 2));
     assert!(figures.last_error.is_some());
     crew.stop().await;
 }
 
 #[tokio::test]
-async fn whoever_writes_something_due_rings() {
-    let town = Town::new().await;
+async fn a_write_of_something_due_wakes_its_worker() {
+    let cluster = WorkerCluster::new().await;
     let clerk = Clerk::of(2);
-    let (crew, bells) = town.start(1, &clerk);
+    let (crew, wakeups) = cluster.start(1, &clerk);
     // Asleep for a second each, by now.
-    town.pass(10 * SECOND).await;
+    cluster.pass(10 * SECOND).await;
     let steps = clerk.times(1).len();
-    let at = town.clock.now().plus(Duration::from_millis(50));
-    bells.ring(&Wake { worker: "clerk.work".into(), shard: 0, at });
-    bells.ring(&Wake { worker: "clerk.work".into(), shard: 9, at });
-    bells.ring(&Wake { worker: "nobody".into(), shard: 0, at });
-    town.pass(Duration::from_millis(50)).await;
+    let at = cluster.clock.now().plus(Duration::from_millis(50));
+    wakeups.notify(&Wakeup { worker: "clerk.work".into(), shard: 0, at });
+    wakeups.notify(&Wakeup { worker: "clerk.work".into(), shard: 9, at });
+    wakeups.notify(&Wakeup { worker: "unknown".into(), shard: 0, at });
+    cluster.pass(Duration::from_millis(50)).await;
     assert_eq!(clerk.times(0).last(), Some(&(at.micros() / 1_000)));
     assert!(clerk.times(1).len() <= steps + 1, "the other shard sleeps on");
     crew.stop().await;
 }
 
 #[tokio::test]
-async fn the_log_wakes_those_who_wait_for_it() {
-    let town = Town::new().await;
+async fn the_log_wakes_workers_that_wait_for_it() {
+    let cluster = WorkerCluster::new().await;
     let clerk = Clerk::of(1);
     let tenant = Tenant::new("acme").unwrap();
     let partition = statehouse_store::log::partition_of(&tenant, "thing", "1", 4);
-    let wait = |offset| Turn::Did(0, Next::Log(Position { partition, offset }));
+    let wait = |offset| Turn::Did(0, NextStep::Log(Position { partition, offset }));
     clerk.will(0, [wait(0), wait(1), wait(1)]);
-    let (crew, _) = town.start(1, &clerk);
-    town.pass(Duration::from_millis(300)).await;
+    let (crew, _) = cluster.start(1, &clerk);
+    cluster.pass(Duration::from_millis(300)).await;
     assert_eq!(clerk.times(0).len(), 1);
     let note = Plan::of(&tenant, "note").log(Entry::about("thing", "1")).build().unwrap();
-    town.store.commit(&note).await.unwrap();
+    cluster.store.commit(&note).await.unwrap();
     rest().await;
     assert_eq!(clerk.times(0).len(), 2, "woken at once");
-    town.pass(Duration::from_millis(300)).await;
+    cluster.pass(Duration::from_millis(300)).await;
     assert_eq!(clerk.times(0).len(), 2, "and not again for the same record");
     crew.stop().await;
 }
@@ -326,42 +337,46 @@ async fn a_stale_process_is_fenced() {
         fn shards(&self) -> u32 {
             1
         }
-        async fn step(&self, shift: &Shift<'_>, _: usize) -> Result<Progress, StoreError> {
-            self.0.lock().unwrap().push(shift.guard());
-            Ok(Progress::idle())
+        async fn step(&self, context: &StepContext<'_>, _: usize) -> Result<StepProgress, StoreError> {
+            self.0.lock().unwrap().push(context.guard());
+            Ok(StepProgress::idle())
         }
     }
-    let town = Town::new().await;
+    let cluster = WorkerCluster::new().await;
     let worker = Arc::new(Paused(Mutex::default()));
     let start = |seed: u64| {
         let as_worker: Arc<dyn Worker> = worker.clone();
-        let premises = Premises {
-            store: town.store.clone(),
-            clock: Arc::new(town.clock.clone()),
-            ids: Ids::new(Arc::new(town.clock.clone()), Random::seeded(seed)),
-            outside: Outside::default(),
-            bells: Arc::new(Bells::of([&as_worker])),
-            leases: own::leases().unwrap(),
-            tenant: town.tenant.clone(),
+        let premises = PoolConfig {
+            store: cluster.store.clone(),
+            clock: Arc::new(cluster.clock.clone()),
+            ids: Ids::new(Arc::new(cluster.clock.clone()), Random::seeded(seed)),
+            egress: Egress::default(),
+            wakeups: Arc::new(WakeupHub::of([&as_worker])),
+            leases: system::leases().unwrap(),
+            tenant: cluster.tenant.clone(),
         };
-        Crew::start(premises, vec![as_worker], Options { lease: LEASE, ..Options::default() })
+        WorkerPool::start(
+            premises,
+            vec![as_worker],
+            WorkerOptions { lease: LEASE, ..WorkerOptions::default() },
+        )
     };
     let guarded = async |guard: Step| {
-        let plan = Plan::of(&town.tenant, "effect").step(guard).build().unwrap();
-        matches!(town.store.commit(&plan).await.unwrap(), Commit::Applied(_))
+        let plan = Plan::of(&cluster.tenant, "effect").step(guard).build().unwrap();
+        matches!(cluster.store.commit(&plan).await.unwrap(), Commit::Applied(_))
     };
     let first = start(1);
-    town.pass(SECOND).await;
+    cluster.pass(SECOND).await;
     let early = worker.0.lock().unwrap()[0].clone();
     assert!(guarded(early.clone()).await);
     drop(first);
     let second = start(2);
-    town.pass(3 * LEASE).await;
+    cluster.pass(3 * LEASE).await;
     let late = worker.0.lock().unwrap().last().unwrap().clone();
     assert!(!guarded(early).await, "the shard has another epoch by now");
     assert!(guarded(late.clone()).await);
     second.stop().await;
-    assert!(!guarded(late).await, "and after the release nobody holds it");
+    assert!(!guarded(late).await, "and after the release no process holds it");
 }
 
 /// Every process loses answers and reaches the store only sometimes; the work is still shared and done.
@@ -370,18 +385,18 @@ async fn a_bad_world_does_not_stop_the_work() {
     let clock = ManualClock::at(Time::from_micros(0));
     let model: Arc<dyn Store> = Arc::new(ModelStore::with(Arc::new(clock.clone()), 4));
     let faulty = Arc::new(FaultyStore::over(model, Arc::new(clock.clone()), Odds::default(), 11));
-    let town = Town::over(faulty.clone(), clock).await;
+    let cluster = WorkerCluster::over(faulty.clone(), clock).await;
     faulty.set_odds(Odds { unknown_before: 0.05, unknown_after: 0.1, unavailable: 0.1, ..Odds::default() });
     let clerk = Clerk::of(4);
-    let crews = [town.start(1, &clerk).0, town.start(2, &clerk).0];
-    town.pass(60 * SECOND).await;
+    let crews = [cluster.start(1, &clerk).0, cluster.start(2, &clerk).0];
+    cluster.pass(60 * SECOND).await;
     let achieved = faulty.achieved();
     assert!(achieved.unknown_after > 0 && achieved.unavailable > 0, "{achieved}");
     faulty.set_odds(Odds::default());
-    town.pass(3 * LEASE).await;
+    cluster.pass(3 * LEASE).await;
     assert_eq!(crews.iter().map(held).collect::<Vec<_>>(), [2, 2]);
     let before = clerk.notes.lock().unwrap().len();
-    town.pass(5 * SECOND).await;
+    cluster.pass(5 * SECOND).await;
     assert!(clerk.notes.lock().unwrap().len() >= before + 16);
     for crew in crews {
         crew.stop().await;
@@ -394,17 +409,17 @@ async fn shards_whose_steps_end_while_others_are_released_are_released_too() {
     let clock = ManualClock::at(Time::from_micros(0));
     let model: Arc<dyn Store> = Arc::new(ModelStore::with(Arc::new(clock.clone()), 4));
     let slow = Arc::new(FaultyStore::over(model, Arc::new(clock.clone()), Odds::default(), 3));
-    let town = Town::over(slow.clone(), clock).await;
+    let cluster = WorkerCluster::over(slow.clone(), clock).await;
     let clerk = Clerk::of(6);
     for shard in 0..6 {
         clerk.will(shard, [Turn::Takes(SECOND + Duration::from_millis(20) * shard)]);
     }
-    let (crew, _) = town.start(1, &clerk);
-    town.pass(SECOND / 2).await;
+    let (crew, _) = cluster.start(1, &clerk);
+    cluster.pass(SECOND / 2).await;
     assert_eq!(clerk.under_way.load(Ordering::SeqCst), 6);
     slow.set_odds(Odds { delay: 1.0, delay_at_most: SECOND / 2, ..Odds::default() });
-    tokio::join!(crew.stop(), town.pass(LEASE / 2));
+    tokio::join!(crew.stop(), cluster.pass(LEASE / 2));
     slow.set_odds(Odds::default());
-    assert_eq!(town.leases("worker.clerk.work").await, vec![(None, 1); 6]);
-    assert_eq!(town.leases("members").await, []);
+    assert_eq!(cluster.leases("worker.clerk.work").await, vec![(None, 1); 6]);
+    assert_eq!(cluster.leases("members").await, []);
 }

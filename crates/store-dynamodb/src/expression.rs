@@ -1,12 +1,12 @@
 //! Guards as DynamoDB condition expressions.
 //!
-//! The waist's one rule about null is DynamoDB's own: a comparison with a missing attribute does not hold. The
-//! exceptions are `<>`, `NOT … IN`, which do hold there and get an `attribute_exists` beside them, and comparisons of
-//! booleans by order, which DynamoDB does not know and which are written as equalities.
+//! The contract's rule about null is DynamoDB's rule: a comparison with a missing attribute does not hold. The exceptions are
+//! `<>` and `NOT … IN`, which hold for a missing attribute and are combined with `attribute_exists`, and ordered comparisons of
+//! booleans, which DynamoDB does not support and which are compiled to equalities.
 //!
-//! Conditions are put together as a tree and printed once, because DynamoDB refuses redundant parentheses. Every name
-//! goes through a placeholder, so that no column can collide with a reserved word. What does not fit into DynamoDB's
-//! limits (4 KB of text, 300 operators) is not compiled; the caller reads the row and decides in memory instead.
+//! Conditions are built as a tree and printed once, because DynamoDB rejects redundant parentheses. Every name is a
+//! placeholder, so that no column collides with a reserved word. A condition above DynamoDB's limits (4 KB of text, 300
+//! operators) is not compiled; the caller reads the row and evaluates the guard in memory.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -17,19 +17,19 @@ use statehouse_store::{Guard, Operand, Table, Time, Type, Value, eval};
 
 use crate::item::{self, PK};
 
-/// Bytes of one expression that DynamoDB takes.
+/// DynamoDB's limit for the bytes of an expression.
 const EXPRESSION_BYTES_MAX: usize = 4_096;
-/// Operators of one expression that DynamoDB takes, less a few for what is added around a guard.
+/// DynamoDB's limit for the operators of an expression, minus a reserve for conditions that are added to a guard.
 const OPERATORS_MAX: usize = 280;
 
-/// The names and values that expressions refer to.
+/// The placeholders of names and values in expressions.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Terms {
+pub(crate) struct ExpressionPlaceholders {
     names: BTreeMap<String, String>,
     values: Vec<(String, AttributeValue)>,
 }
 
-impl Terms {
+impl ExpressionPlaceholders {
     /// The placeholder of an attribute's name.
     pub(crate) fn name(&mut self, attribute: &str) -> String {
         let placeholder = format!("#{attribute}");
@@ -47,7 +47,7 @@ impl Terms {
         placeholder
     }
 
-    /// Drops what none of these expressions refers to: DynamoDB refuses a term that is not used.
+    /// Removes placeholders that none of these expressions uses: DynamoDB rejects unused ones.
     pub(crate) fn keep_used(&mut self, expressions: &[&str]) {
         let in_word = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '#' | ':');
         let used: HashSet<&str> =
@@ -56,12 +56,12 @@ impl Terms {
         self.values.retain(|(placeholder, _)| used.contains(placeholder.as_str()));
     }
 
-    /// The names as a request takes them; `None` if there are none.
+    /// The names for a request; `None` if there are none.
     pub(crate) fn names(&self) -> Option<HashMap<String, String>> {
         (!self.names.is_empty()).then(|| self.names.clone().into_iter().collect())
     }
 
-    /// The values as a request takes them; `None` if there are none.
+    /// The values for a request; `None` if there are none.
     pub(crate) fn values(&self) -> Option<HashMap<String, AttributeValue>> {
         (!self.values.is_empty()).then(|| self.values.iter().cloned().collect())
     }
@@ -88,19 +88,19 @@ impl Condition {
         Condition::Any(vec![self, other])
     }
 
-    /// The attribute is there.
-    pub(crate) fn exists(terms: &mut Terms, attribute: &str) -> Condition {
+    /// The attribute exists.
+    pub(crate) fn exists(terms: &mut ExpressionPlaceholders, attribute: &str) -> Condition {
         Condition::Leaf(format!("attribute_exists({})", terms.name(attribute)))
     }
 
-    /// The attribute is not there.
-    pub(crate) fn missing(terms: &mut Terms, attribute: &str) -> Condition {
+    /// The attribute does not exist.
+    pub(crate) fn missing(terms: &mut ExpressionPlaceholders, attribute: &str) -> Condition {
         Condition::Leaf(format!("attribute_not_exists({})", terms.name(attribute)))
     }
 
-    /// The attribute compares so with a value.
+    /// The comparison of the attribute with a value holds.
     pub(crate) fn compare(
-        terms: &mut Terms,
+        terms: &mut ExpressionPlaceholders,
         attribute: &str,
         symbol: &str,
         value: AttributeValue,
@@ -108,7 +108,7 @@ impl Condition {
         Condition::Leaf(format!("{} {symbol} {}", terms.name(attribute), terms.value(value)))
     }
 
-    /// Merges nested lists of one kind and takes away lists of one.
+    /// Merges nested lists of one kind and replaces lists of one element by the element.
     fn flattened(self) -> Condition {
         let flatten = |parts: Vec<Condition>, all: bool| {
             let mut list = Vec::new();
@@ -141,8 +141,8 @@ impl Condition {
         }
     }
 
-    /// The expression; `None` for one that holds always. The second result says whether DynamoDB takes it.
-    pub(crate) fn print(self, terms: &mut Terms) -> (Option<String>, bool) {
+    /// The expression; `None` for one that always holds. The second result is whether it is within DynamoDB's limits.
+    pub(crate) fn print(self, terms: &mut ExpressionPlaceholders) -> (Option<String>, bool) {
         let condition = self.flattened();
         if condition == Condition::All(Vec::new()) {
             return (None, true);
@@ -152,8 +152,8 @@ impl Condition {
         (Some(text), fits)
     }
 
-    fn text(&self, terms: &mut Terms) -> String {
-        let join = |parts: &[Condition], word: &str, terms: &mut Terms| {
+    fn text(&self, terms: &mut ExpressionPlaceholders) -> String {
+        let join = |parts: &[Condition], word: &str, terms: &mut ExpressionPlaceholders| {
             let texts: Vec<String> = parts
                 .iter()
                 .map(|part| match part {
@@ -167,7 +167,7 @@ impl Condition {
         };
         match self {
             Condition::Leaf(text) => text.clone(),
-            // Conditions on a row stand beside one that demands the item; there every item has its key.
+            // Conditions on a row are combined with one that requires the item, and every item has its key.
             Condition::All(parts) if parts.is_empty() => Condition::exists(terms, PK).text(terms),
             Condition::Any(parts) if parts.is_empty() => Condition::missing(terms, PK).text(terms),
             Condition::All(parts) => join(parts, " AND ", terms),
@@ -177,21 +177,21 @@ impl Condition {
 }
 
 /// One side of a comparison.
-enum Side<'g> {
+enum ComparisonSide<'g> {
     Constant(Value),
     Column(&'g str),
     Coalesce(&'g str, &'g Value),
 }
 
-/// Compiles guards on one table at one reading of the clock.
-pub(crate) struct Compiler<'a> {
+/// Compiles guards on one table for one time.
+pub(crate) struct GuardCompiler<'a> {
     pub(crate) table: &'a Table,
     pub(crate) now: Time,
 }
 
-impl Compiler<'_> {
-    /// The condition that holds for an item where the guard holds for its row.
-    pub(crate) fn guard(&self, guard: &Guard, terms: &mut Terms) -> Condition {
+impl GuardCompiler<'_> {
+    /// The condition that holds for an item if and only if the guard holds for its row.
+    pub(crate) fn guard(&self, guard: &Guard, terms: &mut ExpressionPlaceholders) -> Condition {
         match guard {
             Guard::Compare(left, comparison, right) => {
                 self.comparison(&self.side(left), *comparison, &self.side(right), terms)
@@ -208,46 +208,53 @@ impl Compiler<'_> {
         }
     }
 
-    fn side<'g>(&self, operand: &'g Operand) -> Side<'g> {
+    fn side<'g>(&self, operand: &'g Operand) -> ComparisonSide<'g> {
         match operand {
-            Operand::Column(column) => Side::Column(column),
-            Operand::Coalesce(column, default) => Side::Coalesce(column, default),
-            Operand::Value(value) => Side::Constant(value.clone()),
+            Operand::Column(column) => ComparisonSide::Column(column),
+            Operand::Coalesce(column, default) => ComparisonSide::Coalesce(column, default),
+            Operand::Value(value) => ComparisonSide::Constant(value.clone()),
             Operand::Now { plus_micros } => {
-                Side::Constant(Value::Time(eval::now_moved(self.now, *plus_micros)))
+                ComparisonSide::Constant(Value::Time(eval::now_moved(self.now, *plus_micros)))
             }
         }
     }
 
     fn comparison(
         &self,
-        left: &Side<'_>,
+        left: &ComparisonSide<'_>,
         comparison: Comparison,
-        right: &Side<'_>,
-        terms: &mut Terms,
+        right: &ComparisonSide<'_>,
+        terms: &mut ExpressionPlaceholders,
     ) -> Condition {
         match (left, right) {
-            (Side::Constant(left), Side::Constant(right)) => constant(left, comparison, right),
-            (Side::Column(column), Side::Constant(value)) => {
+            (ComparisonSide::Constant(left), ComparisonSide::Constant(right)) => {
+                constant(left, comparison, right)
+            }
+            (ComparisonSide::Column(column), ComparisonSide::Constant(value)) => {
                 self.with_value(column, comparison, value, terms)
             }
-            (Side::Constant(value), Side::Column(column)) => {
+            (ComparisonSide::Constant(value), ComparisonSide::Column(column)) => {
                 self.with_value(column, mirrored(comparison), value, terms)
             }
-            (Side::Column(left), Side::Column(right)) => self.with_column(left, comparison, right, terms),
-            (Side::Coalesce(column, default), other) => {
-                let set = self.comparison(&Side::Column(column), comparison, other, terms);
+            (ComparisonSide::Column(left), ComparisonSide::Column(right)) => {
+                self.with_column(left, comparison, right, terms)
+            }
+            (ComparisonSide::Coalesce(column, default), other) => {
+                let set = self.comparison(&ComparisonSide::Column(column), comparison, other, terms);
                 let unset = Condition::missing(terms, column).and(self.comparison(
-                    &Side::Constant((*default).clone()),
+                    &ComparisonSide::Constant((*default).clone()),
                     comparison,
                     other,
                     terms,
                 ));
                 simplified(set, unset)
             }
-            (other, Side::Coalesce(column, default)) => {
-                self.comparison(&Side::Coalesce(column, default), mirrored(comparison), other, terms)
-            }
+            (other, ComparisonSide::Coalesce(column, default)) => self.comparison(
+                &ComparisonSide::Coalesce(column, default),
+                mirrored(comparison),
+                other,
+                terms,
+            ),
         }
     }
 
@@ -256,7 +263,7 @@ impl Compiler<'_> {
         column: &str,
         comparison: Comparison,
         value: &Value,
-        terms: &mut Terms,
+        terms: &mut ExpressionPlaceholders,
     ) -> Condition {
         if let (Value::Bool(bool), false) = (value, matches!(comparison, Comparison::Eq | Comparison::Ne)) {
             let accepted: Vec<Value> = [false, true]
@@ -275,7 +282,13 @@ impl Compiler<'_> {
         if comparison == Comparison::Ne { Condition::exists(terms, column).and(compared) } else { compared }
     }
 
-    fn with_column(&self, left: &str, comparison: Comparison, right: &str, terms: &mut Terms) -> Condition {
+    fn with_column(
+        &self,
+        left: &str,
+        comparison: Comparison,
+        right: &str,
+        terms: &mut ExpressionPlaceholders,
+    ) -> Condition {
         let ordered = !matches!(comparison, Comparison::Eq | Comparison::Ne);
         if ordered && self.table.type_of(left) == Some(Type::Bool) {
             let pairs = [(false, false), (false, true), (true, false), (true, true)];
@@ -297,16 +310,16 @@ impl Compiler<'_> {
 }
 
 /// The condition of an item that holds a row.
-pub(crate) fn present(terms: &mut Terms) -> Condition {
+pub(crate) fn present(terms: &mut ExpressionPlaceholders) -> Condition {
     Condition::exists(terms, VERSION)
 }
 
 /// The condition of an item that holds no row: a tombstone, or no item.
-pub(crate) fn absent(terms: &mut Terms) -> Condition {
+pub(crate) fn absent(terms: &mut ExpressionPlaceholders) -> Condition {
     Condition::missing(terms, VERSION)
 }
 
-fn list(column: &str, values: &[Value], terms: &mut Terms) -> String {
+fn list(column: &str, values: &[Value], terms: &mut ExpressionPlaceholders) -> String {
     let values: Vec<String> =
         values.iter().filter_map(item::attribute).map(|value| terms.value(value)).collect();
     format!("{} IN ({})", terms.name(column), values.join(", "))
@@ -320,7 +333,7 @@ fn constant(left: &Value, comparison: Comparison, right: &Value) -> Condition {
     }
 }
 
-/// `set OR unset`, without the second where it can never hold.
+/// `set OR unset`, without the second if it can never hold.
 fn simplified(set: Condition, unset: Condition) -> Condition {
     match unset {
         Condition::All(parts) if parts.contains(&Condition::Any(Vec::new())) => set,
@@ -333,7 +346,7 @@ fn simplified(set: Condition, unset: Condition) -> Condition {
     }
 }
 
-/// The comparison that says the same with its sides exchanged.
+/// The equivalent comparison with exchanged sides.
 fn mirrored(comparison: Comparison) -> Comparison {
     match comparison {
         Comparison::Eq | Comparison::Ne => comparison,
@@ -354,8 +367,8 @@ mod tests {
         let table =
             table.optional("sold", Type::Bool).optional("held", Type::Bool).optional("size", Type::Int);
         let table = table.optional("until", Type::Time).build().unwrap();
-        let mut terms = Terms::default();
-        let compiler = Compiler { table: &table, now: Time::from_micros(0) };
+        let mut terms = ExpressionPlaceholders::default();
+        let compiler = GuardCompiler { table: &table, now: Time::from_micros(0) };
         let (text, fits) = compiler.guard(guard, &mut terms).print(&mut terms);
         assert_eq!(text.unwrap_or_default(), expect);
         assert!(fits);

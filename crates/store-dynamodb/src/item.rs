@@ -1,21 +1,22 @@
-//! Rows as DynamoDB items: typed attributes under the columns' names, and a few of the store's own.
+//! Rows as DynamoDB items: one typed attribute per column, and a few system attributes.
 //!
-//! | attribute | what it holds |
+//! | attribute | content |
 //! |---|---|
-//! | `PK`, `SK` | the key as text ([`crate::key`]); `SK` only where the table has sort columns |
-//! | each column | text, time and JSON as S, int and float as N, bool as BOOL, bytes as B; null is no attribute |
-//! | `version` | the row's version; an item without one is a tombstone and reads as no row |
-//! | `_life` | a number drawn when the row was inserted, and when a migration filled it in: versions begin anew with each life, this tells lives apart |
-//! | `_at` | the stamp of the last logged plan that wrote the row ([`crate::stamp`]) |
-//! | `_log` | markers of logged plans that wrote the row and may not have their place in the log yet |
-//! | `_expires` | in a tombstone: when it may go |
-//! | `by_x_PK`, `by_x_SK` | the key in index `by_x`, present only while all columns of the index are set; across tenants the tenant is in the second |
+//! | `PK`, `SK` | the key as text ([`crate::key`]); `SK` only if the table has sort columns |
+//! | each column | text, time and JSON as S, int and float as N, bool as BOOL, bytes as B; null is a missing attribute |
+//! | `version` | the row's version; an item without it is a tombstone and not a row |
+//! | `_life` | the incarnation: a random number that is set when the row is inserted and when a migration backfills it. Versions start at 1 in each incarnation |
+//! | `_at` | the stamp of the last logged plan that wrote the row ([`crate::stamps`]) |
+//! | `_log` | markers of logged plans that wrote the row and may not have an offset yet |
+//! | `_expires` | in a tombstone: when it may be deleted |
+//! | `by_x_PK`, `by_x_SK` | the key in index `by_x`, present only while all columns of the index are set. In an index over all tenants, the tenant is a part of the second |
 //!
 //! Names with a capital letter or a leading underscore cannot be columns.
 //!
-//! **Empty text and octets.** Older servers refuse them as attributes. A run of n zero octets (or U+0000, of which
-//! text can hold none) is stored as n + 1 of them. Everything else is stored as it is. That keeps the order: a run of
-//! zeros is below everything that is not one, and longer runs are above shorter ones. So no comparison has to know.
+//! **Empty text and bytes.** Older servers reject empty attributes. A value of n zero bytes is stored as n + 1 zero
+//! bytes, and an empty text as U+0000, which no other text contains. All other values are stored unchanged. This keeps the
+//! order: a value of zeros is below every other value, and longer ones are above shorter ones. Comparisons need no special
+//! case.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,38 +37,38 @@ pub(crate) const PK: &str = "PK";
 pub(crate) const SK: &str = "SK";
 /// The stamp of the last logged write.
 pub(crate) const AT: &str = "_at";
-/// The number of the row's present life.
-pub(crate) const LIFE: &str = "_life";
+/// The random number of the row's incarnation.
+pub(crate) const INCARNATION: &str = "_life";
 /// Markers of logged writes.
 pub(crate) const LOG: &str = "_log";
-/// When a tombstone may go, in seconds since 1970.
+/// When a tombstone may be deleted, in seconds since 1970.
 pub(crate) const EXPIRES: &str = "_expires";
 
-/// Where an item stands.
+/// The key of an item, with its table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Key {
+pub(crate) struct ItemKey {
     /// The table's name on the server.
     pub(crate) table: String,
     pub(crate) pk: String,
     pub(crate) sk: Option<String>,
 }
 
-impl Key {
+impl ItemKey {
     /// The key of a row.
-    pub(crate) fn of(table: &Table, physical: &str, tenant: &Tenant, values: &[Value]) -> Key {
+    pub(crate) fn of(table: &Table, physical: &str, tenant: &Tenant, values: &[Value]) -> ItemKey {
         let (partition, sort) = values.split_at(table.partition_columns().len().min(values.len()));
         let sk = (!table.sort_columns().is_empty()).then(|| key::encode(sort));
-        Key { table: physical.to_owned(), pk: key::encode_for(tenant.as_str(), partition), sk }
+        ItemKey { table: physical.to_owned(), pk: key::encode_for(tenant.as_str(), partition), sk }
     }
 
     /// The key of an address.
-    pub(crate) fn at(address: &Address, physical: &str) -> Key {
-        Key::of(address.table(), physical, address.tenant(), address.key())
+    pub(crate) fn at(address: &Address, physical: &str) -> ItemKey {
+        ItemKey::of(address.table(), physical, address.tenant(), address.key())
     }
 
     /// The key of an item that was read from a table.
-    pub(crate) fn in_item(table: &str, item: &Item) -> Option<Key> {
-        Some(Key {
+    pub(crate) fn in_item(table: &str, item: &Item) -> Option<ItemKey> {
+        Some(ItemKey {
             table: table.to_owned(),
             pk: text(item, PK)?.to_owned(),
             sk: text(item, SK).map(str::to_owned),
@@ -89,7 +90,7 @@ pub(crate) fn number(value: i64) -> AttributeValue {
     AttributeValue::N(value.to_string())
 }
 
-/// A text as an attribute, empty or not.
+/// A text as an attribute. The text may be empty.
 pub(crate) fn string(value: &str) -> AttributeValue {
     AttributeValue::S(if value.is_empty() { "\0".to_owned() } else { value.to_owned() })
 }
@@ -99,7 +100,7 @@ pub(crate) fn text<'i>(item: &'i Item, name: &str) -> Option<&'i str> {
     item.get(name)?.as_s().ok().map(String::as_str)
 }
 
-/// The text in an attribute, as it was before [`string`].
+/// The text in an attribute that [`string`] made.
 pub(crate) fn plain_text<'i>(item: &'i Item, name: &str) -> Option<&'i str> {
     text(item, name).map(|text| if text == "\0" { "" } else { text })
 }
@@ -109,14 +110,13 @@ pub(crate) fn integer(item: &Item, name: &str) -> Option<i64> {
     item.get(name)?.as_n().ok()?.parse().ok()
 }
 
-/// A value as an attribute; null is none.
+/// A value as an attribute; `None` for null.
 pub(crate) fn attribute(value: &Value) -> Option<AttributeValue> {
     Some(match value {
         Value::Null => return None,
         Value::Text(content) => string(content),
         Value::Int(content) => number(*content),
-        // The shortest decimal that reads back as the same float; a closer neighbour has a decimal further away, so
-        // the decimals sort as the floats do.
+        // The shortest decimal that reads back as the same float. These decimals sort as the floats do.
         Value::Float(content) => AttributeValue::N(format!("{content:e}")),
         Value::Bool(content) => AttributeValue::Bool(*content),
         Value::Bytes(content) => {
@@ -157,36 +157,36 @@ pub(crate) fn value(attribute: Option<&AttributeValue>, kind: Type) -> Option<Va
     })
 }
 
-/// A row as it is stored: what the plan's table sees of it, and the item behind it.
+/// A stored row: in the shape of the plan's table, and as the item.
 #[derive(Clone, Debug)]
-pub(crate) struct Stored {
+pub(crate) struct StoredRow {
     pub(crate) row: Row,
     pub(crate) item: Item,
 }
 
-/// What is known of a place in a table: a row, or none, and what a tombstone remembers.
+/// The state of a key in a table: a row, a tombstone, or no item.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
-    pub(crate) stored: Option<Stored>,
+pub(crate) struct ItemState {
+    pub(crate) stored: Option<StoredRow>,
     /// The last stamp.
     pub(crate) at: Option<i64>,
-    /// How many markers there are.
+    /// The number of markers.
     pub(crate) markers: usize,
 }
 
-impl Found {
-    /// Nothing is there, not even a tombstone.
-    pub(crate) fn nothing() -> Found {
-        Found { stored: None, at: None, markers: 0 }
+impl ItemState {
+    /// There is no item, not even a tombstone.
+    pub(crate) fn absent() -> ItemState {
+        ItemState { stored: None, at: None, markers: 0 }
     }
 
     /// Reads an item in the shape of a table.
-    pub(crate) fn read(item: Option<Item>, table: &Arc<Table>) -> Result<Found, StoreError> {
-        let Some(item) = item else { return Ok(Found::nothing()) };
+    pub(crate) fn read(item: Option<Item>, table: &Arc<Table>) -> Result<ItemState, StoreError> {
+        let Some(item) = item else { return Ok(ItemState::absent()) };
         let at = integer(&item, AT);
         let markers = markers(&item).len();
-        let stored = row(&item, table)?.map(|row| Stored { row, item });
-        Ok(Found { stored, at, markers })
+        let stored = row(&item, table)?.map(|row| StoredRow { row, item });
+        Ok(ItemState { stored, at, markers })
     }
 
     pub(crate) fn row(&self) -> Option<&Row> {
@@ -202,17 +202,17 @@ pub(crate) fn markers(item: &Item) -> &[String] {
 /// The row in an item, in the shape of a table; `None` for a tombstone.
 pub(crate) fn row(item: &Item, table: &Arc<Table>) -> Result<Option<Row>, StoreError> {
     let Some(version) = integer(item, VERSION) else { return Ok(None) };
-    let place = || format!("the item {:?} of table {table}", text(item, PK).unwrap_or_default());
+    let location = || format!("the item {:?} of table {table}", text(item, PK).unwrap_or_default());
     let tenant = text(item, PK)
         .and_then(key::split_tenant)
         .and_then(|(tenant, _)| Tenant::new(tenant).ok())
-        .ok_or_else(|| StoreError::corrupt(place(), "its key names no tenant"))?;
+        .ok_or_else(|| StoreError::corrupt(location(), "the key has no tenant"))?;
     let values = table.columns().iter().map(|column| {
         let attribute = item.get(&column.name);
         value(attribute, column.kind).ok_or_else(|| {
             StoreError::corrupt(
-                place(),
-                format!("attribute {} is no {}: {attribute:?}", column.name, column.kind),
+                location(),
+                format!("attribute {} is not of type {}: {attribute:?}", column.name, column.kind),
             )
         })
     });
@@ -220,7 +220,7 @@ pub(crate) fn row(item: &Item, table: &Arc<Table>) -> Result<Option<Row>, StoreE
     Ok(Some(Row::new(table.clone(), tenant, values, version)))
 }
 
-/// A row that has nothing but the key of an item, for cursors that stand at a tombstone.
+/// A row with only the key of an item, for cursors at a tombstone.
 pub(crate) fn key_row(item: &Item, table: &Arc<Table>) -> Option<Row> {
     let (tenant, partition) = key::split_tenant(text(item, PK)?)?;
     let kinds =
@@ -238,7 +238,7 @@ pub(crate) fn index_names(index: &str) -> (String, String) {
     (format!("{index}_{PK}"), format!("{index}_{SK}"))
 }
 
-/// The name of an index on the server, which takes none of less than three letters.
+/// The name of an index on the server, which requires at least three characters.
 pub(crate) fn index_physical(index: &str) -> String {
     if index.len() < 3 { format!("{index}-index") } else { index.to_owned() }
 }

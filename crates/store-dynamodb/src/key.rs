@@ -1,13 +1,13 @@
-//! Keys as text that people can read and that sorts as the values do.
+//! Keys as readable text that sorts as the values do.
 //!
-//! A key is a list of parts, each ended by `#`: `acme#ann#2026-01-31T12:00:00.000000Z#`. DynamoDB orders text by its
-//! bytes, so the order of the lists is kept when three things hold: each part sorts as its value does, no part holds
-//! a character up to `#`, and a part that is a prefix of another comes first, which it does because `#` is below
-//! everything that can follow. Text therefore has the characters up to `$` written as `$` and one letter (a space is
-//! `$_`), in their order, so that no key grows to more than twice its length.
+//! A key is a list of parts, each followed by `#`: `acme#ann#2026-01-31T12:00:00.000000Z#`. DynamoDB orders text by its
+//! bytes. The order of the lists is kept under three conditions: each part sorts as its value does; no part contains
+//! a character up to `#`; and a part that is a prefix of another sorts first, because `#` is below every character that can
+//! follow. In text, the characters up to `$` are therefore escaped, in their order, as `$` and one letter (a space is
+//! `$_`). A key grows to at most twice its length.
 //!
-//! The same construction makes every range of a query one closed interval of text. No stored key ends in `$`, so
-//! "up to and with all that begins like this" is "up to this with its last `#` turned into `$`".
+//! With this encoding every range of a query is one closed interval of text. No stored key ends in `$`, so the upper bound of
+//! all keys with a prefix is the prefix with its last `#` replaced by `$`.
 
 use std::ops::Bound;
 
@@ -20,12 +20,12 @@ const END: char = '#';
 const ESCAPE: char = '$';
 /// Moves the characters up to [`ESCAPE`] to printable ones, so that a space becomes `_`.
 const ESCAPE_SHIFT: u32 = 0x3f;
-/// Negative numbers are written as their distance from this, so that the lesser has the lesser digits.
+/// Negative numbers are written as this minus their magnitude, so that they sort by their digits.
 const COMPLEMENT: u128 = 10_000_000_000_000_000_000;
 /// Digits of the longest integer.
 const DIGITS: usize = 19;
 
-/// The key of a list of values; a null has no place in a key and is written as nothing.
+/// The key of a list of values. Nulls do not occur in keys and are written as empty text.
 pub(crate) fn encode<'v>(values: impl IntoIterator<Item = &'v Value>) -> String {
     let mut text = String::new();
     for value in values {
@@ -48,7 +48,7 @@ pub(crate) fn int(value: i64) -> String {
     }
 }
 
-/// Reads back what [`int`] wrote.
+/// Parses the text of [`int`].
 pub(crate) fn parse_int(text: &str) -> Option<i64> {
     match text.strip_prefix('-') {
         None => text.parse().ok(),
@@ -71,7 +71,7 @@ fn push(text: &mut String, value: &Value) {
             }
         }
         Value::Int(content) => text.push_str(&int(*content)),
-        // The bits of positive floats sort as they do; those of negative ones the other way round.
+        // The bits of positive floats sort as the floats do, those of negative ones in reverse.
         Value::Float(content) => {
             let bits = content.to_bits();
             let ordered = if bits >> 63 == 0 { bits | 1 << 63 } else { !bits };
@@ -88,7 +88,7 @@ pub(crate) fn split_tenant(key: &str) -> Option<(&str, &str)> {
     key.split_once(END)
 }
 
-/// Reads back what [`encode`] wrote.
+/// Parses the text of [`encode`].
 pub(crate) fn decode(key: &str, kinds: impl IntoIterator<Item = Type>) -> Option<Vec<Value>> {
     let mut rest = key;
     let mut values = Vec::new();
@@ -134,7 +134,7 @@ fn parse(part: &str, kind: Type) -> Option<Value> {
     })
 }
 
-/// The least text above every key that begins with this one, and equal to none of them.
+/// The smallest text above every key with this prefix.
 fn after_all(key: &str) -> String {
     match key.strip_suffix(END) {
         Some(open) => format!("{open}{ESCAPE}"),
@@ -142,26 +142,26 @@ fn after_all(key: &str) -> String {
     }
 }
 
-/// The greatest text below every key that begins with this one, as far as keys of the same parts go.
+/// The greatest text below every key with this prefix, among keys of the same columns.
 fn before_all(key: &str) -> String {
     key.strip_suffix(END).unwrap_or(key).to_owned()
 }
 
-/// The interval of sort keys that a query asks for, both ends included.
+/// The closed interval of sort keys of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Range {
-    /// All of the partition.
+pub(crate) enum SortKeyRange {
+    /// The whole partition.
     Whole,
     /// From this one on.
     From(String),
     /// From the first to the second.
     Between(String, String),
-    /// Nothing lies there.
-    Nothing,
+    /// The interval is empty.
+    Empty,
 }
 
-/// The sort keys that a query has yet to read.
-pub(crate) fn range(query: &Query) -> Range {
+/// The sort keys that a query has not read yet.
+pub(crate) fn range(query: &Query) -> SortKeyRange {
     let prefix = encode(query.prefix_values());
     let with = |value: &Value| format!("{prefix}{}", encode([value]));
     let (lower, upper) = query.bounds();
@@ -179,8 +179,8 @@ pub(crate) fn range(query: &Query) -> Range {
     if let Some(cursor) = query.cursor_values() {
         let at = encode(cursor);
         if at.is_empty() {
-            // A table without sort columns has one row in a partition, and the cursor stands behind it.
-            return Range::Nothing;
+            // A table without sort columns has one row in a partition, and the cursor is after it.
+            return SortKeyRange::Empty;
         }
         match query.direction() {
             Direction::Forward => low = low.max(after_all(&at)),
@@ -191,12 +191,12 @@ pub(crate) fn range(query: &Query) -> Range {
         }
     }
     match high {
-        None if low.is_empty() => Range::Whole,
-        None => Range::From(low),
-        // An empty text cannot be given to DynamoDB, and no key is that low.
-        Some(high) if high.is_empty() || low > high => Range::Nothing,
-        Some(high) if low.is_empty() => Range::Between(END.to_string(), high),
-        Some(high) => Range::Between(low, high),
+        None if low.is_empty() => SortKeyRange::Whole,
+        None => SortKeyRange::From(low),
+        // DynamoDB rejects an empty text, and every key is above it.
+        Some(high) if high.is_empty() || low > high => SortKeyRange::Empty,
+        Some(high) if low.is_empty() => SortKeyRange::Between(END.to_string(), high),
+        Some(high) => SortKeyRange::Between(low, high),
     }
 }
 
@@ -304,10 +304,10 @@ mod tests {
                     });
                 let key = encode(&sort);
                 let found = match &range {
-                    Range::Whole => true,
-                    Range::From(low) => *low <= key,
-                    Range::Nothing => false,
-                    Range::Between(low, high) => *low <= key && key <= *high,
+                    SortKeyRange::Whole => true,
+                    SortKeyRange::From(low) => *low <= key,
+                    SortKeyRange::Empty => false,
+                    SortKeyRange::Between(low, high) => *low <= key && key <= *high,
                 };
                 prop_assert_eq!(found, expected, "{:?} in {:?}", key, range);
             }

@@ -1,45 +1,48 @@
 //! Statehouse on DynamoDB.
 //!
-//! Each table is a table on the server, named by a prefix, with keys and attributes that people can read
-//! (`item`, `key`). A plan of one step without a log entry is one conditional request; any other is one
-//! `TransactWriteItems`, with guards compiled to condition expressions (`expression`, `blind`). Where the caller
-//! needs rows that the server would not return, or a step cannot be said in an expression, the rows are read first and
-//! written back on the condition that they have not changed (`commit`, `write`).
+//! Each table is a table on the server with a prefixed name, readable keys and one attribute per column
+//! (`item`, `key`). A plan of one step without a log entry is one conditional request; any other plan is one
+//! `TransactWriteItems`. Guards are compiled to condition expressions (`expression`, `conditional`). If the caller
+//! needs rows that the server would not return, or if a step has no expression, the rows are read first and written back
+//! on the condition that they have not changed (`commit`, `write`).
 //!
-//! The log has no head item that all writers would meet at. A plan leaves its record among the pending ones of a
-//! partition, and readers give out the offsets (`record`, `sequencer`, `journal`).
+//! The log has no head item on which all writers would conflict. A plan puts its record among the pending records of a
+//! partition, and readers assign the offsets (`record`, `sequencer`, `log_read`).
 //!
-//! What the server may do to a request, and what that means, is in `wire`; what the processes that share a
-//! store know of its tables is in `catalog`, and how those change in `migrate`.
+//! `client` classifies the errors of requests and retries them. `catalog` caches the definitions of the live tables,
+//! `migrate` and `backfill` change them.
 //!
-//! # What to know before choosing it
-//! - `Now` is the caller's clock; [`Options::clock_skew`] declares how wrong it may be.
-//! - The answer to a commit has no position; a repetition and `resolve` have one as soon as a reader of the log numbered
-//!   the record, and the log always has.
+//! # Properties
+//! - `Now` is the caller's clock; [`DynamoOptions::clock_skew`] declares its maximal error.
+//! - The outcome of a commit has no position. A repetition and `resolve` return one after a reader of the log has numbered
+//!   the record. Records that are read from the log always have one.
 //! - A log entry takes two of the hundred items of a transaction.
-//! - A row that logged plans wrote stays as a tombstone for a quarter of an hour after its deletion, so a range in which
-//!   such rows come and go reads past them. Rows that no logged plan wrote are deleted outright.
-//! - Reads of an index are eventual, and a walk over one tenant's rows pays for the whole table.
+//! - A row that logged plans wrote stays as a tombstone for a quarter of an hour after its deletion. Range reads
+//!   skip such tombstones. Rows that no logged plan wrote are deleted without a tombstone.
+//! - Reads of an index are eventually consistent. A scan of one tenant's rows reads the whole table.
 
-mod action;
-mod blind;
+mod backfill;
+mod blank;
 mod catalog;
+mod client;
 mod commit;
+mod conditional;
 mod explain;
 mod expression;
 mod inner;
 mod item;
-mod journal;
+mod item_write;
 mod key;
+mod log_read;
 mod migrate;
 mod options;
 mod read;
 mod record;
+mod request_error;
 mod sequencer;
-mod stamp;
+mod stamps;
 mod store;
-mod wire;
 mod write;
 
-pub use options::{Billing, Credentials, Options};
+pub use options::{Billing, Credentials, DynamoOptions};
 pub use store::{DynamoStore, explain};

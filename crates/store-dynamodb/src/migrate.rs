@@ -1,43 +1,37 @@
-//! Making the live tables fit a schema.
+//! Changes the live tables to those of a schema.
 //!
-//! Each step can be done twice, and by two processes at once. A definition is changed only over the revision that was
-//! read; whoever loses starts again from what the winner left. What a new definition asks of existing rows is written
-//! down with it as work, and stays there until it is done: a migration that crashed is finished by the next one.
-//!
-//! Filling in rows goes item by item, on the condition that the item is as it was read and that the work is still to
-//! be done. The second matters when two processes fill the same table: once one of them is finished, a column may have
-//! been set to null on purpose, and the slower one must not put its default back.
+//! Each step is idempotent, and two processes may run it concurrently. A definition is changed only if it has the revision
+//! that was read; the process that loses starts again from the winner's definition. The work that a new definition causes
+//! for existing rows is stored with it until it is done. If a migration crashes, the next one finishes its work
+//! ([`crate::backfill`]).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{
-    AttributeDefinition, AttributeValue, BillingMode, CreateGlobalSecondaryIndexAction,
-    DeleteGlobalSecondaryIndexAction, GlobalSecondaryIndex, GlobalSecondaryIndexUpdate, IndexStatus,
-    KeySchemaElement, KeyType, Projection, ProjectionType, ProvisionedThroughput, ScalarAttributeType,
-    TableDescription, TableStatus, TimeToLiveSpecification,
+    AttributeDefinition, BillingMode, CreateGlobalSecondaryIndexAction, DeleteGlobalSecondaryIndexAction,
+    GlobalSecondaryIndex, GlobalSecondaryIndexUpdate, IndexStatus, KeySchemaElement, KeyType, Projection,
+    ProjectionType, ProvisionedThroughput, ScalarAttributeType, TableDescription, TableStatus,
+    TimeToLiveSpecification,
 };
-use statehouse_store::migration::{Difference, differences, keep_surplus};
-use statehouse_store::{Change, Index, Migrate, Schema, StoreError, Table, Value};
+use statehouse_store::migration::{Difference, keep_surplus, planned};
+use statehouse_store::{Index, Migrate, Schema, SchemaChange, StoreError, Table};
 
-use crate::action::{Action, Clauses};
-use crate::catalog::{Definition, Work};
-use crate::expression::{Condition, Terms, present};
-use crate::inner::Inner;
-use crate::item::{self, EXPIRES, Item, Key, LIFE, PK, SK};
+use crate::catalog::{BackfillWork, TableDefinition};
+use crate::inner::DynamoInner;
+use crate::item::{self, EXPIRES, PK, SK};
 use crate::options::Billing;
-use crate::wire::{Fault, Reply};
+use crate::request_error::RequestError;
 
-/// Indexes of one table that DynamoDB takes.
+/// DynamoDB's limit for the indexes of a table.
 const INDEXES_MAX: usize = 20;
-/// How often a migration starts again because another one was faster.
-const TURNS_MAX: u32 = 20;
-/// How long a change of a table may take on the server.
+/// Attempts of a migration that loses races against others.
+const ATTEMPTS_MAX: u32 = 20;
+/// The time limit for a change of a table on the server.
 const TABLE_CHANGE_MAX: Duration = Duration::from_secs(30 * 60);
 
-/// The key of a table or an index, as a request for its creation takes it.
-struct Schematic {
+/// The key of a table or an index in a request.
+struct KeySchema {
     keys: Vec<KeySchemaElement>,
     attributes: Vec<AttributeDefinition>,
 }
@@ -46,75 +40,75 @@ fn refused(error: &aws_sdk_dynamodb::error::BuildError) -> StoreError {
     StoreError::corrupt("a request for a table", error.to_string())
 }
 
-fn schematic(
+fn key_schema(
     hash: (&str, ScalarAttributeType),
     range: Option<(&str, ScalarAttributeType)>,
-) -> Result<Schematic, StoreError> {
-    let mut schematic = Schematic { keys: Vec::new(), attributes: Vec::new() };
+) -> Result<KeySchema, StoreError> {
+    let mut key_schema = KeySchema { keys: Vec::new(), attributes: Vec::new() };
     for (part, key_type) in [(Some(hash), KeyType::Hash), (range, KeyType::Range)] {
         let Some((name, kind)) = part else { continue };
         let key = KeySchemaElement::builder().attribute_name(name).key_type(key_type).build();
-        schematic.keys.push(key.map_err(|error| refused(&error))?);
+        key_schema.keys.push(key.map_err(|error| refused(&error))?);
         let attribute = AttributeDefinition::builder().attribute_name(name).attribute_type(kind).build();
-        schematic.attributes.push(attribute.map_err(|error| refused(&error))?);
+        key_schema.attributes.push(attribute.map_err(|error| refused(&error))?);
     }
-    Ok(schematic)
+    Ok(key_schema)
 }
 
-impl Inner {
-    pub(crate) async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
+impl DynamoInner {
+    pub(crate) async fn migrate(
+        &self,
+        schema: &Schema,
+        how: Migrate,
+    ) -> Result<Vec<SchemaChange>, StoreError> {
         for table in schema.tables() {
             if table.indexes().len() > INDEXES_MAX {
-                let why = format!("it has {} indexes; DynamoDB takes {INDEXES_MAX}", table.indexes().len());
+                let why = format!("it has {} indexes; DynamoDB allows {INDEXES_MAX}", table.indexes().len());
                 return Err(StoreError::schema(format!("table {table}"), why));
             }
         }
         let mut made = Vec::new();
-        for turn in 0..TURNS_MAX {
-            let mut definitions = self.catalog.definitions(&self.wire).await?;
+        for attempt_number in 0..ATTEMPTS_MAX {
+            let mut definitions = self.catalog.definitions(&self.client).await?;
             if how != Migrate::Show && definitions.iter().any(|definition| !definition.work.is_done()) {
                 for definition in definitions.iter().filter(|definition| !definition.work.is_done()) {
-                    self.finish(definition).await?;
+                    self.finish_work(definition).await?;
                 }
-                definitions = self.catalog.definitions(&self.wire).await?;
+                definitions = self.catalog.definitions(&self.client).await?;
             }
             definitions.retain(|definition| !definition.work.drop_table);
             let live = Schema::new(definitions.iter().map(|definition| definition.table.clone()));
             let live = live.map_err(|error| StoreError::schema(error.table, error.why))?;
-            let mut changes: Vec<Change> = differences(&live, schema)?
+            let changes: Vec<SchemaChange> = planned(&live, schema, how)?
                 .into_iter()
                 .map(|(table, difference)| self.change(table, difference))
                 .collect();
+            for change in &changes {
+                refuse_rename(change)?;
+                self.check_nulls(change).await?;
+            }
             if how == Migrate::Show {
                 return Ok(changes);
             }
-            if how == Migrate::Apply {
-                changes.retain(|change| !change.removes());
-                for before in &definitions {
-                    if let Some(wanted) = schema.table(before.table.name()) {
-                        keep_surplus(&before.table, wanted)?;
-                    }
-                }
-            }
-            if self.carry_out(schema, how, &definitions, changes, &mut made).await? {
-                self.catalog.refresh(&self.wire).await?;
+            if self.apply_changes(schema, how, &definitions, changes, &mut made).await? {
+                self.catalog.refresh(&self.client).await?;
                 return Ok(made);
             }
-            self.wire.pause(turn).await;
+            self.client.back_off(attempt_number).await;
         }
-        Err(StoreError::unavailable("other processes change the tables all the time"))
+        Err(StoreError::unavailable("other processes changed the tables during each attempt"))
     }
 
-    /// Makes the changes, table by table, and notes those that were this call's. Says whether all were.
-    async fn carry_out(
+    /// Makes the changes, table by table, and adds those of this call to `made`. Returns whether these are all.
+    async fn apply_changes(
         &self,
         schema: &Schema,
         how: Migrate,
-        definitions: &[Definition],
-        changes: Vec<Change>,
-        made: &mut Vec<Change>,
+        definitions: &[TableDefinition],
+        changes: Vec<SchemaChange>,
+        made: &mut Vec<SchemaChange>,
     ) -> Result<bool, StoreError> {
-        let mut by_table: Vec<(String, Vec<Change>)> = Vec::new();
+        let mut by_table: Vec<(String, Vec<SchemaChange>)> = Vec::new();
         for change in changes {
             let name = change.table.name();
             match by_table.iter_mut().find(|(table, _)| table == name) {
@@ -129,42 +123,43 @@ impl Inner {
             let next = match (before, wanted) {
                 (None, Some(wanted)) => {
                     self.create_table(wanted).await?;
-                    Definition { table: wanted.clone(), revision: 0, work: Work::default() }
+                    TableDefinition { table: wanted.clone(), revision: 0, work: BackfillWork::default() }
                 }
                 (Some(before), Some(wanted)) => {
                     let table = match how {
                         Migrate::ApplyWithLoss => wanted.clone(),
                         _ => keep_surplus(&before.table, wanted)?,
                     };
-                    Definition { table, revision: before.revision, work: work(&changes) }
+                    TableDefinition { table, revision: before.revision, work: work(&changes) }
                 }
-                (Some(before), None) => {
-                    Definition { work: Work { drop_table: true, ..Work::default() }, ..before.clone() }
-                }
+                (Some(before), None) => TableDefinition {
+                    work: BackfillWork { drop_table: true, ..BackfillWork::default() },
+                    ..before.clone()
+                },
                 (None, None) => continue,
             };
-            if !self.catalog.publish(&self.wire, &next.table, next.revision, &next.work).await? {
+            if !self.catalog.publish(&self.client, &next.table, next.revision, &next.work).await? {
                 alone = false;
                 continue;
             }
             made.extend(changes);
-            let published = Definition { revision: next.revision + 1, ..next };
+            let published = TableDefinition { revision: next.revision + 1, ..next };
             if !published.work.is_done() {
-                self.finish(&published).await?;
+                self.finish_work(&published).await?;
             }
         }
         Ok(alone)
     }
 
-    /// Does what a definition asks of the server and of existing rows.
-    async fn finish(&self, definition: &Definition) -> Result<(), StoreError> {
-        let Definition { table, revision, work } = definition;
+    /// Does the work of a definition, on the server and on existing rows.
+    async fn finish_work(&self, definition: &TableDefinition) -> Result<(), StoreError> {
+        let TableDefinition { table, revision, work } = definition;
         let physical = self.catalog.physical(table.name());
-        // Until then some process may write rows as the former definition had them.
-        self.wire.pauses.sleep(self.catalog.lease() * 2).await;
+        // Until then other processes may write rows of the former definition.
+        self.client.retry_clock.sleep(self.catalog.lease() * 2).await;
         if work.drop_table {
             self.drop_table(&physical).await?;
-            self.catalog.forget(&self.wire, table.name(), *revision).await?;
+            self.catalog.delete_definition(&self.client, table.name(), *revision).await?;
             return Ok(());
         }
         for index in &work.drop_index {
@@ -174,44 +169,44 @@ impl Inner {
             self.add_index(&physical, index).await?;
         }
         if !(work.fill.is_empty() && work.index.is_empty() && work.strip.is_empty()) {
-            self.fill_in(definition, &physical).await?;
+            self.backfill(definition, &physical).await?;
         }
-        // If another process was faster, it has published the same.
-        self.catalog.publish(&self.wire, table, *revision, &Work::default()).await?;
+        // If another process was faster, it has published the same definition.
+        self.catalog.publish(&self.client, table, *revision, &BackfillWork::default()).await?;
         Ok(())
     }
 
-    /// Creates the table of a logical one, or finds it created.
+    /// Creates a table, if it does not exist.
     async fn create_table(&self, table: &Table) -> Result<(), StoreError> {
         let physical = self.catalog.physical(table.name());
         let sort = (!table.sort_columns().is_empty()).then_some((SK, ScalarAttributeType::S));
-        let key = schematic((PK, ScalarAttributeType::S), sort)?;
+        let key = key_schema((PK, ScalarAttributeType::S), sort)?;
         let is_new = self.create(&physical, key, table.indexes()).await?;
-        // A table that was there already, from a migration that did not finish, may lack indexes.
+        // A table that exists already is from an interrupted migration and may lack indexes.
         for index in table.indexes().iter().filter(|_| !is_new) {
             self.add_index(&physical, index).await?;
         }
         let expiry = TimeToLiveSpecification::builder().attribute_name(EXPIRES).enabled(true).build();
         let expiry = expiry.map_err(|error| refused(&error))?;
         let request = || {
-            let request = self.wire.client.update_time_to_live().table_name(&physical);
+            let request = self.client.sdk.update_time_to_live().table_name(&physical);
             request.time_to_live_specification(expiry.clone()).send()
         };
-        match self.wire.repeat(request).await {
-            // The server refuses to switch on what is on.
-            Ok(_) | Err(Fault::Invalid(_) | Fault::Busy(_)) => Ok(()),
-            Err(fault) => Err(fault.into_error(&physical)),
+        match self.client.send_with_retries(request).await {
+            // The server rejects the request if the expiry is switched on already.
+            Ok(_) | Err(RequestError::Invalid(_) | RequestError::TableInUse(_)) => Ok(()),
+            Err(error) => Err(error.into_error(&physical)),
         }
     }
 
-    /// Creates one of the log's tables, or finds it created.
-    pub(crate) async fn create_own(
+    /// Creates a system table, if it does not exist.
+    pub(crate) async fn create_system_table(
         &self,
         physical: &str,
         hash: (&str, ScalarAttributeType),
         range: Option<(&str, ScalarAttributeType)>,
     ) -> Result<(), StoreError> {
-        self.create(physical, schematic(hash, range)?, &[]).await.map(drop)
+        self.create(physical, key_schema(hash, range)?, &[]).await.map(drop)
     }
 
     fn throughput(&self) -> Result<Option<ProvisionedThroughput>, StoreError> {
@@ -220,14 +215,14 @@ impl Inner {
         units.write_capacity_units(write_units).build().map(Some).map_err(|error| refused(&error))
     }
 
-    /// Creates a table with its indexes, or finds it created. Says whether it was not there before.
-    async fn create(&self, physical: &str, key: Schematic, indexes: &[Index]) -> Result<bool, StoreError> {
+    /// Creates a table with its indexes, if it does not exist. Returns whether it is new.
+    async fn create(&self, physical: &str, key: KeySchema, indexes: &[Index]) -> Result<bool, StoreError> {
         let throughput = self.throughput()?;
         let mut attributes = key.attributes;
         let mut secondary = Vec::new();
         for index in indexes {
             let (pk, sk) = item::index_names(&index.name);
-            let own = schematic((&pk, ScalarAttributeType::S), Some((&sk, ScalarAttributeType::S)))?;
+            let own = key_schema((&pk, ScalarAttributeType::S), Some((&sk, ScalarAttributeType::S)))?;
             attributes.extend(own.attributes);
             let index = GlobalSecondaryIndex::builder()
                 .index_name(item::index_physical(&index.name))
@@ -240,8 +235,8 @@ impl Inner {
         let billing =
             if throughput.is_some() { BillingMode::Provisioned } else { BillingMode::PayPerRequest };
         let request = || {
-            self.wire
-                .client
+            self.client
+                .sdk
                 .create_table()
                 .table_name(physical)
                 .set_key_schema(Some(key.keys.clone()))
@@ -251,33 +246,37 @@ impl Inner {
                 .set_provisioned_throughput(throughput.clone())
                 .send()
         };
-        let is_new = match self.wire.repeat(request).await {
-            // Emulators are done at once.
-            Ok(answer) if answer.table_description.as_ref().is_some_and(is_settled) => return Ok(true),
+        let is_new = match self.client.send_with_retries(request).await {
+            // Emulators create a table synchronously.
+            Ok(answer) if answer.table_description.as_ref().is_some_and(is_active) => return Ok(true),
             Ok(_) => true,
-            Err(Fault::Busy(_)) => false,
-            Err(fault) => return Err(fault.into_error(physical)),
+            Err(RequestError::TableInUse(_)) => false,
+            Err(error) => return Err(error.into_error(physical)),
         };
-        self.settled(physical).await?.map(|_| is_new).ok_or_else(|| StoreError::no_table(physical))
+        self.wait_until_active(physical).await?.map(|_| is_new).ok_or_else(|| StoreError::no_table(physical))
     }
 
     async fn describe(&self, physical: &str) -> Result<Option<TableDescription>, StoreError> {
-        match self.wire.repeat(|| self.wire.client.describe_table().table_name(physical).send()).await {
+        match self
+            .client
+            .send_with_retries(|| self.client.sdk.describe_table().table_name(physical).send())
+            .await
+        {
             Ok(answer) => Ok(answer.table),
-            Err(Fault::NoTable(_)) => Ok(None),
-            Err(fault) => Err(fault.into_error(physical)),
+            Err(RequestError::TableNotFound(_)) => Ok(None),
+            Err(error) => Err(error.into_error(physical)),
         }
     }
 
-    /// Waits until the server is done with a table; `None` when there is none.
-    async fn settled(&self, physical: &str) -> Result<Option<TableDescription>, StoreError> {
+    /// Waits until a table is active; `None` if it does not exist.
+    async fn wait_until_active(&self, physical: &str) -> Result<Option<TableDescription>, StoreError> {
         let (mut waited, mut pause) = (Duration::ZERO, Duration::from_millis(20));
         while waited < TABLE_CHANGE_MAX {
             let Some(table) = self.describe(physical).await? else { return Ok(None) };
-            if is_settled(&table) {
+            if is_active(&table) {
                 return Ok(Some(table));
             }
-            self.wire.pauses.sleep(pause).await;
+            self.client.retry_clock.sleep(pause).await;
             waited += pause;
             pause = (pause * 2).min(Duration::from_secs(5));
         }
@@ -287,17 +286,21 @@ impl Inner {
     }
 
     async fn drop_table(&self, physical: &str) -> Result<(), StoreError> {
-        self.settled(physical).await?;
-        match self.wire.repeat(|| self.wire.client.delete_table().table_name(physical).send()).await {
-            Ok(_) | Err(Fault::NoTable(_) | Fault::Busy(_)) => {}
-            Err(fault) => return Err(fault.into_error(physical)),
+        self.wait_until_active(physical).await?;
+        match self
+            .client
+            .send_with_retries(|| self.client.sdk.delete_table().table_name(physical).send())
+            .await
+        {
+            Ok(_) | Err(RequestError::TableNotFound(_) | RequestError::TableInUse(_)) => {}
+            Err(error) => return Err(error.into_error(physical)),
         }
-        // While a table is being deleted it is there and not active; then it is gone.
-        for turn in 0..TURNS_MAX {
-            if self.settled(physical).await?.is_none() {
+        // A table that is being deleted exists and is not active.
+        for attempt_number in 0..ATTEMPTS_MAX {
+            if self.wait_until_active(physical).await?.is_none() {
                 return Ok(());
             }
-            self.wire.pause(turn).await;
+            self.client.back_off(attempt_number).await;
         }
         Err(StoreError::unavailable(format!("{physical} could not be deleted")))
     }
@@ -305,12 +308,13 @@ impl Inner {
     async fn add_index(&self, physical: &str, index: &Index) -> Result<(), StoreError> {
         let (pk, sk) = item::index_names(&index.name);
         let name = item::index_physical(&index.name);
-        for turn in 0..TURNS_MAX {
-            let table = self.settled(physical).await?.ok_or_else(|| StoreError::no_table(physical))?;
+        for attempt_number in 0..ATTEMPTS_MAX {
+            let table =
+                self.wait_until_active(physical).await?.ok_or_else(|| StoreError::no_table(physical))?;
             if table.global_secondary_indexes().iter().any(|live| live.index_name() == Some(&name)) {
                 return Ok(());
             }
-            let own = schematic((&pk, ScalarAttributeType::S), Some((&sk, ScalarAttributeType::S)))?;
+            let own = key_schema((&pk, ScalarAttributeType::S), Some((&sk, ScalarAttributeType::S)))?;
             let create = CreateGlobalSecondaryIndexAction::builder()
                 .index_name(item::index_physical(&index.name))
                 .set_key_schema(Some(own.keys))
@@ -320,15 +324,15 @@ impl Inner {
                 .map_err(|error| refused(&error))?;
             let update = GlobalSecondaryIndexUpdate::builder().create(create).build();
             self.update_table(physical, Some(own.attributes), update).await?;
-            self.wire.pause(turn).await;
+            self.client.back_off(attempt_number).await;
         }
         Err(StoreError::unavailable(format!("index {} of {physical} could not be created", index.name)))
     }
 
     async fn drop_index(&self, physical: &str, index: &str) -> Result<(), StoreError> {
         let name = item::index_physical(index);
-        for turn in 0..TURNS_MAX {
-            let Some(table) = self.settled(physical).await? else { return Ok(()) };
+        for attempt_number in 0..ATTEMPTS_MAX {
+            let Some(table) = self.wait_until_active(physical).await? else { return Ok(()) };
             if !table.global_secondary_indexes().iter().any(|live| live.index_name() == Some(&name)) {
                 return Ok(());
             }
@@ -336,12 +340,12 @@ impl Inner {
             let delete = delete.map_err(|error| refused(&error))?;
             let update = GlobalSecondaryIndexUpdate::builder().delete(delete).build();
             self.update_table(physical, None, update).await?;
-            self.wire.pause(turn).await;
+            self.client.back_off(attempt_number).await;
         }
         Err(StoreError::unavailable(format!("index {index} of {physical} could not be deleted")))
     }
 
-    /// Sends a change of a table. One that another process has made is found made afterwards.
+    /// Sends a change of a table. The caller checks whether the change was made, by this process or another.
     async fn update_table(
         &self,
         physical: &str,
@@ -349,74 +353,25 @@ impl Inner {
         update: GlobalSecondaryIndexUpdate,
     ) -> Result<(), StoreError> {
         let request = || {
-            self.wire
-                .client
+            self.client
+                .sdk
                 .update_table()
                 .table_name(physical)
                 .set_attribute_definitions(attributes.clone())
                 .global_secondary_index_updates(update.clone())
                 .send()
         };
-        match self.wire.repeat(request).await {
-            Ok(_) | Err(Fault::Busy(_) | Fault::Invalid(_) | Fault::NoTable(_)) => Ok(()),
-            Err(fault) => Err(fault.into_error(physical)),
+        match self.client.send_with_retries(request).await {
+            Ok(_)
+            | Err(RequestError::TableInUse(_) | RequestError::Invalid(_) | RequestError::TableNotFound(_)) => {
+                Ok(())
+            }
+            Err(error) => Err(error.into_error(physical)),
         }
     }
 
-    /// Goes over all rows and gives them what the definition asks for.
-    async fn fill_in(&self, definition: &Definition, physical: &str) -> Result<(), StoreError> {
-        let mut start: Option<Item> = None;
-        loop {
-            let request = || {
-                let scan = self.wire.client.scan().table_name(physical).consistent_read(true);
-                scan.set_exclusive_start_key(start.clone()).send()
-            };
-            let page = self.wire.repeat(request).await.map_err(|fault| fault.into_error(physical))?;
-            for item in page.items.unwrap_or_default() {
-                if !self.fill_in_one(definition, physical, item).await? {
-                    return Ok(());
-                }
-            }
-            start = page.last_evaluated_key.filter(|key| !key.is_empty());
-            if start.is_none() {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Says whether the work is still to be done.
-    async fn fill_in_one(
-        &self,
-        definition: &Definition,
-        physical: &str,
-        item: Item,
-    ) -> Result<bool, StoreError> {
-        let mut item = item;
-        for turn in 0..TURNS_MAX {
-            let Some(action) = patch(definition, physical, &item, self.draw_life())? else { return Ok(true) };
-            let key = action.key.clone();
-            let still = self.catalog.still(definition.table.name(), definition.revision);
-            match self.wire.write_all(&[action, still]).await {
-                Ok(Reply::Done(_)) => return Ok(true),
-                Ok(Reply::Not(verdicts)) => {
-                    if matches!(verdicts.get(1), Some(crate::wire::Verdict::Failed(_))) {
-                        return Ok(false);
-                    }
-                }
-                Err(Fault::Open(_)) => {}
-                Err(fault) => return Err(fault.into_error(physical)),
-            }
-            self.wire.pause(turn).await;
-            match self.wire.get(physical, key, true).await.map_err(|fault| fault.into_error(physical))? {
-                Some(now) => item = now,
-                None => return Ok(true),
-            }
-        }
-        Err(StoreError::unavailable(format!("a row of {physical} is written by others all the time")))
-    }
-
-    /// A difference, and what is done about it in words and requests.
-    fn change(&self, table: Arc<Table>, difference: Difference) -> Change {
+    /// A difference with the requests that resolve it, for display.
+    fn change(&self, table: Arc<Table>, difference: Difference) -> SchemaChange {
         let physical = self.catalog.physical(table.name());
         let filled = |what: &str| format!("Scan {physical}, UpdateItem where {what}");
         let statements = match &difference {
@@ -429,13 +384,17 @@ impl Inner {
                 }
                 vec![statement, format!("UpdateTimeToLive {physical} ({EXPIRES})")]
             }
-            Difference::AddColumn(column) if column.default.is_some() => {
+            Difference::AddColumn(column) | Difference::RequireColumn(column) if column.default.is_some() => {
                 vec![filled(&format!("{} is missing", column.name))]
+            }
+            Difference::RequireColumn(column) => {
+                let check = format!("Scan {physical}, refuse if {} is missing", column.name);
+                vec![check, format!("UpdateItem {} table/{table}", self.catalog.meta())]
             }
             Difference::AddColumn(_)
             | Difference::RelaxColumn(_)
             | Difference::ChangeDefault(_)
-            | Difference::SetLayout(_) => {
+            | Difference::SetLayout { .. } => {
                 vec![format!("UpdateItem {} table/{table}", self.catalog.meta())]
             }
             Difference::AddIndex(index) => vec![
@@ -448,26 +407,52 @@ impl Inner {
             ],
             Difference::DropColumn(column) => vec![filled(&format!("{} is left", column.name))],
             Difference::DropTable => vec![format!("DeleteTable {physical}")],
-            // No engine finds such a difference.
-            Difference::MoveColumn { .. } => Vec::new(),
+            // The one is refused, and `planned` never returns the other.
+            Difference::RenameColumn { .. }
+            | Difference::MoveColumn { .. }
+            | Difference::FillTable { .. }
+            | Difference::MoveRows { .. } => Vec::new(),
         };
-        Change { table, difference, statements }
+        SchemaChange { table, difference, statements }
     }
 }
 
-/// Whether the server is done with a table.
-fn is_settled(table: &TableDescription) -> bool {
+/// Refuses another name of a column: items have their own names of attributes.
+fn refuse_rename(change: &SchemaChange) -> Result<(), StoreError> {
+    let Difference::RenameColumn { column, to } = &change.difference else { return Ok(()) };
+    let (table, name) = (&change.table, &column.name);
+    let why = format!(
+        "DynamoDB cannot rename it to {to}, because each item has the name; nothing was changed. Declare both fields, copy the \
+         values from {name} to {to} by calls, then remove {name} from the blueprint"
+    );
+    Err(StoreError::schema(format!("column {table}.{name}"), why))
+}
+
+/// Whether a table and its indexes are active.
+fn is_active(table: &TableDescription) -> bool {
     let active = |status: Option<&IndexStatus>| status.is_none_or(|status| *status == IndexStatus::Active);
     table.table_status() == Some(&TableStatus::Active)
         && table.global_secondary_indexes().iter().all(|index| active(index.index_status()))
 }
 
-/// What differences ask of existing rows.
-fn work(changes: &[Change]) -> Work {
-    let mut work = Work::default();
+/// The work that changes cause for existing rows.
+fn work(changes: &[SchemaChange]) -> BackfillWork {
+    let mut work = BackfillWork::default();
     for change in changes {
         match &change.difference {
             Difference::AddColumn(column) if column.default.is_some() => work.fill.push(column.name.clone()),
+            Difference::RequireColumn(column) if column.default.is_some() => {
+                work.fill.push(column.name.clone());
+                // Rows that get a value come into the indexes over it.
+                let over = change.table.indexes().iter();
+                let over = over.filter(|index| index.columns().any(|listed| *listed == column.name));
+                for index in over {
+                    if !work.index.contains(&index.name) {
+                        work.index.push(index.name.clone());
+                    }
+                }
+            }
+            Difference::AddIndex(index) if work.index.contains(&index.name) => {}
             Difference::AddIndex(index) => work.index.push(index.name.clone()),
             Difference::DropIndex(index) => {
                 work.drop_index.push(index.name.clone());
@@ -479,63 +464,4 @@ fn work(changes: &[Change]) -> Work {
         }
     }
     work
-}
-
-/// What has to change in an item, on the condition that it is as it was read; `None` for nothing.
-///
-/// The number of the row's life changes with it. Its version does not, since nothing that a plan knows of is written;
-/// but whoever has read the row before must not write an index key that was computed without what is filled in.
-fn patch(
-    definition: &Definition,
-    physical: &str,
-    item: &Item,
-    life: i64,
-) -> Result<Option<Action>, StoreError> {
-    let Definition { table, work, .. } = definition;
-    let Some(row) = item::row(item, table)? else { return Ok(None) };
-    let (mut terms, mut clauses) = (Terms::default(), Clauses::default());
-    let mut condition = present(&mut terms);
-    let mut values: BTreeMap<&str, Value> = table
-        .columns()
-        .iter()
-        .map(|column| (column.name.as_str(), row.get(&column.name).cloned().unwrap_or(Value::Null)))
-        .collect();
-    for column in work.fill.iter().filter_map(|name| table.column(name)) {
-        if let (None, Some(default)) = (item.get(&column.name), &column.default) {
-            values.insert(&column.name, default.clone());
-            if let Some(attribute) = item::attribute(default) {
-                clauses.set(&mut terms, &column.name, attribute);
-                condition = condition.and(Condition::missing(&mut terms, &column.name));
-            }
-        }
-    }
-    for index in work.index.iter().filter_map(|name| table.index(name)) {
-        let key = item::index_key(table, index, row.tenant(), |name| values.get(name));
-        let (pk, sk) = item::index_names(&index.name);
-        let (pk_text, sk_text) = key.unzip();
-        let mut changes = false;
-        for (name, text) in [(pk, pk_text), (sk, sk_text)] {
-            match text.map(AttributeValue::S) {
-                Some(text) if item.get(&name) != Some(&text) => clauses.set(&mut terms, &name, text),
-                None if item.contains_key(&name) => clauses.remove(&mut terms, &name),
-                _ => continue,
-            }
-            changes = true;
-        }
-        for column in index.columns().filter(|_| changes) {
-            condition = condition.and(match item.get(column) {
-                Some(value) => Condition::compare(&mut terms, column, "=", value.clone()),
-                None => Condition::missing(&mut terms, column),
-            });
-        }
-    }
-    for name in work.strip.iter().filter(|name| item.contains_key(*name)) {
-        clauses.remove(&mut terms, name);
-    }
-    if clauses.set.is_empty() && clauses.remove.is_empty() {
-        return Ok(None);
-    }
-    clauses.set(&mut terms, LIFE, item::number(life));
-    let Some(key) = Key::in_item(physical, item) else { return Ok(None) };
-    Ok(Some(Action::update(physical, key.attributes(), &clauses, condition, terms)))
 }

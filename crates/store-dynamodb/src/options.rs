@@ -1,4 +1,4 @@
-//! Where the tables are, and how they are used.
+//! The options of a store.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use statehouse_store::{Clock, StoreError, SystemClock};
 
-/// How tables that the store creates are paid for.
+/// The billing of tables that the store creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Billing {
     /// By request.
@@ -20,55 +20,55 @@ pub enum Billing {
     },
 }
 
-/// Who the store is, to the server.
+/// The credentials of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credentials {
     /// By the usual AWS configuration: environment, profiles, container or instance role.
     Configured,
-    /// Some fixed text, for emulators, which ask for credentials and do not check them.
+    /// Fixed credentials, for emulators, which do not check them.
     Emulator,
 }
 
 /// How a [`crate::DynamoStore`] is opened.
 #[derive(Clone)]
-pub struct Options {
-    /// Leads the name of every table: table `profiles` is `<prefix>.profiles` on the server. Table names cannot hold a
-    /// dot, so no two prefixes can meet.
+pub struct DynamoOptions {
+    /// The prefix of every table name: table `profiles` is `<prefix>.profiles` on the server. Table names cannot contain a
+    /// dot, so different prefixes never collide.
     pub prefix: String,
     /// The region; by the usual AWS configuration if it is not given.
     pub region: Option<String>,
     /// The server's address; by the usual AWS configuration if it is not given.
     pub endpoint: Option<String>,
-    /// Who the store is.
+    /// The credentials.
     pub credentials: Credentials,
     /// How many partitions the log gets when the store is created (16 if it is not given). A store that exists keeps
     /// its own number, and asking for another is an error.
     pub partitions: Option<u32>,
-    /// How new tables are paid for.
+    /// The billing of new tables.
     pub billing: Billing,
     /// The clock behind `Now`.
     pub clock: Arc<dyn Clock>,
-    /// The clock on which the store waits: between attempts, between looks at the log. Waiting is for a server, so it
-    /// goes by the machine's time even where a test owns `Now`.
-    pub pauses: Arc<dyn Clock>,
+    /// The clock of pauses: between retries and between polls of the log. The server runs in real time, so this is the
+    /// system clock even if a test controls `Now`.
+    pub retry_clock: Arc<dyn Clock>,
     /// How far the clocks of the processes that share a store may be from true time.
     ///
-    /// Guards on `Now` are as right as the caller's clock, so a deadline may be seen this much too early or too late. The
-    /// order of the log does not rest on it, save in one place: how long tombstones are kept.
+    /// Guards on `Now` use the caller's clock, so a deadline may take effect this much too early or too late. The order of
+    /// the log depends on it only through the lifetime of tombstones.
     pub clock_skew: Duration,
-    /// After this long without an answer an attempt is given up.
+    /// The timeout of one attempt.
     pub request_timeout: Duration,
-    /// How old the store's knowledge of the live tables may be before it looks again. A migration that has to fill in
-    /// existing rows waits for twice this time, so that every process knows the new shape when it begins.
+    /// The maximal age of the cached table definitions. A migration that has to backfill rows waits for twice this time, so
+    /// that every process has the new definition when the backfill begins.
     pub schema_lease: Duration,
-    /// Items in one transaction that the server takes: 100. Emulators of old versions take fewer.
+    /// The server's limit for the items of a transaction: 100. Old emulators have a smaller one.
     pub transaction_items: usize,
 }
 
-impl Options {
-    /// Options for a prefix, all else as usual.
-    pub fn new(prefix: impl Into<String>) -> Options {
-        Options {
+impl DynamoOptions {
+    /// Options for a prefix, with defaults.
+    pub fn new(prefix: impl Into<String>) -> DynamoOptions {
+        DynamoOptions {
             prefix: prefix.into(),
             region: None,
             endpoint: None,
@@ -76,7 +76,7 @@ impl Options {
             partitions: None,
             billing: Billing::OnDemand,
             clock: Arc::new(SystemClock),
-            pauses: Arc::new(SystemClock),
+            retry_clock: Arc::new(SystemClock),
             clock_skew: Duration::from_secs(1),
             request_timeout: Duration::from_secs(10),
             schema_lease: Duration::from_secs(10),
@@ -93,15 +93,15 @@ impl Options {
     /// | `credentials` | `configured` (the default) or `emulator` |
     /// | `partitions` | of the log, for a new store |
     /// | `billing` | `on-demand` (the default) or `provisioned`, with `read_units` and `write_units` |
-    /// | `clock_skew_micros` | how far clocks may be off |
-    /// | `request_timeout_ms`, `schema_lease_ms`, `transaction_items` | see the fields of [`Options`] |
-    pub fn from_url(url: &str) -> Result<Options, StoreError> {
+    /// | `clock_skew_micros` | the maximal error of clocks |
+    /// | `request_timeout_ms`, `schema_lease_ms`, `transaction_items` | see the fields of [`DynamoOptions`] |
+    pub fn from_url(url: &str) -> Result<DynamoOptions, StoreError> {
         let bad = |why: String| StoreError::schema(format!("the address {url}"), why);
         let rest = url
             .strip_prefix("dynamodb://")
             .ok_or_else(|| bad("it does not begin with dynamodb://".to_owned()))?;
         let (prefix, parameters) = rest.split_once('?').unwrap_or((rest, ""));
-        let mut options = Options::new(prefix.trim_end_matches('/'));
+        let mut options = DynamoOptions::new(prefix.trim_end_matches('/'));
         let (mut provisioned, mut read_units, mut write_units) = (false, 5, 5);
         for pair in parameters.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -120,7 +120,10 @@ impl Options {
                 "clock_skew_micros" => options.clock_skew = Duration::from_micros(number()?.into()),
                 "request_timeout_ms" => options.request_timeout = Duration::from_millis(number()?.into()),
                 "schema_lease_ms" => options.schema_lease = Duration::from_millis(number()?.into()),
-                "transaction_items" => options.transaction_items = usize::try_from(number()?).unwrap_or(1),
+                "transaction_items" => {
+                    let count = usize::try_from(number()?).map_err(|error| bad(error.to_string()))?;
+                    options.transaction_items = count;
+                }
                 "billing" if value == "on-demand" => provisioned = false,
                 "billing" if value == "provisioned" => provisioned = true,
                 "billing" => {
@@ -141,7 +144,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Checks what a server would refuse later.
+    /// Checks the options that a server would reject.
     pub(crate) fn check(&self) -> Result<(), StoreError> {
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
         if self.prefix.is_empty() || self.prefix.len() > 128 || !self.prefix.chars().all(plain) {
@@ -157,9 +160,9 @@ impl Options {
     }
 }
 
-impl fmt::Debug for Options {
+impl fmt::Debug for DynamoOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Options { prefix, region, endpoint, partitions, billing, .. } = self;
+        let DynamoOptions { prefix, region, endpoint, partitions, billing, .. } = self;
         f.debug_struct("Options")
             .field("prefix", prefix)
             .field("region", region)
@@ -193,14 +196,14 @@ mod tests {
     fn addresses_say_all_that_is_needed() {
         let url = "dynamodb://shop?region=eu-central-1&endpoint=http://127.0.0.1:8000&partitions=4\
                    &billing=provisioned&read_units=7&write_units=9&clock_skew_micros=500";
-        let options = Options::from_url(url).unwrap();
+        let options = DynamoOptions::from_url(url).unwrap();
         assert_eq!(options.prefix, "shop");
         assert_eq!(options.region.as_deref(), Some("eu-central-1"));
         assert_eq!(options.endpoint.as_deref(), Some("http://127.0.0.1:8000"));
         assert_eq!(options.partitions, Some(4));
         assert_eq!(options.billing, Billing::Provisioned { read_units: 7, write_units: 9 });
         assert_eq!(options.clock_skew, Duration::from_micros(500));
-        let encoded = Options::from_url("dynamodb://shop?endpoint=http%3A%2F%2Flocalhost").unwrap();
+        let encoded = DynamoOptions::from_url("dynamodb://shop?endpoint=http%3A%2F%2Flocalhost").unwrap();
         assert_eq!(encoded.endpoint.as_deref(), Some("http://localhost"));
         assert_eq!(encoded.billing, Billing::OnDemand);
     }
@@ -215,7 +218,7 @@ mod tests {
             ("dynamodb://shop?partitions=0", "whole number from 1"),
             ("dynamodb://shop?billing=free", "on-demand or provisioned"),
         ] {
-            let error = Options::from_url(url).unwrap_err().to_string();
+            let error = DynamoOptions::from_url(url).unwrap_err().to_string();
             assert!(error.contains(why), "{url}: {error}");
         }
     }

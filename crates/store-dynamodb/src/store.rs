@@ -1,4 +1,4 @@
-//! The store itself: opened on a server, and the contract on top of the parts.
+//! The store: opens the tables on a server and implements the contract.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,22 +10,24 @@ use aws_config::{BehaviorVersion, Region, retry::RetryConfig, timeout::TimeoutCo
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::ScalarAttributeType;
 use statehouse_store::{
-    Address, Change, Commit, Consistency, ExplainRequest, Explanation, LogPage, Migrate, Page, Plan, Query,
-    Record, Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
+    Address, BlankRange, BlankedPage, Commit, Consistency, ExplainRequest, Explanation, LogPage, Migrate,
+    Page, Plan, Query, Record, Resolution, Row, Scan, Schema, SchemaChange, Segment, Store, StoreError,
+    Tenant, Time,
 };
 use tokio::sync::watch;
 
-use crate::action::{Action, Clauses};
 use crate::catalog::Catalog;
-use crate::expression::{Condition, Terms};
-use crate::inner::Inner;
+use crate::client::DynamoClient;
+use crate::expression::{Condition, ExpressionPlaceholders};
+use crate::inner::DynamoInner;
 use crate::item::{self, Item, PK};
-use crate::options::{Credentials, Options};
-use crate::record::{LogTables, OFFSET, PARTITION, PLACE};
-use crate::stamp::Stamps;
-use crate::wire::{Fault, Wire};
+use crate::item_write::{ItemWrite, UpdateClauses};
+use crate::options::{Credentials, DynamoOptions};
+use crate::record::{LogTables, OFFSET, PARTITION, SORT_KEY};
+use crate::request_error::RequestError;
+use crate::stamps::StampClock;
 
-/// The form in which all this is stored. A later form gets a higher number, and this code refuses it.
+/// The version of the stored format. This code rejects later versions.
 const FORMAT: i64 = 1;
 /// Partitions of a new log, unless the options say otherwise.
 const PARTITIONS: u32 = 16;
@@ -33,7 +35,7 @@ const PARTITIONS: u32 = 16;
 /// A store on DynamoDB. Clones share one connection.
 #[derive(Clone)]
 pub struct DynamoStore {
-    inner: Arc<Inner>,
+    inner: Arc<DynamoInner>,
 }
 
 impl fmt::Debug for DynamoStore {
@@ -44,7 +46,7 @@ impl fmt::Debug for DynamoStore {
 
 impl DynamoStore {
     /// Opens the store of a prefix, and creates it if there is none.
-    pub async fn open(options: Options) -> Result<DynamoStore, StoreError> {
+    pub async fn open(options: DynamoOptions) -> Result<DynamoStore, StoreError> {
         options.check()?;
         let client = connect(&options).await;
         let partitions = options.partitions;
@@ -54,29 +56,33 @@ impl DynamoStore {
             None => create(&inner, partitions).await?,
         };
         inner.sequencing = (0..inner.partitions).map(|_| tokio::sync::Mutex::default()).collect();
-        inner.catalog.refresh(&inner.wire).await?;
+        inner.catalog.refresh(&inner.client).await?;
         Ok(DynamoStore { inner: Arc::new(inner) })
     }
 
-    /// Deletes every table of a prefix, with all that is in them. For tests and for leaving.
-    pub async fn erase(options: Options) -> Result<(), StoreError> {
+    /// Deletes all tables of a prefix. For tests and for uninstallation.
+    pub async fn erase(options: DynamoOptions) -> Result<(), StoreError> {
         options.check()?;
         let client = connect(&options).await;
         let prefix = format!("{}.", options.prefix);
-        let wire = Wire::new(client, options.pauses, options.transaction_items);
+        let client = DynamoClient::new(client, options.retry_clock, options.transaction_items);
         let mut after: Option<String> = None;
         loop {
-            // The order of the names begins with the prefix itself, so that other tables are hardly listed.
+            // Names are listed in order from the prefix on, so that few other tables are listed.
             let start = after.clone().unwrap_or_else(|| prefix.clone());
-            let request = || wire.client.list_tables().exclusive_start_table_name(&start).send();
-            let page = wire.repeat(request).await.map_err(|fault| fault.into_error("the list of tables"))?;
+            let request = || client.sdk.list_tables().exclusive_start_table_name(&start).send();
+            let page = client
+                .send_with_retries(request)
+                .await
+                .map_err(|error| error.into_error("the list of tables"))?;
             let names = page.table_names.unwrap_or_default();
             let own: Vec<&String> = names.iter().filter(|name| name.starts_with(&prefix)).collect();
             for name in &own {
-                let deleted = wire.repeat(|| wire.client.delete_table().table_name(*name).send()).await;
+                let deleted =
+                    client.send_with_retries(|| client.sdk.delete_table().table_name(*name).send()).await;
                 match deleted {
-                    Ok(_) | Err(Fault::NoTable(_) | Fault::Busy(_)) => {}
-                    Err(fault) => return Err(fault.into_error(name)),
+                    Ok(_) | Err(RequestError::TableNotFound(_) | RequestError::TableInUse(_)) => {}
+                    Err(error) => return Err(error.into_error(name)),
                 }
             }
             after = page.last_evaluated_table_name.filter(|_| own.len() == names.len());
@@ -87,9 +93,8 @@ impl DynamoStore {
     }
 }
 
-/// What a store with these options would send, in a region and with a log of the size that a new store gets. No
-/// server is asked.
-pub fn explain(options: Options, asked: ExplainRequest<'_>) -> Explanation {
+/// The requests of a store with these options and a log of the default size. No request is sent.
+pub fn explain(options: DynamoOptions, asked: ExplainRequest<'_>) -> Explanation {
     let config = aws_sdk_dynamodb::Config::builder().behavior_version(BehaviorVersion::latest()).build();
     let partitions = options.partitions.unwrap_or(PARTITIONS);
     let mut inner = inner(options, Client::from_conf(config));
@@ -97,33 +102,33 @@ pub fn explain(options: Options, asked: ExplainRequest<'_>) -> Explanation {
     inner.explain(asked)
 }
 
-/// The parts of a store that has not spoken with a server yet.
-fn inner(options: Options, client: Client) -> Inner {
-    let Options { prefix, billing, clock, pauses, clock_skew, schema_lease, .. } = options;
+/// The state of a store before its first request.
+fn inner(options: DynamoOptions, client: Client) -> DynamoInner {
+    let DynamoOptions { prefix, billing, clock, retry_clock, clock_skew, schema_lease, .. } = options;
     let catalog = Catalog::new(&prefix, schema_lease);
     let tables = LogTables {
         operations: catalog.physical("statehouse_operations"),
         pending: catalog.physical("statehouse_pending"),
         log: catalog.physical("statehouse_log"),
     };
-    Inner {
-        wire: Wire::new(client, pauses, options.transaction_items),
+    DynamoInner {
+        client: DynamoClient::new(client, retry_clock, options.transaction_items),
         catalog,
         tables,
         partitions: 0,
         clock,
         clock_skew,
-        stamps: Stamps::new(),
+        stamps: StampClock::new(),
         billing,
         sequencing: Vec::new(),
         commits: watch::Sender::new(0),
-        sweeping: AtomicBool::new(false),
+        deleting_tombstones: AtomicBool::new(false),
         closed: AtomicBool::new(false),
     }
 }
 
-/// A client for the server of the options. It never retries by itself: see `wire`.
-async fn connect(options: &Options) -> Client {
+/// An SDK client for the server of the options. It does not retry: see `client`.
+async fn connect(options: &DynamoOptions) -> Client {
     let timeouts = TimeoutConfig::builder()
         .connect_timeout(options.request_timeout.min(Duration::from_secs(3)))
         .operation_attempt_timeout(options.request_timeout)
@@ -152,22 +157,22 @@ fn settings_key() -> Item {
     Item::from([(PK.to_owned(), item::string("store"))])
 }
 
-/// The settings of a store; `None` when there is no store yet.
-async fn settings(inner: &Inner) -> Result<Option<Item>, StoreError> {
+/// The settings of a store; `None` if the store does not exist.
+async fn settings(inner: &DynamoInner) -> Result<Option<Item>, StoreError> {
     let meta = inner.catalog.meta();
-    match inner.wire.get(&meta, settings_key(), true).await {
+    match inner.client.get(&meta, settings_key(), true).await {
         Ok(item) => Ok(item),
-        Err(Fault::NoTable(_)) => Ok(None),
-        Err(fault) => Err(fault.into_error(&meta)),
+        Err(RequestError::TableNotFound(_)) => Ok(None),
+        Err(error) => Err(error.into_error(&meta)),
     }
 }
 
-fn check_settings(inner: &Inner, settings: &Item, asked: Option<u32>) -> Result<u32, StoreError> {
+fn check_settings(inner: &DynamoInner, settings: &Item, asked: Option<u32>) -> Result<u32, StoreError> {
     let meta = inner.catalog.meta();
     match item::integer(settings, "format") {
         Some(FORMAT) => {}
         Some(other) => {
-            let why = format!("it is stored in form {other}; this program knows form {FORMAT}");
+            let why = format!("it has format version {other}; this program supports version {FORMAT}");
             return Err(StoreError::schema(meta, why));
         }
         None => return Err(StoreError::corrupt(meta, "its settings have no format")),
@@ -185,25 +190,25 @@ fn check_settings(inner: &Inner, settings: &Item, asked: Option<u32>) -> Result<
     }
 }
 
-/// Creates the store's own tables. The settings come last: who finds them finds everything else.
-async fn create(inner: &Inner, partitions: Option<u32>) -> Result<u32, StoreError> {
+/// Creates the system tables. The settings are written last: if they exist, everything else exists.
+async fn create(inner: &DynamoInner, partitions: Option<u32>) -> Result<u32, StoreError> {
     let (text, number) = (ScalarAttributeType::S, ScalarAttributeType::N);
     let LogTables { operations, pending, log } = &inner.tables;
     let meta = inner.catalog.meta();
-    inner.create_own(operations, (PK, text.clone()), None).await?;
-    inner.create_own(pending, (PARTITION, number.clone()), Some((PLACE, text.clone()))).await?;
-    inner.create_own(log, (PARTITION, number.clone()), Some((OFFSET, number))).await?;
-    inner.create_own(&meta, (PK, text), None).await?;
-    let mut terms = Terms::default();
-    let mut clauses = Clauses::default();
+    inner.create_system_table(operations, (PK, text.clone()), None).await?;
+    inner.create_system_table(pending, (PARTITION, number.clone()), Some((SORT_KEY, text.clone()))).await?;
+    inner.create_system_table(log, (PARTITION, number.clone()), Some((OFFSET, number))).await?;
+    inner.create_system_table(&meta, (PK, text), None).await?;
+    let mut terms = ExpressionPlaceholders::default();
+    let mut clauses = UpdateClauses::default();
     clauses.set(&mut terms, "format", item::number(FORMAT));
     clauses.set(&mut terms, "partitions", item::number(partitions.unwrap_or(PARTITIONS).into()));
     let condition = Condition::missing(&mut terms, "format");
-    let action = Action::update(&meta, settings_key(), &clauses, condition, terms);
-    match inner.wire.write_one(&action).await {
-        // Stored now, before by another process, or perhaps: the settings themselves tell.
-        Ok(_) | Err(Fault::Open(_)) => {}
-        Err(fault) => return Err(fault.into_error(&meta)),
+    let action = ItemWrite::update(&meta, settings_key(), &clauses, condition, terms);
+    match inner.client.write_one(&action).await {
+        // Written by this call or by another process, or unknown: the stored settings decide.
+        Ok(_) | Err(RequestError::UnknownOutcome(_)) => {}
+        Err(error) => return Err(error.into_error(&meta)),
     }
     let stored = settings(inner).await?;
     let stored = stored.ok_or_else(|| StoreError::unavailable(format!("{meta} could not be written")))?;
@@ -220,23 +225,23 @@ impl Store for DynamoStore {
         self.inner.partitions
     }
 
-    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
-        self.inner.open()?;
+    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<SchemaChange>, StoreError> {
+        self.inner.check_open()?;
         self.inner.migrate(schema, how).await
     }
 
     async fn commit(&self, plan: &Plan) -> Result<Commit, StoreError> {
-        self.inner.open()?;
+        self.inner.check_open()?;
         self.inner.commit(plan).await
     }
 
     async fn resolve(&self, tenant: &Tenant, operation: &str) -> Result<Resolution, StoreError> {
-        self.inner.open()?;
+        self.inner.check_open()?;
         self.inner.resolve(tenant, operation).await
     }
 
     async fn find_operation(&self, tenant: &Tenant, operation: &str) -> Result<Option<Record>, StoreError> {
-        self.inner.open()?;
+        self.inner.check_open()?;
         self.inner.find_operation(tenant, operation).await
     }
 
@@ -245,33 +250,53 @@ impl Store for DynamoStore {
         addresses: &[Address],
         consistency: Consistency,
     ) -> Result<Vec<Option<Row>>, StoreError> {
-        self.inner.open()?;
+        self.inner.check_open()?;
         self.inner.get(addresses, consistency).await
     }
 
     async fn query(&self, query: &Query) -> Result<Page, StoreError> {
-        self.inner.open()?;
+        self.inner.check_open()?;
         self.inner.query(query).await
     }
 
     async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {
-        self.inner.open()?;
+        self.inner.check_open()?;
         self.inner.scan(scan).await
     }
 
+    async fn segments(&self, scan: &Scan, max: usize) -> Result<Vec<Segment>, StoreError> {
+        self.inner.check_open()?;
+        self.inner.catalog.live(&self.inner.client, scan.read_table()).await?;
+        self.inner.segments(scan, max)
+    }
+
     async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
-        self.inner.open()?;
+        self.inner.check_open()?;
         self.inner.read_log(partition, after, limit).await
     }
 
     async fn wait_log(&self, seen: &[u64], at_most: Duration) -> Result<Vec<u64>, StoreError> {
-        self.inner.open()?;
+        self.inner.check_open()?;
         self.inner.wait_log(seen, at_most).await
     }
 
     async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError> {
-        self.inner.open()?;
+        self.inner.check_open()?;
         self.inner.trim_log(partition, through).await
+    }
+
+    async fn blank_events(&self, range: &BlankRange) -> Result<BlankedPage, StoreError> {
+        self.inner.check_open()?;
+        self.inner.blank_events(range).await
+    }
+
+    async fn scrub(&self) -> Result<(), StoreError> {
+        self.inner.check_open()
+    }
+
+    async fn now(&self) -> Result<Time, StoreError> {
+        self.inner.check_open()?;
+        Ok(self.inner.clock.now())
     }
 
     fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {
@@ -280,6 +305,6 @@ impl Store for DynamoStore {
 
     async fn close(&self) {
         self.inner.closed.store(true, Ordering::SeqCst);
-        self.inner.wake();
+        self.inner.notify_log_waiters();
     }
 }

@@ -1,13 +1,13 @@
-//! What a step becomes on the server: an [`Action`] on the row's item.
+//! Turns steps of a plan into writes of items ([`ItemWrite`]).
 //!
-//! Two ways lead there. A step whose outcome was decided in memory on a row that was read ([`Writer::decided`]) stores
-//! the result on the condition that the row is still the one that was read: same version, same life. A step that
-//! was not decided yet ([`crate::blind`]) carries its guard as a condition.
+//! A step that was evaluated in memory on the row that was read ([`StepWriter::decided`]) stores the result on the
+//! condition that the row has the same version and incarnation. A step that was not evaluated
+//! ([`crate::conditional`]) carries its guard as a condition.
 //!
-//! **Deleting** a row that logged plans have written leaves a tombstone: an item with `_at`, `_log` and `_expires`
-//! and nothing else. It keeps the order of the log when the row comes back: a plan that inserts the row again needs a
-//! later stamp than the plan that deleted it, and without the tombstone a request that was long under way, or a
-//! slow clock, could slip below it. A row that no logged plan has written is deleted outright.
+//! **Deletes.** The deletion of a row that a logged plan has written leaves a tombstone: an item with only `_at`, `_log`
+//! and `_expires`. It keeps the order of the log if the row is inserted again. The inserting plan needs a later stamp
+//! than the deleting one; without the tombstone a delayed request or a slow clock could use an earlier stamp. A row that no
+//! logged plan has written is deleted without a tombstone.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,82 +15,92 @@ use std::sync::atomic::Ordering;
 use aws_sdk_dynamodb::types::AttributeValue;
 use statehouse_store::plan::{Step, Verb};
 use statehouse_store::table::VERSION;
-use statehouse_store::{Plan, Row, Tenant, Time, Value, limits};
+use statehouse_store::{Plan, Row, StoreError, Tenant, Time, Value, limits};
 
-use crate::action::{self, Action, Clauses};
-use crate::catalog::Live;
-use crate::expression::{Condition, Terms, absent};
-use crate::item::{self, AT, EXPIRES, Found, Key, LIFE, LOG, Stored};
+use crate::catalog::LiveTable;
+use crate::expression::{Condition, ExpressionPlaceholders, absent};
+use crate::item::{self, AT, EXPIRES, INCARNATION, ItemKey, ItemState, LOG, StoredRow};
+use crate::item_write::{ItemWrite, UpdateClauses, WriteKind};
 
-/// How many markers a row may carry before a writer has to help the log along.
+/// Markers on a row above which its next writer runs the sequencer.
 pub(crate) const MARKERS_MAX: usize = 16;
 
-/// What a logged plan leaves on every row that it writes.
+/// What a logged plan stores on every row that it writes.
 #[derive(Clone, Debug)]
-pub(crate) struct Mark {
-    /// Greater than the row's last one.
+pub(crate) struct LogStamp {
+    /// Greater than the previous stamp of the row.
     pub(crate) stamp: i64,
-    /// Leads to the plan's record while it has no place in the log yet.
+    /// Locates the plan's record until it has an offset.
     pub(crate) marker: String,
 }
 
-/// Turns the steps of one attempt of a plan into actions.
-pub(crate) struct Writer<'a> {
+/// Turns the steps of one attempt of a plan into writes.
+pub(crate) struct StepWriter<'a> {
     pub(crate) plan: &'a Plan,
     /// The live table of each step.
-    pub(crate) tables: &'a [Arc<Live>],
+    pub(crate) tables: &'a [Arc<LiveTable>],
     pub(crate) now: Time,
     /// Present when the plan has a log entry.
-    pub(crate) mark: Option<Mark>,
-    /// Drawn anew for each attempt.
-    pub(crate) life: i64,
-    /// When a tombstone of this attempt may go, in seconds since 1970.
+    pub(crate) mark: Option<LogStamp>,
+    /// A new random number for each attempt.
+    pub(crate) incarnation: i64,
+    /// When a tombstone of this attempt may be deleted, in seconds since 1970.
     pub(crate) expires: i64,
 }
 
 /// One step's row on the server.
-pub(crate) struct Target<'a> {
+pub(crate) struct StepTarget<'a> {
     pub(crate) step: &'a Step,
-    pub(crate) live: &'a Live,
-    pub(crate) key: Key,
+    pub(crate) live: &'a LiveTable,
+    pub(crate) key: ItemKey,
 }
 
-impl Writer<'_> {
-    /// The rows, in the order of the steps.
-    pub(crate) fn targets(&self) -> impl Iterator<Item = Target<'_>> {
-        self.plan.steps().iter().zip(self.tables).map(|(step, live)| Target {
+impl StepWriter<'_> {
+    /// The targets, in the order of the steps.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = StepTarget<'_>> {
+        self.plan.steps().iter().zip(self.tables).map(|(step, live)| StepTarget {
             step,
             live,
-            key: Key::of(&step.table, &live.physical, self.plan.tenant(), &step.key),
+            key: ItemKey::of(&step.table, &live.physical, self.plan.tenant(), &step.key),
         })
     }
 
-    /// The action of a step that was decided on a row as it was found.
-    pub(crate) fn decided(&self, target: &Target<'_>, found: &Found, result: Option<&Row>) -> Action {
+    /// The write of a step that was evaluated on an item.
+    pub(crate) fn decided(
+        &self,
+        target: &StepTarget<'_>,
+        found: &ItemState,
+        result: Option<&Row>,
+    ) -> Result<ItemWrite, StoreError> {
         match (target.step.verb, &found.stored, result) {
             (Verb::Put, stored, Some(row)) => self.put(target, stored.as_ref(), row),
             (Verb::Delete, Some(stored), _) => {
-                let mut terms = Terms::default();
+                let mut terms = ExpressionPlaceholders::default();
                 let condition = unchanged(&mut terms, stored);
-                let outright = self.mark.is_none() && found.at.is_none();
-                self.delete(target, condition, terms, outright)
+                let without_tombstone = self.mark.is_none() && found.at.is_none();
+                Ok(self.delete(target, condition, terms, without_tombstone))
             }
-            // An assert, or a removal of what is not there.
+            // An assert, or the removal of an absent row.
             (_, stored, _) => {
-                let mut terms = Terms::default();
+                let mut terms = ExpressionPlaceholders::default();
                 let condition = match stored {
                     Some(stored) => unchanged(&mut terms, stored),
                     None => absent(&mut terms),
                 };
-                self.check(target, condition, terms)
+                Ok(self.check(target, condition, terms))
             }
         }
     }
 
-    /// Stores a row that is known, over what was found.
-    pub(crate) fn put(&self, target: &Target<'_>, stored: Option<&Stored>, row: &Row) -> Action {
-        let (mut terms, mut clauses) = (Terms::default(), Clauses::default());
-        for (name, attribute) in attributes(target.live, self.plan.tenant(), stored, row) {
+    /// Replaces the stored row, if there is one, by this row.
+    pub(crate) fn put(
+        &self,
+        target: &StepTarget<'_>,
+        stored: Option<&StoredRow>,
+        row: &Row,
+    ) -> Result<ItemWrite, StoreError> {
+        let (mut terms, mut clauses) = (ExpressionPlaceholders::default(), UpdateClauses::default());
+        for (name, attribute) in attributes(target.live, self.plan.tenant(), stored, row)? {
             let before = stored.and_then(|stored| stored.item.get(&name));
             match attribute {
                 Some(attribute) if before != Some(&attribute) => clauses.set(&mut terms, &name, attribute),
@@ -102,31 +112,31 @@ impl Writer<'_> {
         let condition = match stored {
             Some(stored) => unchanged(&mut terms, stored),
             None => {
-                clauses.set(&mut terms, LIFE, item::number(self.life));
+                clauses.set(&mut terms, INCARNATION, item::number(self.incarnation));
                 clauses.remove(&mut terms, EXPIRES);
                 absent(&mut terms)
             }
         };
         let condition = self.mark(&mut terms, &mut clauses, condition);
-        Action::update(&target.key.table, target.key.attributes(), &clauses, condition, terms)
-            .weighing(limits::row_weight(row))
+        let write = ItemWrite::update(&target.key.table, target.key.attributes(), &clauses, condition, terms);
+        Ok(write.weighing(limits::row_weight(row)))
     }
 
-    /// Deletes a row under a condition, outright or leaving a tombstone.
+    /// Deletes a row under a condition, with or without a tombstone.
     pub(crate) fn delete(
         &self,
-        target: &Target<'_>,
+        target: &StepTarget<'_>,
         condition: Condition,
-        mut terms: Terms,
-        outright: bool,
-    ) -> Action {
+        mut terms: ExpressionPlaceholders,
+        without_tombstone: bool,
+    ) -> ItemWrite {
         let (table, key) = (&target.key.table, target.key.attributes());
-        if outright {
+        if without_tombstone {
             let condition = condition.and(Condition::missing(&mut terms, AT));
-            return Action::new(table, key, action::Verb::Delete, condition, terms);
+            return ItemWrite::new(table, key, WriteKind::Delete, condition, terms);
         }
         target.live.logged.store(true, Ordering::Relaxed);
-        let mut clauses = Clauses::default();
+        let mut clauses = UpdateClauses::default();
         for column in target.live.table.columns() {
             clauses.remove(&mut terms, &column.name);
         }
@@ -136,56 +146,66 @@ impl Writer<'_> {
             clauses.remove(&mut terms, &sk);
         }
         clauses.remove(&mut terms, VERSION);
-        clauses.remove(&mut terms, LIFE);
+        clauses.remove(&mut terms, INCARNATION);
         clauses.set(&mut terms, EXPIRES, item::number(self.expires));
         let condition = self.mark(&mut terms, &mut clauses, condition);
-        Action::update(table, key, &clauses, condition, terms)
+        ItemWrite::update(table, key, &clauses, condition, terms)
     }
 
-    /// Checks a condition. A logged plan's stamp lies above the writes whose result it relies on.
-    pub(crate) fn check(&self, target: &Target<'_>, mut condition: Condition, mut terms: Terms) -> Action {
+    /// Checks a condition. The stamp of a logged plan must be above the stamps of the rows that it asserts.
+    pub(crate) fn check(
+        &self,
+        target: &StepTarget<'_>,
+        mut condition: Condition,
+        mut terms: ExpressionPlaceholders,
+    ) -> ItemWrite {
         if let Some(mark) = &self.mark {
             condition = condition.and(later(&mut terms, mark.stamp));
         }
-        Action::new(&target.key.table, target.key.attributes(), action::Verb::Check, condition, terms)
+        ItemWrite::new(&target.key.table, target.key.attributes(), WriteKind::Check, condition, terms)
     }
 
     /// Adds a logged plan's stamp and marker to a write.
-    pub(crate) fn mark(&self, terms: &mut Terms, clauses: &mut Clauses, condition: Condition) -> Condition {
-        let Some(Mark { stamp, marker }) = &self.mark else { return condition };
+    pub(crate) fn mark(
+        &self,
+        terms: &mut ExpressionPlaceholders,
+        clauses: &mut UpdateClauses,
+        condition: Condition,
+    ) -> Condition {
+        let Some(LogStamp { stamp, marker }) = &self.mark else { return condition };
         clauses.set(terms, AT, item::number(*stamp));
         clauses.add(terms, LOG, marker);
-        let room = i64::try_from(MARKERS_MAX).unwrap_or(i64::MAX);
-        let few = format!("size({}) < {}", terms.name(LOG), terms.value(item::number(room)));
+        let max = AttributeValue::N(MARKERS_MAX.to_string());
+        let few = format!("size({}) < {}", terms.name(LOG), terms.value(max));
         let few = Condition::missing(terms, LOG).or(Condition::Leaf(few));
         condition.and(later(terms, *stamp)).and(few)
     }
 }
 
-/// The row's last stamp is below this one.
-fn later(terms: &mut Terms, stamp: i64) -> Condition {
+/// The row's stamp is below this one.
+fn later(terms: &mut ExpressionPlaceholders, stamp: i64) -> Condition {
     Condition::missing(terms, AT).or(Condition::compare(terms, AT, "<", item::number(stamp)))
 }
 
-/// The row is still the one that was read.
-fn unchanged(terms: &mut Terms, stored: &Stored) -> Condition {
+/// The row has not changed since it was read.
+fn unchanged(terms: &mut ExpressionPlaceholders, stored: &StoredRow) -> Condition {
     let version = Condition::compare(terms, VERSION, "=", item::number(stored.row.version()));
-    match stored.item.get(LIFE) {
-        Some(life) => version.and(Condition::compare(terms, LIFE, "=", life.clone())),
+    match stored.item.get(INCARNATION) {
+        Some(incarnation) => version.and(Condition::compare(terms, INCARNATION, "=", incarnation.clone())),
         None => version,
     }
 }
 
-/// All attributes of a row as the live table stores it, indexes included; `None` for those that it must not have.
+/// All attributes of a row in the live table, with those of indexes; `None` for attributes to be removed.
 ///
-/// Columns that the plan's table does not know keep their content, or get their default in a new row.
+/// Columns that the plan's table does not have keep their content, or get their default in a new row.
 fn attributes(
-    live: &Live,
+    live: &LiveTable,
     tenant: &Tenant,
-    stored: Option<&Stored>,
+    stored: Option<&StoredRow>,
     row: &Row,
-) -> Vec<(String, Option<AttributeValue>)> {
-    let values: Vec<(&str, Value)> = live
+) -> Result<Vec<(String, Option<AttributeValue>)>, StoreError> {
+    let values = live
         .table
         .columns()
         .iter()
@@ -193,13 +213,17 @@ fn attributes(
             let value = match (row.get(&column.name), stored) {
                 (Some(value), _) => value.clone(),
                 (None, Some(stored)) => {
-                    item::value(stored.item.get(&column.name), column.kind).unwrap_or(Value::Null)
+                    let attribute = stored.item.get(&column.name);
+                    item::value(attribute, column.kind).ok_or_else(|| {
+                        let why = format!("attribute {} is not of type {}", column.name, column.kind);
+                        StoreError::corrupt(format!("a row of table {}", live.table), why)
+                    })?
                 }
                 (None, None) => column.default.clone().unwrap_or(Value::Null),
             };
-            (column.name.as_str(), value)
+            Ok((column.name.as_str(), value))
         })
-        .collect();
+        .collect::<Result<Vec<(&str, Value)>, StoreError>>()?;
     let content = |name: &str| values.iter().find(|(column, _)| *column == name).map(|(_, value)| value);
     let mut attributes: Vec<_> =
         values.iter().map(|(name, value)| ((*name).to_owned(), item::attribute(value))).collect();
@@ -210,5 +234,5 @@ fn attributes(
         attributes.push((pk, pk_text.map(AttributeValue::S)));
         attributes.push((sk, sk_text.map(AttributeValue::S)));
     }
-    attributes
+    Ok(attributes)
 }

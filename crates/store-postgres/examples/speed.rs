@@ -22,7 +22,7 @@ use statehouse_store::guard::column;
 use statehouse_store::{
     Commit, Entry, EventTemplate, Migrate, Plan, Random, Schema, Step, Store, Table, Tenant, Type,
 };
-use statehouse_store_postgres::{Options, PostgresStore};
+use statehouse_store_postgres::{PostgresOptions, PostgresStore};
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, NoTls, Statement};
 
@@ -162,7 +162,7 @@ impl ByHand {
 
 struct House {
     store: Arc<PostgresStore>,
-    options: Options,
+    options: PostgresOptions,
     profiles: Arc<Table>,
 }
 
@@ -172,7 +172,7 @@ impl House {
         tokio::spawn(connection);
         // Left over from an earlier run, or not there: both are fine.
         let _ = client.batch_execute(&format!("create role {ROLE} login")).await;
-        let mut options = Options::from_url(url)?;
+        let mut options = PostgresOptions::from_url(url)?;
         options.schema = format!("{SCHEMA}_{}", if rls { "rls" } else { "plain" });
         options.row_level_security = rls;
         options.runtime_role = rls.then(|| ROLE.to_owned());
@@ -189,7 +189,7 @@ impl House {
             // The owner has made the tables; the work is done by the role itself.
             let mut driver: tokio_postgres::Config = url.parse()?;
             driver.user(ROLE);
-            let mut direct = Options::new(driver);
+            let mut direct = PostgresOptions::new(driver);
             direct.schema = options.schema.clone();
             direct.row_level_security = true;
             store = Arc::new(PostgresStore::open(direct).await?);

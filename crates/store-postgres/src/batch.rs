@@ -1,21 +1,21 @@
 //! Plans decided together: rows locked in one order, guards evaluated in memory, results written in bulk.
 //!
-//! This is the way of every plan that is not alone, and of every plan whose outcome a compiled statement did not
-//! settle. The rows that a batch names are locked and read, table by table, in the order of their keys. Then each plan
-//! is decided by [`eval::decide`], in the order of arrival, on the rows *as the plans before it left them*: many
-//! plans on one hot row become one write of it. What is written is the final image of each row, in one statement for
-//! each table and verb, then the heads of the log's partitions in their order, then the records.
+//! All plans that are queued together, and all plans for which a compiled statement did nothing, are committed this way. The rows that
+//! a batch names are locked and read, table by table, in the order of their keys. Then [`eval::decide`] decides each plan, in the order
+//! of arrival, on the rows *as the plans before it left them*: many plans on one hot row become one write. The batch writes the final
+//! state of each row, in one statement for each table and verb, then the heads of the log partitions in their order, then the records.
 //!
-//! A row that is not there cannot be locked. Where it is inserted, the primary key is the lock: if somebody else was
-//! faster, the insert fails and the batch is decided anew. Where a plan only relies on the absence (it asserts it, or
-//! removes what may be missing), a placeholder is inserted and deleted again in the same transaction: nobody can
-//! insert the row before this commit. Both need no look before, so such rows can be [taken to be missing](crate::trust).
+//! A row that does not exist cannot be locked. If a plan inserts it, the primary key acts as the lock: if another transaction inserted
+//! it first, the insert fails and the batch is decided again. If a plan only relies on the absence (an assert, or a removal of a row
+//! that may be missing), a placeholder is inserted and deleted in the same transaction, so that no other transaction can insert the row
+//! before this commit. Both need no read before, so such rows can be [assumed to be absent](crate::assumed_absent).
 //!
-//! Nothing here talks to a server: [`crate::writer`] does.
+//! This module does not communicate with the server; [`crate::writer`] does.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use statehouse_store::bug;
 use statehouse_store::eval::{self, Decision};
 use statehouse_store::log::{LogPart, partition_of, parts_of};
 use statehouse_store::plan::{Expect, Step, Verb};
@@ -26,48 +26,48 @@ use statehouse_store::{
 
 use crate::order;
 
-/// A row that the batch names, found or not.
+/// A row that the batch names, whether it exists or not.
 #[derive(Debug)]
 pub(crate) struct Slot<'p> {
     pub table: &'p Arc<Table>,
     pub tenant: &'p Tenant,
     pub key: &'p [Value],
-    /// Whether the first step on it demands that it is not there.
+    /// Whether the first step on it requires its absence.
     expects_absence: bool,
-    /// Whether it is taken to be missing without a look.
+    /// Whether it is assumed to be absent without a read.
     unread: bool,
-    /// Whether it is stored.
+    /// Whether the read found it.
     found: bool,
-    /// As the plans so far leave it.
+    /// Its state after the plans that were decided so far.
     current: Option<Row>,
-    /// Whether a plan that is to be applied writes it or relies on it.
+    /// Whether an applied plan writes it or relies on it.
     used: bool,
-    /// Whether a plan that is to be applied writes it.
+    /// Whether an applied plan writes it.
     written: bool,
-    /// Whether it was deleted and inserted again: then what the store holds beside our columns goes too.
+    /// Whether it was deleted and inserted again. Then columns that this program does not know are reset too.
     reborn: bool,
     /// The columns that were assigned, by their places.
     assigned: BTreeSet<usize>,
 }
 
-/// What becomes of a plan.
+/// The decision on a plan.
 #[derive(Debug)]
-enum Verdict {
-    /// Certain already, whatever becomes of the transaction.
+enum PlanDecision {
+    /// Certain, whether or not the transaction commits.
     Certain(Result<Commit, StoreError>),
-    /// Decided on what earlier plans of the batch will have written: certain only once they are.
+    /// Decided on writes of earlier plans of the batch: certain only when the transaction has committed.
     Dependent(Result<Commit, StoreError>),
-    /// It is applied with the transaction.
-    Apply { rows: Vec<Option<Row>>, record: Option<Pending> },
-    /// Under the same operation id as an earlier plan of the batch, whose record it gets.
+    /// Applied when the transaction commits.
+    Apply { rows: Vec<Option<Row>>, record: Option<PendingRecord> },
+    /// A retry of an earlier plan of the batch; it gets the record of that plan.
     Repeat(usize),
-    /// The log has a record of it, which says what became of it.
+    /// A retry of an operation whose record is in the log.
     Recorded(Box<Record>),
 }
 
 /// A record whose position is known when its partition's head is.
 #[derive(Debug)]
-struct Pending {
+struct PendingRecord {
     record: Record,
     partition: u32,
     /// Which record of the batch in this partition, from 1.
@@ -75,33 +75,34 @@ struct Pending {
     /// The shares of further partitions in its events.
     parts: Vec<LogPart>,
     /// What goes to these partitions, in their order.
-    further: Vec<Pending>,
+    further: Vec<PendingRecord>,
 }
 
-impl Pending {
+impl PendingRecord {
     /// Where the record stands, given the head of each partition before.
-    fn position(&self, bases: &BTreeMap<u32, u64>) -> Position {
-        let base = bases.get(&self.partition).copied().unwrap_or_default();
-        Position { partition: self.partition, offset: base + self.rank }
+    fn position(&self, bases: &BTreeMap<u32, u64>) -> Result<Position, Bug> {
+        let base = bases.get(&self.partition);
+        let base = base.ok_or_else(|| bug!("the head of partition {} is missing", self.partition))?;
+        Ok(Position { partition: self.partition, offset: base + self.rank })
     }
 
     /// What is written of it.
-    fn to_write(&self, is_part: bool) -> Placed<'_> {
-        let Pending { record, partition, rank, parts, .. } = self;
-        Placed { partition: *partition, rank: *rank, record, parts, is_part }
+    fn to_write(&self, is_part: bool) -> PlacedRecord<'_> {
+        let PendingRecord { record, partition, rank, parts, .. } = self;
+        PlacedRecord { partition: *partition, rank: *rank, record, parts, is_part }
     }
 
     /// The record with its positions.
-    fn placed(self, bases: &BTreeMap<u32, u64>) -> Record {
-        let position = Some(self.position(bases));
-        let also_at = self.further.iter().map(|further| further.position(bases)).collect();
-        Record { position, also_at, ..self.record }
+    fn placed(self, bases: &BTreeMap<u32, u64>) -> Result<Record, Bug> {
+        let position = Some(self.position(bases)?);
+        let also_at = self.further.iter().map(|further| further.position(bases)).collect::<Result<_, _>>()?;
+        Ok(Record { position, also_at, ..self.record })
     }
 }
 
 /// A record to be written.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Placed<'b> {
+pub(crate) struct PlacedRecord<'b> {
     pub partition: u32,
     /// Which of those that are written to the partition, from 1.
     pub rank: u64,
@@ -112,10 +113,10 @@ pub(crate) struct Placed<'b> {
     pub is_part: bool,
 }
 
-impl<'b> Placed<'b> {
+impl<'b> PlacedRecord<'b> {
     /// A plan's commit record that is the only one of its partition.
-    pub(crate) fn alone(partition: u32, record: &'b Record) -> Placed<'b> {
-        Placed { partition, rank: 1, record, parts: &[], is_part: false }
+    pub(crate) fn alone(partition: u32, record: &'b Record) -> PlacedRecord<'b> {
+        PlacedRecord { partition, rank: 1, record, parts: &[], is_part: false }
     }
 }
 
@@ -127,13 +128,13 @@ pub(crate) struct Batch<'p> {
     slots: Vec<Slot<'p>>,
     /// The slots of each plan's steps.
     steps: Vec<Vec<usize>>,
-    verdicts: Vec<Verdict>,
+    verdicts: Vec<PlanDecision>,
     /// How many records go to each partition.
     counts: BTreeMap<u32, u64>,
 }
 
 impl<'p> Batch<'p> {
-    /// Puts plans together. All of them must know a table by the same definition: see [`Admission`].
+    /// A batch of plans. All of them must use the same definition of a table: see [`BatchAdmission`].
     pub(crate) fn of(plans: &'p [Plan]) -> Batch<'p> {
         let mut definitions: Vec<&'p Arc<Table>> = Vec::new();
         let mut definition = |table: &'p Arc<Table>| match definitions.iter().position(|d| same(d, table)) {
@@ -202,20 +203,20 @@ impl<'p> Batch<'p> {
         self.slots.get(range.clone()).unwrap_or_default()
     }
 
-    /// Takes rows to be missing whose absence is demanded, in tables where that can be done ([`crate::trust`]).
-    pub(crate) fn trust(&mut self, trusts: impl Fn(&str) -> bool) {
+    /// Assumes rows to be absent whose absence is required, in tables that permit it ([`crate::assumed_absent`]).
+    pub(crate) fn assume_absent(&mut self, trusts: impl Fn(&str) -> bool) {
         for slot in &mut self.slots {
             slot.unread = slot.expects_absence && trusts(slot.table.name());
         }
     }
 
-    /// How many rows are not looked for.
+    /// How many rows are not read.
     pub(crate) fn unread(&self) -> usize {
         self.slots.iter().filter(|slot| slot.unread).count()
     }
 
-    /// The numbers of the slots that are looked for, table by table, in the order in which they are locked.
-    pub(crate) fn looked_for(&self) -> Vec<Vec<usize>> {
+    /// The numbers of the slots that are read, table by table, in the order in which they are locked.
+    pub(crate) fn rows_to_read(&self) -> Vec<Vec<usize>> {
         let is_read = |number: &usize| self.slots.get(*number).is_some_and(|slot| !slot.unread);
         let tables = self.tables().into_iter().map(|range| range.filter(is_read).collect::<Vec<usize>>());
         tables.filter(|numbers| !numbers.is_empty()).collect()
@@ -226,21 +227,21 @@ impl<'p> Batch<'p> {
         self.slots.get(number)
     }
 
-    /// Of each row that was looked for although its absence is demanded: its table, and whether it was there.
-    pub(crate) fn doubted(&self) -> impl Iterator<Item = (&'p str, bool)> {
-        let looked_for = self.slots.iter().filter(|slot| slot.expects_absence && !slot.unread);
-        looked_for.map(|slot| (slot.table.name(), slot.found))
+    /// For each row that was read although its absence is required: its table, and whether it was found.
+    pub(crate) fn checked_absences(&self) -> impl Iterator<Item = (&'p str, bool)> {
+        let rows_to_read = self.slots.iter().filter(|slot| slot.expects_absence && !slot.unread);
+        rows_to_read.map(|slot| (slot.table.name(), slot.found))
     }
 
-    /// The tables of rows that were not looked for and on which an answer rests that writes nothing, so that nothing would
-    /// prove it: those up to the step that refuses a plan, and all of a plan that fails.
-    pub(crate) fn unproved(&self) -> BTreeSet<&'p str> {
-        let rests_on = |(verdict, slots): (&Verdict, &Vec<usize>)| {
+    /// The tables of rows that were not read and on which a decision rests that writes nothing, so that no insert would verify
+    /// it: the rows up to the step that refuses a plan, and all rows of a plan that fails.
+    pub(crate) fn unverified(&self) -> BTreeSet<&'p str> {
+        let rests_on = |(verdict, slots): (&PlanDecision, &Vec<usize>)| {
             let steps = match verdict {
-                Verdict::Apply { .. } | Verdict::Repeat(_) | Verdict::Recorded(_) => 0,
-                Verdict::Certain(Ok(Commit::Refused(refused)))
-                | Verdict::Dependent(Ok(Commit::Refused(refused))) => refused.step + 1,
-                Verdict::Certain(_) | Verdict::Dependent(_) => slots.len(),
+                PlanDecision::Apply { .. } | PlanDecision::Repeat(_) | PlanDecision::Recorded(_) => 0,
+                PlanDecision::Certain(Ok(Commit::Refused(refused)))
+                | PlanDecision::Dependent(Ok(Commit::Refused(refused))) => refused.step + 1,
+                PlanDecision::Certain(_) | PlanDecision::Dependent(_) => slots.len(),
             };
             slots.iter().take(steps).copied().collect::<Vec<usize>>()
         };
@@ -249,7 +250,7 @@ impl<'p> Batch<'p> {
         unread.map(|slot| slot.table.name()).collect()
     }
 
-    /// Notes a row as it is stored.
+    /// Records a row that was read.
     pub(crate) fn found(&mut self, slot: usize, row: Row) {
         if let Some(slot) = self.slots.get_mut(slot) {
             slot.found = true;
@@ -275,30 +276,32 @@ impl<'p> Batch<'p> {
             let operation = (plan.tenant(), plan.operation());
             let remembered = plan.entry().is_some();
             let verdict = if remembered && let Some(first) = applied.get(&operation) {
-                Verdict::Repeat(*first)
+                PlanDecision::Repeat(*first)
             } else if remembered
                 && let Some(record) = recorded.remove(&(plan.tenant().clone(), plan.operation().to_owned()))
             {
                 let again = record.clone();
                 recorded.insert((plan.tenant().clone(), plan.operation().to_owned()), again);
-                Verdict::Recorded(Box::new(record))
+                PlanDecision::Recorded(Box::new(record))
             } else {
                 self.decide_one(number, plan, now, partitions)
             };
-            if remembered && matches!(verdict, Verdict::Apply { .. }) {
+            if remembered && matches!(verdict, PlanDecision::Apply { .. }) {
                 applied.insert(operation, number);
             }
             self.verdicts.push(verdict);
         }
     }
 
-    fn decide_one(&mut self, number: usize, plan: &'p Plan, now: Time, partitions: u32) -> Verdict {
-        let numbers = self.steps.get(number).cloned().unwrap_or_default();
+    fn decide_one(&mut self, number: usize, plan: &'p Plan, now: Time, partitions: u32) -> PlanDecision {
+        let Some(numbers) = self.steps.get(number).cloned() else {
+            return PlanDecision::Certain(Err(bug!("a plan that is not of the batch").into()));
+        };
         let parts = match parts_of(plan, partitions) {
             Ok(parts) => parts,
-            Err(error) => return Verdict::Certain(Err(error)),
+            Err(error) => return PlanDecision::Certain(Err(error)),
         };
-        // The rows are lent to the decision and given back: a batch may have large ones.
+        // The rows are moved out for the decision and moved back: a batch may have large ones.
         let mut after_others = false;
         let mut current: Vec<Option<Row>> = Vec::with_capacity(numbers.len());
         for slot in &numbers {
@@ -312,11 +315,12 @@ impl<'p> Batch<'p> {
                 slot.current = row;
             }
         }
-        let settled =
-            |outcome| if after_others { Verdict::Dependent(outcome) } else { Verdict::Certain(outcome) };
+        let decided = |outcome| {
+            if after_others { PlanDecision::Dependent(outcome) } else { PlanDecision::Certain(outcome) }
+        };
         let effect = match decision {
-            Err(error) => return settled(Err(error)),
-            Ok(Decision::Refuse(refused)) => return settled(Ok(Commit::Refused(refused))),
+            Err(error) => return decided(Err(error)),
+            Ok(Decision::Refuse(refused)) => return decided(Ok(Commit::Refused(refused))),
             Ok(Decision::Apply(effect)) => effect,
         };
         let record = plan.entry().map(|entry| {
@@ -325,7 +329,7 @@ impl<'p> Batch<'p> {
         });
         let record = match record.transpose() {
             Ok(record) => record,
-            Err(bug) => return Verdict::Certain(Err(bug.into())),
+            Err(bug) => return PlanDecision::Certain(Err(bug.into())),
         };
         // Rows are copied only for a caller that wants them back.
         let (rows, mut left) = match plan.returns_rows() {
@@ -337,18 +341,18 @@ impl<'p> Batch<'p> {
                 slot.apply(step, row.take());
             }
         }
-        Verdict::Apply { rows, record }
+        PlanDecision::Apply { rows, record }
     }
 
     /// Gives a record, and what its plan leaves in further partitions, their ranks.
-    fn pending(&mut self, record: Record, partition: u32, parts: Vec<LogPart>) -> Result<Pending, Bug> {
+    fn pending(&mut self, record: Record, partition: u32, parts: Vec<LogPart>) -> Result<PendingRecord, Bug> {
         let records: Vec<Record> = parts.iter().map(|part| part.record(&record)).collect::<Result<_, _>>()?;
         let mut rank = |partition: u32| {
             let rank = self.counts.entry(partition).or_default();
             *rank += 1;
             *rank
         };
-        let of_part = |(part, record): (&LogPart, Record)| Pending {
+        let of_part = |(part, record): (&LogPart, Record)| PendingRecord {
             record,
             partition: part.partition,
             rank: rank(part.partition),
@@ -357,12 +361,12 @@ impl<'p> Batch<'p> {
         };
         let further = parts.iter().zip(records).map(of_part).collect();
         let rank = rank(partition);
-        Ok(Pending { record, partition, rank, parts, further })
+        Ok(PendingRecord { record, partition, rank, parts, further })
     }
 
     /// Whether anything is to be written or relied on.
     pub(crate) fn applies(&self) -> bool {
-        self.verdicts.iter().any(|verdict| matches!(verdict, Verdict::Apply { .. }))
+        self.verdicts.iter().any(|verdict| matches!(verdict, PlanDecision::Apply { .. }))
     }
 
     /// How many records go to each partition.
@@ -371,9 +375,9 @@ impl<'p> Batch<'p> {
     }
 
     /// The records to be written.
-    pub(crate) fn records(&self) -> impl Iterator<Item = Placed<'_>> {
+    pub(crate) fn records(&self) -> impl Iterator<Item = PlacedRecord<'_>> {
         let plans = self.verdicts.iter().filter_map(|verdict| match verdict {
-            Verdict::Apply { record: Some(pending), .. } => Some(pending),
+            PlanDecision::Apply { record: Some(pending), .. } => Some(pending),
             _ => None,
         });
         plans.flat_map(|pending| {
@@ -385,15 +389,18 @@ impl<'p> Batch<'p> {
     /// The outcomes when the transaction is committed. `bases` has the head of each partition before it.
     pub(crate) fn committed(self, bases: &BTreeMap<u32, u64>) -> Vec<Result<Commit, StoreError>> {
         let mut outcomes: Vec<Result<Commit, StoreError>> = Vec::with_capacity(self.verdicts.len());
-        for verdict in self.verdicts {
+        for (plan, verdict) in self.plans.iter().zip(self.verdicts) {
             let outcome = match verdict {
-                Verdict::Certain(outcome) | Verdict::Dependent(outcome) => outcome,
-                Verdict::Recorded(record) => Ok(Commit::of_record(*record)),
-                Verdict::Apply { rows, record } => {
-                    let record = record.map(|pending| pending.placed(bases));
-                    Ok(Commit::Applied(Applied { record, rows, repeated: false }))
+                PlanDecision::Certain(outcome) | PlanDecision::Dependent(outcome) => outcome,
+                PlanDecision::Recorded(record) => Ok(Commit::of_record(*record)),
+                PlanDecision::Apply { rows, record } => {
+                    // The plan is committed. Without its position the outcome cannot be reported as applied.
+                    match record.map(|pending| pending.placed(bases)).transpose() {
+                        Ok(record) => Ok(Commit::Applied(Applied { record, rows, repeated: false })),
+                        Err(bug) => Err(StoreError::unknown(plan.operation(), bug.to_string())),
+                    }
                 }
-                Verdict::Repeat(first) => match outcomes.get(first) {
+                PlanDecision::Repeat(first) => match outcomes.get(first) {
                     Some(Ok(Commit::Applied(Applied { record: Some(record), .. }))) => {
                         Ok(Commit::of_record(record.clone()))
                     }
@@ -405,25 +412,27 @@ impl<'p> Batch<'p> {
         outcomes
     }
 
-    /// The outcomes when nobody knows whether the transaction was committed.
+    /// The outcomes if it is unknown whether the transaction was committed.
     pub(crate) fn unknown(self, why: &str) -> Vec<Result<Commit, StoreError>> {
         let plans = self.plans.iter();
         plans
             .zip(self.verdicts)
             .map(|(plan, verdict)| match verdict {
-                Verdict::Certain(outcome) => outcome,
-                Verdict::Recorded(record) => Ok(Commit::of_record(*record)),
-                Verdict::Dependent(_) => {
-                    Err(StoreError::unavailable(format!("the plans before it have no known outcome: {why}")))
+                PlanDecision::Certain(outcome) => outcome,
+                PlanDecision::Recorded(record) => Ok(Commit::of_record(*record)),
+                PlanDecision::Dependent(_) => Err(StoreError::unavailable(format!(
+                    "the outcome of plans that it depends on is unknown: {why}"
+                ))),
+                PlanDecision::Apply { .. } | PlanDecision::Repeat(_) => {
+                    Err(StoreError::unknown(plan.operation(), why))
                 }
-                Verdict::Apply { .. } | Verdict::Repeat(_) => Err(StoreError::unknown(plan.operation(), why)),
             })
             .collect()
     }
 }
 
 impl Slot<'_> {
-    /// Takes over what an applied step makes of the row.
+    /// Applies a step of an applied plan to the row in memory.
     fn apply(&mut self, step: &Step, row: Option<Row>) {
         self.used = true;
         match step.verb {
@@ -440,22 +449,22 @@ impl Slot<'_> {
         self.current = row;
     }
 
-    /// What is to be done to the stored row.
-    pub(crate) fn change(&self) -> Change<'_> {
+    /// The change of the stored row.
+    pub(crate) fn change(&self) -> RowChange<'_> {
         match (self.found, &self.current) {
-            (false, None) if self.used => Change::HoldAbsent,
-            (false, Some(row)) => Change::Insert(row),
-            (true, None) => Change::Delete,
-            (true, Some(row)) if self.reborn => Change::Replace(row),
-            (true, Some(row)) if self.written => Change::Update(row, &self.assigned),
-            _ => Change::Nothing,
+            (false, None) if self.used => RowChange::HoldAbsent,
+            (false, Some(row)) => RowChange::Insert(row),
+            (true, None) => RowChange::Delete,
+            (true, Some(row)) if self.reborn => RowChange::Replace(row),
+            (true, Some(row)) if self.written => RowChange::Update(row, &self.assigned),
+            _ => RowChange::Nothing,
         }
     }
 }
 
-/// What is to be done to a stored row.
+/// A change of a stored row.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Change<'s> {
+pub(crate) enum RowChange<'s> {
     Nothing,
     Insert(&'s Row),
     /// The row, and the places of the columns that may differ.
@@ -463,7 +472,7 @@ pub(crate) enum Change<'s> {
     Delete,
     /// It was deleted and inserted again.
     Replace(&'s Row),
-    /// It is not there, and nobody may insert it before the commit.
+    /// It does not exist, and no other transaction may insert it before the commit.
     HoldAbsent,
 }
 
@@ -472,15 +481,15 @@ pub(crate) fn same(left: &Arc<Table>, right: &Arc<Table>) -> bool {
     Arc::ptr_eq(left, right) || left == right
 }
 
-/// Which plans can be decided together: those that know their tables by the same definitions. Programs of two ages
-/// may know one table by different ones, even one plan may; then the plan is decided by itself, because a row can
-/// be taken over from plan to plan in one shape only.
+/// Selects plans that can be decided together: those that use the same definitions of their tables. Programs of two versions
+/// may use different definitions of one table, and so may one plan. Such a plan is decided by itself, because a row is passed on
+/// from plan to plan in one shape only.
 #[derive(Debug, Default)]
-pub(crate) struct Admission {
+pub(crate) struct BatchAdmission {
     tables: HashMap<String, Vec<Arc<Table>>>,
 }
 
-impl Admission {
+impl BatchAdmission {
     /// Whether a plan can join those admitted so far; if so, it has.
     pub(crate) fn admits(&mut self, plan: &Plan) -> bool {
         let known = |step: &Step| self.tables.get(step.table.name()).map(Vec::as_slice).unwrap_or_default();
@@ -597,11 +606,12 @@ mod tests {
         let table = table();
         let plans: Vec<Plan> = (0..4).map(|n| plan(&format!("op-{n}"), vec![below(&table, 3)])).collect();
         let batch = decided(&plans, &[row(&table, "a", 0)]);
-        let changes: Vec<Change<'_>> = batch.slots.iter().map(Slot::change).collect();
-        let [Change::Update(row, _)] = changes.as_slice() else { panic!("{changes:?}") };
+        let changes: Vec<RowChange<'_>> = batch.slots.iter().map(Slot::change).collect();
+        let [RowChange::Update(row, _)] = changes.as_slice() else { panic!("{changes:?}") };
         assert_eq!((row.int("n"), row.version()), (Some(3), 4));
         assert_eq!(batch.records().map(|placed| placed.rank).collect::<Vec<_>>(), [1, 2, 3]);
-        let outcomes = batch.committed(&BTreeMap::from([(2, 10)]));
+        let bases = batch.counts().keys().map(|partition| (*partition, 10)).collect();
+        let outcomes = batch.committed(&bases);
         assert_eq!(summary(&outcomes), ["applied", "applied", "applied", "refused"]);
     }
 
@@ -657,13 +667,13 @@ mod tests {
                 .unwrap(),
         );
         let write = |table: &Arc<Table>, id: &str| Step::upsert(table, [id.into()]);
-        let mut admission = Admission::default();
+        let mut admission = BatchAdmission::default();
         assert!(admission.admits(&plan("op-1", vec![write(&old, "a")])));
         assert!(admission.admits(&plan("op-2", vec![write(&table(), "b")])));
         assert!(!admission.admits(&plan("op-3", vec![write(&new, "c")])));
         let mixed = plan("op-4", vec![write(&old, "a"), write(&new, "b")]);
         assert!(!admission.admits(&mixed));
-        let mut admission = Admission::default();
+        let mut admission = BatchAdmission::default();
         assert!(admission.admits(&mixed));
         assert!(!admission.admits(&plan("op-5", vec![write(&old, "c")])));
         let plans = [mixed];

@@ -10,7 +10,7 @@
 //! Statehouse's own tables stand in the same schema:
 //! - `statehouse_meta`: the format of all this and the number of log partitions;
 //! - `statehouse_tables`: what the live tables were declared as, which the catalogue alone would not say;
-//! - `statehouse_heads`: a row for each log partition with the position of its newest record. Taking it is the last
+//! - `statehouse_heads`: a row for each log partition with the position of its newest record. Locking it is the last
 //!   lock of a transaction. It changes with every commit, so its pages are left nearly empty for the new versions;
 //! - `statehouse_log`: the log, unique by tenant and operation id.
 
@@ -26,7 +26,7 @@ pub(crate) const FORMAT: i64 = 1;
 /// Columns that every PostgreSQL table has, under names that no other column can take.
 const SYSTEM_COLUMNS: [&str; 6] = ["cmax", "cmin", "ctid", "tableoid", "xmax", "xmin"];
 
-/// What holds for every row, and is said by nobody who looks a row up by its key: the condition of every declared
+/// What holds for every row, and is in no query by key: the condition of every declared
 /// index. Of a table that was never analyzed, PostgreSQL believes that a tenant has one row, so to look a key up by any
 /// index that the tenant leads costs the same for it as by the primary key, and it takes the newest one. The plan is
 /// kept, and reads all rows of the tenant each time when they have become many. An index with a condition that the
@@ -133,8 +133,27 @@ impl Names {
                 check_names(std::slice::from_ref(column))?;
                 vec![format!("alter table {full} add column {}", column_definition(table, column))]
             }
+            Difference::RenameColumn { column, to } => {
+                vec![format!("alter table {full} rename column {} to {}", name(&column.name), name(to))]
+            }
             Difference::RelaxColumn(column) => {
                 vec![format!("alter table {full} alter column {} drop not null", name(&column.name))]
+            }
+            Difference::RequireColumn(column) => {
+                let of = name(&column.name);
+                let fill = column.default.as_ref().map(|default| {
+                    format!("update {full} set {of} = {} where {of} is null", literal(default))
+                });
+                let mut statements: Vec<String> = fill.into_iter().collect();
+                statements.push(format!("alter table {full} alter column {of} set not null"));
+                // An index over a column that may be null leaves such rows out, which queries rely on.
+                let over = |index: &&Index| index.columns().any(|listed| *listed == column.name);
+                for index in table.indexes().iter().filter(over) {
+                    let index_name = self.table(&index_name(table.name(), &index.name));
+                    statements.push(format!("drop index if exists {index_name}"));
+                    statements.push(self.create_index(table, index, true));
+                }
+                statements
             }
             Difference::ChangeDefault(column) => {
                 let what = match &column.default {
@@ -152,7 +171,10 @@ impl Names {
             }
             Difference::DropTable => vec![format!("drop table {full}")],
             // The one stands in the definition, which is written after the statements. The other is no engine's.
-            Difference::SetLayout(_) | Difference::MoveColumn { .. } => Vec::new(),
+            Difference::SetLayout { .. }
+            | Difference::MoveColumn { .. }
+            | Difference::FillTable { .. }
+            | Difference::MoveRows { .. } => Vec::new(),
         })
     }
 
@@ -168,7 +190,7 @@ impl Names {
 
     /// An index. On a table that exists already a column may have been made when it was in no index, so its order
     /// is spelled out.
-    fn create_index(&self, table: &Table, index: &Index, exists: bool) -> String {
+    pub(crate) fn create_index(&self, table: &Table, index: &Index, exists: bool) -> String {
         let listed: Vec<&Column> = index.columns().filter_map(|column| table.column(column)).collect();
         let rest = table.key_columns().iter().filter(|key| !index.columns().any(|column| column == key.name));
         let columns = listed.iter().map(|column| {
@@ -200,7 +222,7 @@ impl Names {
     /// The advisory lock that migrations of this schema take, so that two servers can start at once.
     pub(crate) fn migration_lock(&self) -> String {
         let text = quoted(&format!("statehouse migration of {}", self.schema));
-        format!("select pg_advisory_xact_lock(hashtextextended({text}, 0))")
+        format!("select pg_try_advisory_xact_lock(hashtextextended({text}, 0))")
     }
 }
 

@@ -5,80 +5,83 @@ use std::collections::BTreeMap;
 use statehouse_store::log::{EventSubject, partition_of, parts_of};
 use statehouse_store::plan::{Expect, Step, Verb};
 use statehouse_store::{
-    ClaimRange, ExplainRequest, Explanation, Plan, ReadRequest, Record, Request, Row, Time, Value,
+    ClaimRange, EngineRequest, ExplainRequest, Explanation, Plan, ReadRequest, Record, Row, Time, Value,
 };
 
-use crate::batch::{Batch, Placed};
-use crate::compile::{Compiler, Set, Takes, Texts, Way};
+use crate::batch::{Batch, PlacedRecord};
+use crate::claim::IN_ORDER;
+use crate::compile::{ClaimTexts, Compiler, Set, Texts, UniformMode};
+use crate::connection::DatabaseCall;
 use crate::ddl::Names;
-use crate::link::Call;
-use crate::look::{Asking, Look, Statements};
-use crate::options::{Options, PARTITIONS};
+use crate::multi_read::{MultiRead, ReadCall, ReadStatements};
+use crate::options::{PARTITIONS, PostgresOptions};
 use crate::read;
 use crate::sql::placeholder;
-use crate::statements::{self, Key, PLANNER, Placeholders, append, clock_call, lock_calls, records_of};
-use crate::take::IN_ORDER;
-use crate::tenancy::Scope;
+use crate::statements::{
+    self, PLANNER, Placeholders, StatementKey, append, clock_call, lock_calls, records_of,
+};
+use crate::tenancy::TransactionScope;
 
 /// What a store with these options would send. Without a live store the log is taken to have as many
 /// partitions as the options say, or as a new store gets.
-pub fn explain(options: &Options, asked: ExplainRequest<'_>) -> Explanation {
+pub fn explain(options: &PostgresOptions, asked: ExplainRequest<'_>) -> Explanation {
     let partitions = options.partitions.unwrap_or(PARTITIONS);
     let explainer = Explainer { options, names: Names::new(&options.schema), partitions };
     match asked {
         ExplainRequest::Commit(plan) => explainer.explain(plan),
-        ExplainRequest::Get(addresses, _) => explainer.look("read the rows", &[ReadRequest::Get(addresses)]),
-        ExplainRequest::Query(query) => {
-            explainer.look("read a page of the range, and one row more", &[ReadRequest::Query(query)])
+        ExplainRequest::Get(addresses, _) => {
+            explainer.explain_reads("read the rows", &[ReadRequest::Get(addresses)])
         }
+        ExplainRequest::Query(query) => explainer
+            .explain_reads("read a page of the range, and one row more", &[ReadRequest::Query(query)]),
         ExplainRequest::ReadMany(asks) => {
-            explainer.look("read all of it in one go, and one row more of each range", asks)
+            explainer.explain_reads("read all of it in one go, and one row more of each range", asks)
         }
         ExplainRequest::Scan(scan) => {
-            let scope = scan.tenant().map_or(Scope::All, Scope::of);
+            let scope = scan.tenant().map_or(TransactionScope::All, TransactionScope::of);
             let call = read::scan_call(&explainer.names, scan);
             explainer.read("read a page of the table, and one row more", &scope, Some(&call))
         }
-        ExplainRequest::ClaimRange(take, row) => explainer.take(take, row),
+        ExplainRequest::ClaimRange(take, row) => explainer.explain_claim(take, row),
     }
 }
 
 struct Explainer<'o> {
-    options: &'o Options,
+    options: &'o PostgresOptions,
     names: Names,
     partitions: u32,
 }
 
 impl Explainer<'_> {
-    fn look(&self, purpose: &str, asks: &[ReadRequest<'_>]) -> Explanation {
-        let look = Look::of(asks);
-        let statements = Statements::default();
-        let asking = Asking::of(&self.names, &statements, std::slice::from_ref(&look));
-        self.read(purpose, &look.scope(), asking.as_ref().map(|asking| &asking.call))
+    fn explain_reads(&self, purpose: &str, asks: &[ReadRequest<'_>]) -> Explanation {
+        let reads = MultiRead::of(asks);
+        let statements = ReadStatements::default();
+        let asking = ReadCall::of(&self.names, &statements, std::slice::from_ref(&reads));
+        self.read(purpose, &reads.scope(), asking.as_ref().map(|asking| &asking.call))
     }
 
-    fn read(&self, purpose: &str, scope: &Scope, call: Option<&Call<'_>>) -> Explanation {
-        let mut requests: Vec<Request> = call.map(|call| request(purpose, call)).into_iter().collect();
+    fn read(&self, purpose: &str, scope: &TransactionScope, call: Option<&DatabaseCall<'_>>) -> Explanation {
+        let mut requests: Vec<EngineRequest> = call.map(|call| request(purpose, call)).into_iter().collect();
         if self.options.row_level_security {
-            let open = Call::new(self.options.read_words(scope), Vec::new());
+            let open = DatabaseCall::new(self.options.begin_read_sql(scope), Vec::new());
             requests.insert(0, request("open a transaction that sees these tenants only", &open));
-            requests.push(request("close it", &Call::new("commit", Vec::new())));
+            requests.push(request("close it", &DatabaseCall::new("commit", Vec::new())));
         }
         Explanation { requests, cost: vec![("round trips".to_owned(), "1".to_owned())] }
     }
 
-    fn take(&self, take: &ClaimRange, row: Option<&Row>) -> Explanation {
-        let (texts, takes) = (Texts::default(), Takes::default());
+    fn explain_claim(&self, take: &ClaimRange, row: Option<&Row>) -> Explanation {
+        let (texts, takes) = (Texts::default(), ClaimTexts::default());
         let compiler = Compiler::new(&self.names, &texts, self.options, self.partitions);
-        let Some(taken) = compiler.taken(&takes, take) else {
+        let Some(taken) = compiler.claim(&takes, take) else {
             return take.explained(row, |asked| explain(self.options, asked));
         };
         let lock_timeout_ms = self.options.lock_timeout.as_millis();
-        let open = self.options.open_words(lock_timeout_ms, IN_ORDER, &Scope::of(take.tenant()));
+        let open = self.options.begin_sql(lock_timeout_ms, IN_ORDER, &TransactionScope::of(take.tenant()));
         let requests = vec![
-            request("open the transaction", &Call::new(open, Vec::new())),
-            request("find and lock the rows that nobody else has locked, change them", &taken.call),
-            request("make it durable", &Call::new("commit", Vec::new())),
+            request("open the transaction", &DatabaseCall::new(open, Vec::new())),
+            request("find and lock the rows that no other session has locked, change them", &taken.call),
+            request("make it durable", &DatabaseCall::new("commit", Vec::new())),
         ];
         let cost = [
             ("round trips", "2, or 3 when nothing could be taken"),
@@ -94,14 +97,16 @@ impl Explainer<'_> {
         let compiler = Compiler::new(&self.names, &texts, self.options, self.partitions);
         if let Some(uniform) = compiler.uniform(plan, None, Set::Session, false) {
             let rows = match uniform.way {
-                Way::Judged => "lock and judge the rows, write all or none",
-                Way::AtOnce => "write all rows under their guards, or fail",
+                UniformMode::Judged => "lock and judge the rows, write all or none",
+                UniformMode::AtOnce => "write all rows under their guards, or fail",
             };
             let log = plan.entry().map_or("", |_| ", take the log's head, append the record");
             let requests = vec![request(&format!("{rows}{log}"), &uniform.call)];
             return Explanation { requests, cost: self.cost(plan, "1, or 3 when a step is refused") };
         }
-        let Some(compiled) = compiler.one(plan, None, Set::Session) else { return self.explain_batch(plan) };
+        let Some(compiled) = compiler.compile(plan, None, Set::Session) else {
+            return self.explain_batch(plan);
+        };
         let purpose = match plan.entry() {
             Some(_) => "write the row, take the log's head, append the record; a transaction by itself",
             None => "write the row; a transaction by itself",
@@ -110,16 +115,22 @@ impl Explainer<'_> {
         Explanation { requests, cost: self.cost(plan, "1, or 3 when the step is refused") }
     }
 
-    fn words(&self, plan: &Plan, planner: &str) -> String {
-        self.options.open_words(self.options.lock_timeout.as_millis(), planner, &Scope::of(plan.tenant()))
+    fn begin_sql(&self, plan: &Plan, planner: &str) -> String {
+        self.options.begin_sql(
+            self.options.lock_timeout.as_millis(),
+            planner,
+            &TransactionScope::of(plan.tenant()),
+        )
     }
 
     fn explain_batch(&self, plan: &Plan) -> Explanation {
         let plans = std::slice::from_ref(plan);
         let mut batch = Batch::of(plans);
-        batch.trust(|_| true);
-        let mut requests =
-            vec![request("open the transaction", &Call::new(self.words(plan, PLANNER), Vec::new()))];
+        batch.assume_absent(|_| true);
+        let mut requests = vec![request(
+            "open the transaction",
+            &DatabaseCall::new(self.begin_sql(plan, PLANNER), Vec::new()),
+        )];
         for call in lock_calls(&self.names, &batch) {
             requests.push(request("lock and read the rows, in the order of their keys", &call));
         }
@@ -144,10 +155,11 @@ impl Explainer<'_> {
             };
             let further: Vec<(u32, Record)> =
                 parts.iter().map(|part| (part.partition, of_subject(part.subject.clone()))).collect();
-            let of_part = |(number, record)| Placed { is_part: true, ..Placed::alone(number, record) };
+            let of_part =
+                |(number, record)| PlacedRecord { is_part: true, ..PlacedRecord::alone(number, record) };
             let further_ones = further.iter().map(|(number, record)| of_part((*number, record)));
-            let all: Vec<Placed<'_>> =
-                std::iter::once(Placed::alone(partition, &record)).chain(further_ones).collect();
+            let all: Vec<PlacedRecord<'_>> =
+                std::iter::once(PlacedRecord::alone(partition, &record)).chain(further_ones).collect();
             let counts: BTreeMap<u32, u64> = all.iter().map(|placed| (placed.partition, 1)).collect();
             let [take, append] = append(&self.names, &counts, all.into_iter());
             let (head, records) = match further.len() {
@@ -163,7 +175,7 @@ impl Explainer<'_> {
             requests.push(request(head, &take));
             requests.push(request(records, &append));
         }
-        requests.push(request("make it durable", &Call::new("commit", Vec::new())));
+        requests.push(request("make it durable", &DatabaseCall::new("commit", Vec::new())));
         let round_trips = match batch.unread() {
             0 => "2, or 1 when a step is refused",
             _ => "2, or 1 when a step is refused; with a look for the rows to be inserted if one is there",
@@ -172,9 +184,9 @@ impl Explainer<'_> {
     }
 
     /// What writes the row of a step that was decided in memory. Of the row only what the plan says is known here.
-    fn explain_step(&self, plan: &Plan, step: &Step) -> Vec<Request> {
+    fn explain_step(&self, plan: &Plan, step: &Step) -> Vec<EngineRequest> {
         let (names, table) = (&self.names, &*step.table);
-        let key: Key<'_> = (plan.tenant(), &step.key);
+        let key: StatementKey<'_> = (plan.tenant(), &step.key);
         let others = table.other_columns().iter().map(|_| Value::Null);
         let values = step.key.iter().cloned().chain(others).collect();
         let row = Row::new(step.table.clone(), plan.tenant().clone(), values, 1);
@@ -238,13 +250,17 @@ impl Explainer<'_> {
 }
 
 /// A request whose parameters are known only as what the plan says of them. Each stands for an array of one.
-fn described(purpose: &str, call: &Call<'_>, values: impl Iterator<Item = String>) -> Request {
+fn described(purpose: &str, call: &DatabaseCall<'_>, values: impl Iterator<Item = String>) -> EngineRequest {
     let parameters = values.enumerate().map(|(place, value)| (placeholder(place), format!("{{{value}}}")));
-    Request { purpose: purpose.to_owned(), text: call.text.to_string(), parameters: parameters.collect() }
+    EngineRequest {
+        purpose: purpose.to_owned(),
+        text: call.text.to_string(),
+        parameters: parameters.collect(),
+    }
 }
 
-fn request(purpose: &str, call: &Call<'_>) -> Request {
+fn request(purpose: &str, call: &DatabaseCall<'_>) -> EngineRequest {
     let numbered = call.args.iter().enumerate();
     let parameters = numbered.map(|(place, arg)| (placeholder(place), arg.to_string())).collect();
-    Request { purpose: purpose.to_owned(), text: call.text.to_string(), parameters }
+    EngineRequest { purpose: purpose.to_owned(), text: call.text.to_string(), parameters }
 }

@@ -1,59 +1,60 @@
-//! Statehouse on PostgreSQL: ordinary tables, one round trip for a plan, a log in the order of the commits.
+//! Statehouse on PostgreSQL: ordinary tables, one round trip for a plan, a log in commit order.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), statehouse_store::StoreError> {
 //! use statehouse_store::Store;
-//! use statehouse_store_postgres::{Options, PostgresStore};
+//! use statehouse_store_postgres::{PostgresOptions, PostgresStore};
 //!
-//! let options = Options::from_url("postgres://app:secret@db/shop?schema=house&sslmode=verify-full")?;
+//! let options = PostgresOptions::from_url("postgres://app:secret@db/shop?schema=house&sslmode=verify-full")?;
 //! let store = PostgresStore::open(options).await?;
 //! assert_eq!(store.engine(), "postgres");
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! # A plan's way
-//! A plan goes to the [writer](writer) of its partition of the log. When that one is idle, `commit`
-//! [compiles](compile) the plan to one statement and runs it at once. Otherwise the plan goes into the writer's
-//! [queue](queue). The writer takes whatever waits there, settles it in one transaction and answers each caller: plans of
-//! one [shape](shape) are one statement too, within the [room](room) that it can count on; all others are
-//! [decided in memory](batch) on rows locked in [one order](order), of which those to be inserted are
-//! [not looked for](trust), and written by [statements](statements) that take arrays.
+//! # How a plan is committed
+//! A plan belongs to the [writer](writer) of its log partition. If that writer is idle, `commit` [compiles](compile) the plan to one
+//! statement and runs it at once. Otherwise the plan is [queued](queue). The writer takes all queued plans, commits them in one
+//! transaction and replies to each caller. Plans of one [shape](shape) become one statement too, within the [bounds](size_bounds) of
+//! the size limits. All others are [decided in memory](batch) on rows that are locked in [one order](order), and written by
+//! [statements](statements) that take arrays. Rows that are inserted are [not read first](assumed_absent).
 //!
-//! # Around it
-//! [Options](options) come from a URL; a [link](link) is a connection that is made when it is needed, over
-//! [TLS](tls) if asked; a [fault](fault) is what the server said, sorted by what can be done about it. [Tables](ddl) are
-//! made by a [migration](migrate), and [tenants](tenancy) can be kept apart by row-level security.
+//! # Connections and tables
+//! [Options](options) are parsed from a URL. A [connection](connection) is made when it is needed, over [TLS](tls) if configured. A
+//! [fault](fault) is an error of the server or of the connection, classified by how to react to it. [Tables](ddl) are created by a
+//! [migration](migrate), and row-level security can separate [tenants](tenancy).
 //!
-//! # A read's way
-//! Rows by key and pages of ranges, as many as a caller wants in one go, are [one statement](look), on a connection of
-//! the [readers](reader). When all of those are busy, reads that wait and are alike become one statement too.
-//! [Walks](read) over tables and the [log](log) go on the same connections, beside them.
+//! # How a read is made
+//! Rows by key and pages of ranges, any number of them in one call, are [one statement](multi_read) on one of the
+//! [reading connections](reader). If all of those are busy, queued reads of the same shape are joined to one statement.
+//! [Scans](read) and reads of the [log](log) share these connections.
 
+mod assumed_absent;
 mod batch;
+mod blank;
+mod claim;
 mod compile;
+mod connection;
 mod ddl;
 mod explain;
 mod fault;
-mod link;
+mod index_build;
 mod log;
-mod look;
 mod migrate;
+mod multi_read;
 mod options;
 mod order;
 mod queue;
 mod read;
 mod reader;
-mod room;
 mod shape;
 mod shared;
+mod silence_timeout;
+mod size_bounds;
 mod sql;
 mod statements;
-mod take;
 mod tenancy;
 mod tls;
-mod trust;
-mod watch;
 mod writer;
 
 use std::fmt;
@@ -64,27 +65,28 @@ use async_trait::async_trait;
 use statehouse_store::bug;
 use statehouse_store::claim_range::{claim_keys, claim_remaining, claim_row_by_row};
 use statehouse_store::{
-    Address, Change, ClaimRange, Commit, Consistency, ExplainRequest, Explanation, LogPage, Migrate, Page,
-    Plan, Query, ReadRequest, ReadResult, Record, Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
+    Address, BlankRange, BlankedPage, ClaimRange, Commit, Consistency, ExplainRequest, Explanation, LogPage,
+    Migrate, Page, Plan, Query, ReadRequest, ReadResult, Record, Resolution, Row, Scan, Schema, SchemaChange,
+    Segment, Store, StoreError, Tenant, Time,
 };
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 
 pub use explain::explain;
-pub use options::{Encryption, Options};
-pub use shared::Counts;
+pub use options::{Encryption, PostgresOptions};
+pub use shared::StoreCounts;
 
+use claim::ClaimOutcome;
+use connection::Connector;
 use ddl::Names;
-use link::Dialer;
-use migrate::Builder;
-use queue::Job;
+use migrate::SchemaMigrator;
+use queue::QueuedPlan;
 use reader::serve;
 use shared::Shared;
-use take::Taking;
-use writer::{Attempt, work};
+use writer::{StatementAttempt, work};
 
 /// How long one statement of a migration may take: an index on a large table is not built in seconds.
-const MIGRATION_PATIENCE: Duration = Duration::from_secs(6 * 3600);
+pub(crate) const MIGRATION_PATIENCE: Duration = Duration::from_secs(6 * 3600);
 
 /// A store in a PostgreSQL schema.
 pub struct PostgresStore {
@@ -96,15 +98,17 @@ pub struct PostgresStore {
 
 impl PostgresStore {
     /// Opens a store, and creates it if the schema has none. Needs a tokio runtime.
-    pub async fn open(options: Options) -> Result<PostgresStore, StoreError> {
+    pub async fn open(options: PostgresOptions) -> Result<PostgresStore, StoreError> {
         let names = Names::new(&options.schema);
-        let dialer = Dialer::new(&options)?;
-        let session = dialer.session_with(MIGRATION_PATIENCE).await?;
-        let partitions = Builder { session: &session, names: &names, options: &options }.open().await?;
+        let connector = Connector::new(&options)?;
+        let session = connector.session_with(MIGRATION_PATIENCE).await?;
+        let migrator =
+            SchemaMigrator { session: &session, connector: &connector, names: &names, options: &options };
+        let partitions = migrator.open().await?;
         drop(session);
-        let writer_dialer = Dialer::for_writers(&options)?;
-        let reader_dialer = Dialer::for_readers(&options)?;
-        let shared = Shared::new(names, options, dialer, writer_dialer, reader_dialer, partitions);
+        let writer_connector = Connector::for_writers(&options)?;
+        let reader_connector = Connector::for_readers(&options)?;
+        let shared = Shared::new(names, options, connector, writer_connector, reader_connector, partitions);
         let shared = Arc::new(shared);
         let writers = (0..shared.lanes.len()).map(|lane| tokio::spawn(work(shared.clone(), lane))).collect();
         let mut readers = JoinSet::new();
@@ -115,14 +119,14 @@ impl PostgresStore {
     }
 
     /// Drops the PostgreSQL schema of a store, with everything in it. For tests and tools.
-    pub async fn erase(options: &Options) -> Result<(), StoreError> {
-        let session = Dialer::new(options)?.session_with(MIGRATION_PATIENCE).await?;
+    pub async fn erase(options: &PostgresOptions) -> Result<(), StoreError> {
+        let session = Connector::new(options)?.session_with(MIGRATION_PATIENCE).await?;
         let words = format!("drop schema if exists {} cascade", sql::name(&options.schema));
-        session.say(&words).await.map_err(|fault| fault.into_error(&[]))
+        session.execute(&words).await.map_err(|fault| fault.into_error(&[]))
     }
 
     /// What the writers and readers have done since the store was opened.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> StoreCounts {
         self.shared.counters.counts()
     }
 
@@ -145,23 +149,28 @@ impl Store for PostgresStore {
         self.shared.partitions
     }
 
-    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
+    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<SchemaChange>, StoreError> {
         let shared = self.opened()?;
-        let session = shared.dialer.session_with(MIGRATION_PATIENCE).await?;
-        let builder = Builder { session: &session, names: &shared.names, options: &shared.options };
-        builder.migrate(schema, how).await
+        let session = shared.connector.session_with(MIGRATION_PATIENCE).await?;
+        let migrator = SchemaMigrator {
+            session: &session,
+            connector: &shared.connector,
+            names: &shared.names,
+            options: &shared.options,
+        };
+        migrator.migrate(schema, how).await
     }
 
     async fn commit(&self, plan: &Plan) -> Result<Commit, StoreError> {
-        let Some(lane) = self.opened()?.lane(plan) else { return Err(closed()) };
-        let left_open = match self.shared.settle_at_once(lane, plan).await {
-            Attempt::Settled(outcome) => return outcome.map(|settled| settled.commit(plan)),
-            Attempt::LeftOpen => true,
-            Attempt::NotMade => false,
+        let Some(lane) = self.opened()?.lane_of(plan) else { return Err(closed()) };
+        let left_open = match self.shared.commit_directly(lane, plan).await {
+            StatementAttempt::Done(outcome) => return outcome.map(|settled| settled.commit(plan)),
+            StatementAttempt::LeftOpen => true,
+            StatementAttempt::NotMade => false,
         };
         let (reply, outcome) = oneshot::channel();
         let events = if left_open { None } else { self.shared.events_ahead(plan) };
-        if !lane.queue.push(Job { plan: plan.clone(), events, left_open, reply }) {
+        if !lane.queue.push(QueuedPlan { plan: plan.clone(), events, left_open, reply }) {
             return Err(closed());
         }
         // A writer that ends without an answer, with its runtime, may have sent the plan.
@@ -192,18 +201,22 @@ impl Store for PostgresStore {
     }
 
     async fn claim_range(&self, take: &ClaimRange) -> Result<Vec<Row>, StoreError> {
-        let taking = tokio::spawn(self.opened()?.clone().take(take.clone())).await;
-        let gone = |_| StoreError::unknown(take.operation(), "the taker has gone");
-        match taking.map_err(gone)?? {
-            Taking::Taken(rows) => Ok(rows),
-            Taking::Unknown(keys) => claim_keys(self, take, keys).await,
-            Taking::NotMade => claim_row_by_row(self, take).await,
-            Taking::Partly(rows) => claim_remaining(self, take, rows).await,
+        let outcome = tokio::spawn(self.opened()?.clone().claim(take.clone())).await;
+        let gone = |_| StoreError::unknown(take.operation(), "the task of the claim was cancelled");
+        match outcome.map_err(gone)?? {
+            ClaimOutcome::Complete(rows) => Ok(rows),
+            ClaimOutcome::Unknown(keys) => claim_keys(self, take, keys).await,
+            ClaimOutcome::NotRun => claim_row_by_row(self, take).await,
+            ClaimOutcome::Partial(rows) => claim_remaining(self, take, rows).await,
         }
     }
 
     async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {
         self.opened()?.scan(scan).await
+    }
+
+    async fn segments(&self, scan: &Scan, max: usize) -> Result<Vec<Segment>, StoreError> {
+        self.opened()?.segments(scan, max).await
     }
 
     async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
@@ -216,6 +229,18 @@ impl Store for PostgresStore {
 
     async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError> {
         self.opened()?.trim_log(partition, through).await
+    }
+
+    async fn blank_events(&self, range: &BlankRange) -> Result<BlankedPage, StoreError> {
+        self.opened()?.blank_events(range).await
+    }
+
+    async fn scrub(&self) -> Result<(), StoreError> {
+        self.opened().map(drop)
+    }
+
+    async fn now(&self) -> Result<Time, StoreError> {
+        self.shared.now().await
     }
 
     fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {

@@ -11,7 +11,7 @@
 //! | `rls` | `on`: tenants are kept apart by forced row-level security too | `off` |
 //! | `role` | the role that does the work under row-level security; must not own the tables | who connects |
 //! | `timeout_ms` | the longest that one statement may take | 10000 |
-//! | `lock_timeout_ms` | the longest that a statement may wait for somebody else's lock | 3000 |
+//! | `lock_timeout_ms` | the longest that a statement may wait for another session's lock | 3000 |
 //! | `sslmode` | `disable`, `prefer`, `require` (encrypted), `verify-full` (and the certificate is checked) | `prefer` |
 //! | `sslrootcert` | a PEM file with the certificates to trust for `verify-full` | the system's |
 
@@ -25,7 +25,7 @@ use statehouse_store::{Clock, StoreError};
 use tokio_postgres::config::SslMode;
 
 use crate::sql::{name, with_source};
-use crate::tenancy::Scope;
+use crate::tenancy::TransactionScope;
 
 /// How a connection is protected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub enum Encryption {
     Disable,
     /// Encrypted if the server can.
     Prefer,
-    /// Encrypted, whoever the server is.
+    /// Encrypted, without a check of the server's identity.
     Require,
     /// Encrypted, with a certificate that is trusted and names the host.
     VerifyFull,
@@ -42,7 +42,7 @@ pub enum Encryption {
 
 /// How to reach a store, and how to run it.
 #[derive(Clone)]
-pub struct Options {
+pub struct PostgresOptions {
     /// The driver's part: host, port, user, password, database.
     pub(crate) driver: tokio_postgres::Config,
     /// The PostgreSQL schema that holds the tables.
@@ -59,7 +59,7 @@ pub struct Options {
     pub runtime_role: Option<String>,
     /// The longest that one statement may take.
     pub statement_timeout: Duration,
-    /// The longest that a statement may wait for a lock that somebody else holds.
+    /// The longest that a statement may wait for a lock that another session holds.
     pub lock_timeout: Duration,
     /// How connections are protected.
     pub encryption: Encryption,
@@ -69,14 +69,14 @@ pub struct Options {
     pub clock: Option<Arc<dyn Clock>>,
 }
 
-/// Partitions of a log, unless the store is told otherwise.
+/// Partitions of a log, unless the options say otherwise.
 pub const PARTITIONS: u32 = 16;
 /// More partitions than this are a mistake: every reader of the log asks for each of them.
 const PARTITIONS_MAX: u32 = 4096;
 
-impl Options {
+impl PostgresOptions {
     /// Reads a URL such as `postgres://user:password@host:5432/database?schema=shop&partitions=32`.
-    pub fn from_url(url: &str) -> Result<Options, StoreError> {
+    pub fn from_url(url: &str) -> Result<PostgresOptions, StoreError> {
         let (address, query) = url.split_once('?').unwrap_or((url, ""));
         let mut own: Vec<(&str, String)> = Vec::new();
         let mut drivers: Vec<String> = Vec::new();
@@ -93,7 +93,7 @@ impl Options {
             rest = format!("{address}?{}", drivers.join("&"));
         }
         let driver = tokio_postgres::Config::from_str(&rest).map_err(|error| bad(&with_source(&error)))?;
-        let mut options = Options::new(driver);
+        let mut options = PostgresOptions::new(driver);
         for (name, value) in own {
             options.set(name, &value)?;
         }
@@ -101,7 +101,7 @@ impl Options {
     }
 
     /// Options for a driver configuration that was put together elsewhere.
-    pub fn new(mut driver: tokio_postgres::Config) -> Options {
+    pub fn new(mut driver: tokio_postgres::Config) -> PostgresOptions {
         if driver.get_connect_timeout().is_none() {
             driver.connect_timeout(Duration::from_secs(5));
         }
@@ -113,7 +113,7 @@ impl Options {
             SslMode::Require => Encryption::Require,
             _ => Encryption::Prefer,
         };
-        Options {
+        PostgresOptions {
             driver,
             schema: "public".to_owned(),
             partitions: None,
@@ -132,7 +132,7 @@ impl Options {
 
     /// Runs `Now` on this clock instead of the server's: for tests and simulations.
     #[must_use]
-    pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> Options {
+    pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> PostgresOptions {
         self.clock = Some(clock);
         self
     }
@@ -184,7 +184,7 @@ impl Options {
 
     /// The words that open the transaction of a compiled statement in a session that nothing is known of, if it needs
     /// any: a role cannot be taken on within a statement. Everything else it sets itself.
-    pub(crate) fn role_words(&self) -> Option<String> {
+    pub(crate) fn role_sql(&self) -> Option<String> {
         let role = name(self.role()?);
         let timeout_ms = self.statement_timeout.as_millis();
         Some(format!(
@@ -194,23 +194,23 @@ impl Options {
     }
 
     /// The words that restrict a transaction to its tenants, if the server is to keep them apart.
-    pub(crate) fn scope_words(&self, scope: &Scope) -> String {
-        if self.row_level_security { scope.words(self.role()) } else { String::new() }
+    pub(crate) fn scope_sql(&self, scope: &TransactionScope) -> String {
+        if self.row_level_security { scope.sql(self.role()) } else { String::new() }
     }
 
     /// The words that open a transaction that reads.
-    pub(crate) fn read_words(&self, scope: &Scope) -> String {
-        format!("begin read only{}", self.scope_words(scope))
+    pub(crate) fn begin_read_sql(&self, scope: &TransactionScope) -> String {
+        format!("begin read only{}", self.scope_sql(scope))
     }
 
     /// The words that open a transaction that writes. What they set is gone with it, so a pooler may stand between.
-    pub(crate) fn open_words(&self, lock_timeout_ms: u128, planner: &str, scope: &Scope) -> String {
+    pub(crate) fn begin_sql(&self, lock_timeout_ms: u128, planner: &str, scope: &TransactionScope) -> String {
         let timeout_ms = self.statement_timeout.as_millis();
         format!(
             "begin isolation level read committed; set local statement_timeout = {timeout_ms}; \
              set local lock_timeout = {lock_timeout_ms}; \
              set local idle_in_transaction_session_timeout = {timeout_ms}{planner}{}",
-            self.scope_words(scope),
+            self.scope_sql(scope),
         )
     }
 
@@ -277,7 +277,7 @@ fn percent_decoded(text: &str) -> String {
 }
 
 /// Without the driver's part, which may hold a password.
-impl fmt::Debug for Options {
+impl fmt::Debug for PostgresOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Options")
             .field("schema", &self.schema)
@@ -307,7 +307,7 @@ mod tests {
     fn own_parameters_are_taken_out_and_the_rest_goes_to_the_driver() {
         let url = "postgres://ann:s%3Fcret@db:5433/shop?schema=my%20house&writers=2&readers=8&partitions=32\
                    &rls=on&role=app&connect_timeout=3&sslmode=verify-full&lock_timeout_ms=250";
-        let options = Options::from_url(url).unwrap();
+        let options = PostgresOptions::from_url(url).unwrap();
         assert_eq!(options.schema, "my house");
         assert_eq!((options.writers, options.readers, options.partitions), (2, 8, Some(32)));
         assert!(options.row_level_security);
@@ -333,14 +333,14 @@ mod tests {
             ("postgres://h/d?colour=red", "colour"),
             ("mysql://h/d", "URL"),
         ] {
-            let error = Options::from_url(url).unwrap_err().to_string();
+            let error = PostgresOptions::from_url(url).unwrap_err().to_string();
             assert!(error.contains(expected), "{url}: {error}");
         }
     }
 
     #[test]
     fn passwords_are_not_printed() {
-        let options = Options::from_url("postgres://ann:hunter2@h/d").unwrap();
+        let options = PostgresOptions::from_url("postgres://ann:hunter2@h/d").unwrap();
         assert!(!format!("{options:?}").contains("hunter2"));
     }
 }

@@ -1,4 +1,4 @@
-//! Plans waiting for a writer. Those that wait together are committed together.
+//! Queued plans of a writer. Plans that are queued together are committed together.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,48 +6,48 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use statehouse_store::{Plan, StoreError};
 use tokio::sync::{Notify, oneshot};
 
-use crate::batch::{Admission, size_of};
-use crate::compile::Settled;
+use crate::batch::{BatchAdmission, size_of};
+use crate::compile::PlanOutcome;
 
-/// Plans in one batch. More gain nothing, and each waits for all.
+/// Plans in one batch, at most. More do not raise throughput and add latency.
 pub(crate) const PLANS_MAX: usize = 256;
 /// Bytes in one batch, roughly.
 const BYTES_MAX: usize = 8_000_000;
 
-/// A plan, and whoever waits for its outcome.
-pub(crate) struct Job {
+/// A plan, and the channel for its outcome.
+pub(crate) struct QueuedPlan {
     pub plan: Plan,
-    /// Its events as a compiled statement sends them, if they were written ahead: by whoever waits, so that the writer need
-    /// not do it for all of them one after the other.
+    /// Its events as a compiled statement sends them, if the caller has serialized them already. That spares the writer, which
+    /// would serialize those of all plans one after the other.
     pub events: Option<String>,
-    /// Whether a compiled statement has done nothing for it already.
+    /// Whether a compiled statement was tried and did nothing for it.
     pub left_open: bool,
-    pub reply: oneshot::Sender<Told>,
+    pub reply: oneshot::Sender<CommitResult>,
 }
 
-/// What a caller is told of its plan.
-pub(crate) type Told = Result<Settled, StoreError>;
+/// The outcome of a plan for its caller.
+pub(crate) type CommitResult = Result<PlanOutcome, StoreError>;
 
-/// The plans that wait.
+/// The queue of one writer.
 #[derive(Default)]
 pub(crate) struct Queue {
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     arrival: Notify,
 }
 
 #[derive(Default)]
-struct State {
-    jobs: VecDeque<Job>,
+struct QueueState {
+    jobs: VecDeque<QueuedPlan>,
     closed: bool,
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a plan; `false` if the queue is closed.
-    pub(crate) fn push(&self, job: Job) -> bool {
+    pub(crate) fn push(&self, job: QueuedPlan) -> bool {
         let mut state = self.lock();
         if state.closed {
             return false;
@@ -58,7 +58,7 @@ impl Queue {
         true
     }
 
-    /// Waits until there is something to take. `false` when the queue is closed and empty.
+    /// Waits until the queue has a plan. `false` when it is closed and empty.
     pub(crate) async fn wait(&self) -> bool {
         loop {
             let arrival = self.arrival.notified();
@@ -75,28 +75,28 @@ impl Queue {
         }
     }
 
-    /// Takes what waits and may go together, in the order of arrival; maybe nothing.
-    pub(crate) fn take(&self) -> Vec<Job> {
+    /// Removes the next batch: plans that may be committed together, in the order of arrival. It may be empty.
+    pub(crate) fn take(&self) -> Vec<QueuedPlan> {
         next_batch(&mut self.lock().jobs)
     }
 
-    /// Puts plans that were taken and not run back before all others.
-    pub(crate) fn put_back(&self, jobs: Vec<Job>) {
+    /// Puts plans that were removed and not run back to the front.
+    pub(crate) fn put_back(&self, jobs: Vec<QueuedPlan>) {
         let mut state = self.lock();
         jobs.into_iter().rev().for_each(|job| state.jobs.push_front(job));
     }
 
-    /// How many wait.
+    /// The number of queued plans.
     pub(crate) fn len(&self) -> usize {
         self.lock().jobs.len()
     }
 
-    /// Whether nothing waits.
+    /// Whether no plan is queued.
     pub(crate) fn is_empty(&self) -> bool {
         self.lock().jobs.is_empty()
     }
 
-    /// Lets nothing in any more. What waits is still done.
+    /// Accepts no more plans. Queued plans are still committed.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.arrival.notify_one();
@@ -108,8 +108,8 @@ impl Queue {
     }
 }
 
-fn next_batch(jobs: &mut VecDeque<Job>) -> Vec<Job> {
-    let mut admission = Admission::default();
+fn next_batch(jobs: &mut VecDeque<QueuedPlan>) -> Vec<QueuedPlan> {
+    let mut admission = BatchAdmission::default();
     let (mut batch, mut bytes) = (Vec::new(), 0);
     while let Some(job) = jobs.front() {
         bytes += size_of(&job.plan);

@@ -1,154 +1,155 @@
-//! Readers: who has a connection free reads at once, and who has not is read for.
+//! The pool of reading connections, and the queue of reads that wait for one.
 //!
-//! Each reading connection is a *seat*. A look that finds a seat empty takes it and runs there, without a queue and a
-//! change of tasks. When all are taken it waits. Whoever leaves a seat while others wait hands it to the task of
-//! that seat, which takes the first of those that wait and all whose looks are like it, runs them as one statement
-//! ([`crate::look`]) and gives each its own rows, until nobody waits. On few cores the server does more for few connections
-//! with much to do each than for many.
+//! Each reading connection is a *slot*. A read that finds a free slot uses it at once, without a queue and a change of tasks. If all
+//! slots are in use, the read is queued. A caller that releases a slot while reads are queued hands it over to the task of that slot.
+//! The task takes the first queued read and all reads of the same shape, runs them as one statement ([`crate::multi_read`]) and gives
+//! each caller its rows, until the queue is empty. On a machine with few cores the server handles few busy connections better than
+//! many.
 //!
-//! - R1. Nobody waits while a seat is empty. *A seat is left, taken and waited for under one lock.*
-//! - R2. Who goes away does not hurt the others. *A seat is left when its user is dropped; what is run for several is run
-//!   by the seat's own task; what nobody waits for any more is not run.*
-//! - R3. Nobody suffers from what another one asks for. *If a statement of several looks fails, unless the connection was
-//!   lost, each is run by itself. Long looks are never joined with others.*
-//! - R4. Nobody gets what another one asked for. *Each spot has its own place in the arrays, and each tenant's name is one
-//!   of its constants. Where the server keeps tenants apart too, the transaction names those of all looks in it.*
+//! - R1. No read waits while a slot is free. *Slots are released, acquired and queued for under one lock.*
+//! - R2. A cancelled read does not affect others. *A slot is released when its user is dropped. A statement for several reads is run by
+//!   the slot's task. Cancelled reads in the queue are not run.*
+//! - R3. A read is not affected by the errors or the size of others. *If a statement of several reads fails, unless the connection was
+//!   lost, each read is run by itself. Long reads are never joined with others.*
+//! - R4. A caller gets only its own rows. *Each item has its own position in the arrays, and the tenant is one of its constants. If
+//!   row-level security is on, the transaction names the tenants of all reads in it.*
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use statehouse_store::bug;
 use statehouse_store::{ReadRequest, ReadResult, StoreError};
 use tokio::sync::{Notify, oneshot};
 
-use crate::fault::Fault;
-use crate::link::Link;
-use crate::look::{Asking, Found, KeptLook, Look};
+use crate::connection::LazyConnection;
+use crate::fault::PostgresFault;
+use crate::multi_read::{FoundRows, MultiRead, OwnedMultiRead, ReadCall};
 use crate::shared::Shared;
-use crate::tenancy::Scope;
+use crate::tenancy::TransactionScope;
 
-/// Looks in one statement, at most. More gain little, and each waits for all.
-const LOOKS_MAX: usize = 32;
-/// Rows of one statement of several looks, at most, by their limits.
+/// Reads in one statement, at most. More gain little and add latency.
+const READS_MAX: usize = 32;
+/// Rows of one statement of several reads, at most, by the limits of the reads.
 const ROWS_MAX: usize = 2_000;
-/// A look of more rows than this is run by itself.
+/// A read of more rows than this is long and is run by itself.
 const LONG: usize = 200;
 /// How often a read is tried.
 pub(crate) const ATTEMPTS: u32 = 4;
 
-/// The reading connections, and the looks that wait for one.
+/// The reading connections and the queued reads.
 pub(crate) struct Readers {
-    state: Mutex<State>,
-    seats: Vec<Seat>,
+    state: Mutex<ReaderState>,
+    slots: Vec<ReaderSlot>,
 }
 
 /// A reading connection.
 #[derive(Default)]
-struct Seat {
-    link: Link,
-    /// Told when the seat is handed to its task.
-    handed: Notify,
+struct ReaderSlot {
+    connection: LazyConnection,
+    /// Notified when the slot is handed over to its task.
+    handed_over: Notify,
 }
 
 #[derive(Default)]
-struct State {
-    /// Seats that nobody has, the one that was left last at the end: its connection is warm.
+struct ReaderState {
+    /// Free slots. The one that was released last is at the end and is used first: its connection is warm.
     empty: Vec<usize>,
-    waiting: VecDeque<Job>,
+    waiting: VecDeque<PendingRead>,
 }
 
-impl State {
-    /// The seat is empty. It is the next to be taken, unless what was run there was not answered: then it is the last.
-    fn leave(&mut self, seat: usize, is_answered: bool) {
+impl ReaderState {
+    /// Releases a slot. It is used next, unless its last statement was not answered: then it is used last.
+    fn release(&mut self, slot: usize, is_answered: bool) {
         let place = if is_answered { self.empty.len() } else { 0 };
-        self.empty.insert(place, seat);
+        self.empty.insert(place, slot);
     }
 }
 
-/// A look, and whoever waits for it.
-struct Job {
-    look: KeptLook,
-    /// The most rows that it can give.
+/// A queued read, and the channel for its rows.
+struct PendingRead {
+    read: OwnedMultiRead,
+    /// The maximum number of rows that it can return.
     rows: usize,
-    reply: oneshot::Sender<Result<Found, Fault>>,
+    reply: oneshot::Sender<Result<FoundRows, PostgresFault>>,
 }
 
-/// A seat that was taken.
-struct Turn<'r> {
+/// A slot in use. It is released on drop.
+struct SlotGuard<'r> {
     readers: &'r Readers,
-    seat: usize,
-    /// Whether what was run there was answered. If not, the connection may be gone, or still be busy with it.
+    slot: usize,
+    /// Whether the server answered. If not, the connection may be lost or still busy.
     is_answered: bool,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for SlotGuard<'_> {
     fn drop(&mut self) {
         let mut state = self.readers.lock();
         if state.waiting.is_empty() {
-            state.leave(self.seat, self.is_answered);
-        } else if let Some(seat) = self.readers.seats.get(self.seat) {
-            seat.handed.notify_one();
+            state.release(self.slot, self.is_answered);
+        } else if let Some(slot) = self.readers.slots.get(self.slot) {
+            slot.handed_over.notify_one();
         }
     }
 }
 
-/// How a look is served.
-enum Entry<'r> {
-    AtOnce(Turn<'r>),
-    Waits(oneshot::Receiver<Result<Found, Fault>>),
+/// The result of requesting a slot.
+enum SlotRequest<'r> {
+    Granted(SlotGuard<'r>),
+    Queued(oneshot::Receiver<Result<FoundRows, PostgresFault>>),
 }
 
 impl Readers {
     pub(crate) fn new(count: usize) -> Readers {
-        let seats: Vec<Seat> = std::iter::repeat_with(Seat::default).take(count.max(1)).collect();
-        let state = State { empty: (0..seats.len()).rev().collect(), waiting: VecDeque::new() };
-        Readers { state: Mutex::new(state), seats }
+        let slots: Vec<ReaderSlot> = std::iter::repeat_with(ReaderSlot::default).take(count.max(1)).collect();
+        let state = ReaderState { empty: (0..slots.len()).rev().collect(), waiting: VecDeque::new() };
+        Readers { state: Mutex::new(state), slots }
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.seats.len()
+        self.slots.len()
     }
 
-    /// The connection of a number, however large.
-    pub(crate) fn link(&self, number: usize) -> Option<&Link> {
-        self.seats.get(number % self.seats.len().max(1)).map(|seat| &seat.link)
+    /// The connection with this number, modulo their count.
+    pub(crate) fn connection(&self, number: usize) -> Option<&LazyConnection> {
+        self.slots.get(number % self.slots.len().max(1)).map(|slot| &slot.connection)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ReaderState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(&self, look: &Look<'_>) -> Entry<'_> {
+    fn request_slot(&self, read: &MultiRead<'_>) -> SlotRequest<'_> {
         let mut state = self.lock();
-        if let Some(seat) = state.empty.pop() {
-            return Entry::AtOnce(Turn { readers: self, seat, is_answered: false });
+        if let Some(slot) = state.empty.pop() {
+            return SlotRequest::Granted(SlotGuard { readers: self, slot, is_answered: false });
         }
         let (reply, answer) = oneshot::channel();
-        state.waiting.push_back(Job { look: look.kept(), rows: look.rows(), reply });
-        Entry::Waits(answer)
+        state.waiting.push_back(PendingRead { read: read.owned(), rows: read.rows(), reply });
+        SlotRequest::Queued(answer)
     }
 
-    /// What a seat's task is to run next; nothing, and the seat is empty, if nobody waits.
-    fn next(&self, seat: usize, is_answered: bool) -> Vec<Job> {
+    /// The reads that a slot's task runs next. If there are none, the slot is released.
+    fn next(&self, slot: usize, is_answered: bool) -> Vec<PendingRead> {
         let mut state = self.lock();
-        let jobs = take(&mut state.waiting);
+        let jobs = next_batch(&mut state.waiting);
         if jobs.is_empty() {
-            state.leave(seat, is_answered);
+            state.release(slot, is_answered);
         }
         jobs
     }
 
-    /// Lets go of the connections, and of those who wait.
+    /// Closes the connections and cancels the queued reads.
     pub(crate) async fn close(&self) {
         self.lock().waiting.clear();
-        for seat in &self.seats {
-            seat.link.close().await;
+        for slot in &self.slots {
+            slot.connection.close().await;
         }
     }
 }
 
-/// Takes the first that waits, and those that can go with it.
-fn take(waiting: &mut VecDeque<Job>) -> Vec<Job> {
+/// Removes the first queued read, and those that can be joined with it.
+fn next_batch(waiting: &mut VecDeque<PendingRead>) -> Vec<PendingRead> {
     waiting.retain(|job| !job.reply.is_closed());
     let Some(first) = waiting.pop_front() else { return Vec::new() };
     let mut rows = first.rows;
@@ -158,8 +159,8 @@ fn take(waiting: &mut VecDeque<Job>) -> Vec<Job> {
     }
     let mut left = VecDeque::with_capacity(waiting.len());
     for job in waiting.drain(..) {
-        let is_like = jobs.first().is_some_and(|first| first.look.is_like(&job.look));
-        if is_like && job.rows <= LONG && rows + job.rows <= ROWS_MAX && jobs.len() < LOOKS_MAX {
+        let is_like = jobs.first().is_some_and(|first| first.read.is_like(&job.read));
+        if is_like && job.rows <= LONG && rows + job.rows <= ROWS_MAX && jobs.len() < READS_MAX {
             rows += job.rows;
             jobs.push(job);
         } else {
@@ -170,20 +171,20 @@ fn take(waiting: &mut VecDeque<Job>) -> Vec<Job> {
     jobs
 }
 
-/// Runs what waits, whenever a seat is handed on.
-pub(crate) async fn serve(shared: Arc<Shared>, seat: usize) {
-    let Some(handed) = shared.readers.seats.get(seat).map(|seat| &seat.handed) else { return };
+/// The task of a slot: runs queued reads whenever the slot is handed over.
+pub(crate) async fn serve(shared: Arc<Shared>, slot: usize) {
+    let Some(handed_over) = shared.readers.slots.get(slot).map(|slot| &slot.handed_over) else { return };
     loop {
-        handed.notified().await;
+        handed_over.notified().await;
         let mut is_answered = true;
         loop {
-            let jobs = shared.readers.next(seat, is_answered);
+            let jobs = shared.readers.next(slot, is_answered);
             if jobs.is_empty() {
                 break;
             }
-            is_answered = shared.answer(seat, jobs).await;
-            // Those who were just answered are about to ask for more. The seat is kept until they have, so that they go
-            // together again.
+            is_answered = shared.answer(slot, jobs).await;
+            // The callers that were just answered often read again at once. The slot is kept until they have, so that their
+            // reads are joined again.
             tokio::task::yield_now().await;
         }
     }
@@ -191,48 +192,51 @@ pub(crate) async fn serve(shared: Arc<Shared>, seat: usize) {
 
 impl Shared {
     /// Makes several reads as one statement.
-    pub(crate) async fn read_many(&self, asks: &[ReadRequest<'_>]) -> Result<Vec<ReadResult>, StoreError> {
-        let look = Look::of(asks);
-        if look.is_empty() {
-            return look.seen(asks, None);
+    pub(crate) async fn read_many(
+        &self,
+        requests: &[ReadRequest<'_>],
+    ) -> Result<Vec<ReadResult>, StoreError> {
+        let read = MultiRead::of(requests);
+        if read.is_empty() {
+            return read.seen(requests, None);
         }
-        let answer = match self.readers.enter(&look) {
-            Entry::AtOnce(mut turn) => {
-                let found = self.run(turn.seat, std::slice::from_ref(&look)).await;
-                turn.is_answered = !matches!(found, Err(Fault::Lost(_)));
+        let answer = match self.readers.request_slot(&read) {
+            SlotRequest::Granted(mut guard) => {
+                let found = self.run(guard.slot, std::slice::from_ref(&read)).await;
+                guard.is_answered = !matches!(found, Err(PostgresFault::Lost(_)));
                 found.map(|mut found| found.pop())
             }
-            // The seat's task ends without an answer only with the store.
-            Entry::Waits(answer) => match answer.await {
+            // The slot's task drops a read only when the store is closed.
+            SlotRequest::Queued(answer) => match answer.await {
                 Ok(answer) => answer.map(Some),
                 Err(_) => return Err(crate::closed()),
             },
         };
-        let found = answer.map_err(|fault| fault.into_error(&look.tables()))?;
-        look.seen(asks, found.as_ref())
+        let found = answer.map_err(|fault| fault.into_error(&read.tables()))?;
+        read.seen(requests, found.as_ref())
     }
 
-    /// Runs looks that are alike, and tells each who waits. Says whether the server has answered.
-    async fn answer(&self, seat: usize, jobs: Vec<Job>) -> bool {
-        let looks: Vec<Look<'_>> = jobs.iter().map(|job| job.look.look()).collect();
-        let answers: Vec<Result<Found, Fault>> = match self.run(seat, &looks).await {
+    /// Runs reads of one shape and replies to each caller. Returns whether the server has answered.
+    async fn answer(&self, slot: usize, jobs: Vec<PendingRead>) -> bool {
+        let reads: Vec<MultiRead<'_>> = jobs.iter().map(|job| job.read.borrowed()).collect();
+        let answers: Vec<Result<FoundRows, PostgresFault>> = match self.run(slot, &reads).await {
             Ok(found) => {
                 if found.len() > 1 {
                     self.counters.joined.fetch_add(found.len() as u64, Ordering::Relaxed);
                 }
                 found.into_iter().map(Ok).collect()
             }
-            Err(fault) if looks.len() == 1 || matches!(fault, Fault::Lost(_)) => {
-                looks.iter().map(|_| Err(fault.clone())).collect()
+            Err(fault) if reads.len() == 1 || matches!(fault, PostgresFault::Lost(_)) => {
+                reads.iter().map(|_| Err(fault.clone())).collect()
             }
             Err(_) => {
-                let mut answers = Vec::with_capacity(looks.len());
-                for (look, job) in looks.iter().zip(&jobs) {
+                let mut answers = Vec::with_capacity(reads.len());
+                for (read, job) in reads.iter().zip(&jobs) {
                     if job.reply.is_closed() {
-                        answers.push(Err(Fault::Busy("nobody waits for it any more".into())));
+                        answers.push(Err(PostgresFault::Busy("the read was cancelled".into())));
                         continue;
                     }
-                    match self.run(seat, std::slice::from_ref(look)).await {
+                    match self.run(slot, std::slice::from_ref(read)).await {
                         Ok(found) => answers.extend(found.into_iter().map(Ok)),
                         Err(fault) => answers.push(Err(fault)),
                     }
@@ -240,24 +244,33 @@ impl Shared {
                 answers
             }
         };
-        drop(looks);
-        let is_answered = !answers.iter().any(|answer| matches!(answer, Err(Fault::Lost(_))));
+        drop(reads);
+        let is_answered = !answers.iter().any(|answer| matches!(answer, Err(PostgresFault::Lost(_))));
         for (job, answer) in jobs.into_iter().zip(answers) {
-            // Who no longer waits does not hear it.
+            // A cancelled read has no receiver.
             drop(job.reply.send(answer));
         }
         is_answered
     }
 
-    /// Runs looks that are alike as one statement, in one round trip, on the connection of a seat.
-    async fn run(&self, seat: usize, looks: &[Look<'_>]) -> Result<Vec<Found>, Fault> {
-        let Some(link) = self.readers.link(seat) else { return Ok(Vec::new()) };
-        let Some(asking) = Asking::of(&self.names, &self.statements, looks) else { return Ok(Vec::new()) };
+    /// Runs reads of one shape as one statement, in one round trip, on the connection of a slot.
+    async fn run(&self, slot: usize, reads: &[MultiRead<'_>]) -> Result<Vec<FoundRows>, PostgresFault> {
+        let Some(connection) = self.readers.connection(slot) else {
+            return Err(PostgresFault::Bug(bug!("there is no slot {slot}")));
+        };
+        let Some(asking) = ReadCall::of(&self.names, &self.statements, reads) else { return Ok(Vec::new()) };
         let open = self.options.row_level_security.then(|| {
-            let scope = looks.iter().map(Look::scope).reduce(Scope::and).unwrap_or(Scope::All);
-            self.options.read_words(&scope)
+            // Without reads there is no call.
+            let scope = reads
+                .iter()
+                .map(MultiRead::scope)
+                .reduce(TransactionScope::and)
+                .unwrap_or(TransactionScope::All);
+            self.options.begin_read_sql(&scope)
         });
-        let mut answers = self.read_on(link, open.as_deref(), std::slice::from_ref(&asking.call)).await?;
-        asking.found(answers.pop().unwrap_or_default()).map_err(|error| Fault::Data(error.to_string()))
+        let mut answers =
+            self.read_on(connection, open.as_deref(), std::slice::from_ref(&asking.call)).await?;
+        let rows = answers.pop().ok_or_else(|| PostgresFault::Bug(bug!("a statement without an answer")))?;
+        asking.found(rows).map_err(|error| PostgresFault::Data(error.to_string()))
     }
 }

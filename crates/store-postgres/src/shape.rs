@@ -5,12 +5,13 @@
 //! the guard, the log entry. Lists (`in`) are part of the shape, with their content, because an array of arrays cannot
 //! be taken apart by rows.
 
+use statehouse_store::bug;
 use statehouse_store::log::{has_several_subjects, partition_of};
 use statehouse_store::plan::{Assignment, Expect, Verb};
 use statehouse_store::table::VERSION;
 use statehouse_store::{Expr, Guard, Operand, Plan, Row, Step, Table, Time, Type, Value, eval};
 
-use crate::room;
+use crate::size_bounds;
 use crate::sql::{Arg, type_name};
 
 /// A value that a plan brings along, and the type under which it is sent.
@@ -33,7 +34,8 @@ pub(crate) fn compilable(plan: &Plan) -> Option<&Step> {
     // What an insert computes has to be known here, and a sum may overflow.
     let sums = inserts(step) && step.assignments.iter().any(|assignment| is_sum(&assignment.expr));
     let known = || !sums || eval::made(plan, step, Time::MIN).is_some();
-    ((put || delete) && is_exact(step) && insertable && room::is_small(plan, step) && known()).then_some(step)
+    ((put || delete) && is_exact(step) && insertable && size_bounds::is_small(plan, step) && known())
+        .then_some(step)
 }
 
 /// Whether what a step assigns is the same in SQL as here.
@@ -276,10 +278,19 @@ pub(crate) fn events_of(plan: &Plan, now: Option<Time>) -> String {
                 None => out.extend_from_slice(ROW_MARK.as_bytes()),
             }
         }
-        out.extend_from_slice(b"}}");
+        out.push(b'}');
+        if let Some(actor) = &draft.actor {
+            push_name(&mut out, "actor");
+            push(&mut out, actor);
+        }
+        out.push(b'}');
     }
     out.push(b']');
-    String::from_utf8(out).unwrap_or_default()
+    String::from_utf8(out).unwrap_or_else(|error| {
+        // The server refuses an empty text as JSON, so nothing is committed.
+        drop(bug!("events that are not UTF-8: {error}"));
+        String::new()
+    })
 }
 
 /// The row that a step inserts, with marks for what the server's clock says.

@@ -1,4 +1,4 @@
-//! What the writers, the readers and the store's methods have in common.
+//! State that the writers, the readers and the store's methods share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -8,62 +8,62 @@ use statehouse_store::{Clock, Plan, Position, StoreError, SystemClock};
 use tokio::sync::watch;
 use tokio_postgres::Row;
 
-use crate::compile::{Compiler, Takes, Texts, is_uniform};
+use crate::assumed_absent::ConflictHistory;
+use crate::claim::ClaimConnection;
+use crate::compile::{ClaimTexts, Compiler, Texts, is_uniform};
+use crate::connection::{Connector, DatabaseCall, LazyConnection};
 use crate::ddl::Names;
-use crate::fault::Fault;
-use crate::link::{Call, Dialer, Link};
-use crate::look::Statements;
-use crate::options::Options;
+use crate::fault::PostgresFault;
+use crate::multi_read::ReadStatements;
+use crate::options::PostgresOptions;
 use crate::order::place;
 use crate::reader::{ATTEMPTS, Readers};
 use crate::shape::{compilable, events_of};
-use crate::take::Taker;
-use crate::tenancy::Scope;
-use crate::trust::Doubts;
-use crate::writer::Lane;
+use crate::tenancy::TransactionScope;
+use crate::writer::WriterLane;
 
-/// Takers for each writer: a take waits for the server twice, for its rows and for its commit.
-const TAKERS: usize = 2;
+/// Claim connections for each writer: a claim waits for the server twice, for its rows and for its commit.
+const CLAIM_CONNECTIONS: usize = 2;
 
 pub(crate) struct Shared {
     pub names: Names,
-    pub options: Options,
-    pub dialer: Dialer,
+    pub options: PostgresOptions,
+    pub connector: Connector,
     /// How the writers' connections are made.
-    pub writer_dialer: Dialer,
+    pub writer_connector: Connector,
     pub partitions: u32,
     texts: Texts,
     /// The writers' connections, each with the plans that wait for it.
-    pub lanes: Vec<Lane>,
-    /// Those of whoever takes the first rows of ranges.
-    pub takers: Vec<Taker>,
-    pub next_taker: AtomicUsize,
-    pub takes: Takes,
+    pub lanes: Vec<WriterLane>,
+    /// The connections for claims of ranges.
+    pub claim_connections: Vec<ClaimConnection>,
+    pub next_claim_connection: AtomicUsize,
+    pub claim_texts: ClaimTexts,
     /// The readers' connections, and the looks that wait for one.
     pub readers: Readers,
     /// How they are made.
-    pub reader_dialer: Dialer,
-    pub statements: Statements,
+    pub reader_connector: Connector,
+    pub statements: ReadStatements,
     next_reader: AtomicUsize,
     /// The newest position of each partition, as far as this process knows.
     pub heads: watch::Sender<Vec<u64>>,
-    /// How many wait for the log to grow.
+    /// How many callers wait for the log to grow.
     pub waiting: AtomicUsize,
-    /// Whether a task looks at the heads for them.
+    /// Whether a task polls the heads for them.
     pub polling: AtomicBool,
-    /// The connection on which unknown outcomes are settled and records forgotten, apart from the writers: a
-    /// claim may have to wait for the very transaction whose outcome is unknown.
-    pub claims: Link,
-    /// Where rows that are to be inserted are looked for all the same.
-    pub doubts: Doubts,
-    /// Where plans of many rows are refused, so that the rows are judged before they are written.
-    pub refusals: Doubts,
+    /// The connection for fencing and trimming. It is separate from the writers, because a fence may have to wait for the
+    /// transaction whose outcome is unknown.
+    pub fences: LazyConnection,
+    /// Tables whose rows are read before they are inserted.
+    pub insert_conflicts: ConflictHistory,
+    /// Tables in which plans of many rows were refused, so that the rows are checked before they are written.
+    pub uniform_refusals: ConflictHistory,
     pub counters: Counters,
 }
 
-/// What the writers and readers of a store have done since it was opened.
+/// Counters of the writers and readers of a store since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct StoreCounts {
     /// Plans that a compiled statement of their own applied.
     pub alone: u64,
     /// Plans that a compiled statement applied together with others of their shape.
@@ -78,19 +78,19 @@ pub struct Counts {
     pub batches: u64,
     /// Plans that were settled so.
     pub batched: u64,
-    /// Transactions that were run again because others were in the way.
+    /// Transactions that were retried after a conflict.
     pub reruns: u64,
-    /// Rows that were inserted, or found to be missing, without a look for them before.
+    /// Rows that were inserted, or verified to be absent, without a read before.
     pub unread: u64,
-    /// Transactions that were run again with such a look.
+    /// Transactions that were run again with such a read.
     pub doubted: u64,
-    /// Looks that were answered by one statement together with others.
+    /// Reads that were joined with others to one statement.
     pub joined: u64,
     /// Rows of ranges that a statement found and changed.
     pub taken: u64,
 }
 
-/// The same, while it is being counted.
+/// The live counters.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub alone: AtomicU64,
@@ -108,9 +108,9 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    pub(crate) fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> StoreCounts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Counts {
+        StoreCounts {
             alone: read(&self.alone),
             alike: read(&self.alike),
             uniform: read(&self.uniform),
@@ -130,45 +130,47 @@ impl Counters {
 impl Shared {
     pub(crate) fn new(
         names: Names,
-        mut options: Options,
-        dialer: Dialer,
-        writer_dialer: Dialer,
-        reader_dialer: Dialer,
+        mut options: PostgresOptions,
+        connector: Connector,
+        writer_connector: Connector,
+        reader_connector: Connector,
         partitions: u32,
     ) -> Shared {
-        // What the store has is what counts from here on.
+        // The number of the existing store overrides the option.
         options.partitions = Some(partitions);
-        let lanes = std::iter::repeat_with(Lane::default).take(options.writers.max(1)).collect();
-        let takers = std::iter::repeat_with(Taker::default).take(TAKERS * options.writers.max(1)).collect();
+        let lanes = std::iter::repeat_with(WriterLane::default).take(options.writers.max(1)).collect();
+        let claim_connections = std::iter::repeat_with(ClaimConnection::default)
+            .take(CLAIM_CONNECTIONS * options.writers.max(1))
+            .collect();
         let readers = Readers::new(options.readers);
         Shared {
             names,
             options,
-            dialer,
-            writer_dialer,
+            connector,
+            writer_connector,
             partitions,
             texts: Texts::default(),
             lanes,
-            takers,
-            next_taker: AtomicUsize::new(0),
-            takes: Takes::default(),
+            claim_connections,
+            next_claim_connection: AtomicUsize::new(0),
+            claim_texts: ClaimTexts::default(),
             readers,
-            reader_dialer,
-            statements: Statements::default(),
+            reader_connector,
+            statements: ReadStatements::default(),
             next_reader: AtomicUsize::new(0),
             heads: watch::Sender::new(vec![0; partitions as usize]),
             waiting: AtomicUsize::new(0),
             polling: AtomicBool::new(false),
-            claims: Link::default(),
-            doubts: Doubts::default(),
-            refusals: Doubts::default(),
+            fences: LazyConnection::default(),
+            insert_conflicts: ConflictHistory::default(),
+            uniform_refusals: ConflictHistory::default(),
             counters: Counters::default(),
         }
     }
 
-    /// The lane of a plan: that of its record's partition. Two lanes never wait for one another's heads, and seldom for
-    /// one another's rows, because what is logged under one key is mostly kept in the same rows.
-    pub(crate) fn lane(&self, plan: &Plan) -> Option<&Lane> {
+    /// The lane of a plan: that of its record's partition. Two lanes never wait for each other's heads, and seldom for each
+    /// other's rows, because plans of one subject mostly write the same rows.
+    pub(crate) fn lane_of(&self, plan: &Plan) -> Option<&WriterLane> {
         let number = match (plan.entry(), plan.steps().first()) {
             (Some(entry), _) => {
                 partition_of(plan.tenant(), &entry.resource, &entry.key, self.partitions) as usize
@@ -182,7 +184,7 @@ impl Shared {
         self.lanes.get(number % self.lanes.len().max(1))
     }
 
-    /// Lets no more plans in. What waits is still done.
+    /// Accepts no more plans. Queued plans are still committed.
     pub(crate) fn shut(&self) {
         self.lanes.iter().for_each(|lane| lane.queue.close());
     }
@@ -192,45 +194,50 @@ impl Shared {
         self.lanes.first().is_none_or(|lane| lane.queue.is_closed())
     }
 
-    /// The clock that waits are measured by.
+    /// The clock for timeouts.
     pub(crate) fn clock(&self) -> Arc<dyn Clock> {
         self.options.clock.clone().unwrap_or_else(|| Arc::new(SystemClock))
     }
 
-    /// What compiles plans, as of now.
+    /// The compiler, with the current time of the store's clock.
     pub(crate) fn compiler(&self) -> Compiler<'_> {
         Compiler::new(&self.names, &self.texts, &self.options, self.partitions)
     }
 
-    /// The events of a plan that may be compiled, as its statement sends them. By a clock of our own they are not known yet.
+    /// The events of a plan that may be compiled, as its statement sends them. With a clock of the caller they are not known yet.
     pub(crate) fn events_ahead(&self, plan: &Plan) -> Option<String> {
         let compiles = || compilable(plan).is_some() || is_uniform(plan);
         let is_known = self.options.clock.is_none() && plan.entry().is_some();
         (is_known && compiles()).then(|| events_of(plan, None))
     }
 
-    /// Runs reads on one of the reading connections, in one round trip, beside whoever has it.
-    pub(crate) async fn read(&self, scope: &Scope, calls: &[Call<'_>]) -> Result<Vec<Vec<Row>>, Fault> {
-        let Some(link) = self.readers.link(self.next_reader.fetch_add(1, Ordering::Relaxed)) else {
-            return Err(Fault::Busy("there are no readers".into()));
+    /// Runs reads on one of the reading connections, in one round trip. Other reads may be in flight on it.
+    pub(crate) async fn read(
+        &self,
+        scope: &TransactionScope,
+        calls: &[DatabaseCall<'_>],
+    ) -> Result<Vec<Vec<Row>>, PostgresFault> {
+        let Some(connection) = self.readers.connection(self.next_reader.fetch_add(1, Ordering::Relaxed))
+        else {
+            return Err(PostgresFault::Busy("there are no readers".into()));
         };
-        let open = self.options.row_level_security.then(|| self.options.read_words(scope));
-        self.read_on(link, open.as_deref(), calls).await
+        let open = self.options.row_level_security.then(|| self.options.begin_read_sql(scope));
+        self.read_on(connection, open.as_deref(), calls).await
     }
 
-    /// Runs reads on a connection, in one round trip. Without anything to set, each statement is its own transaction.
+    /// Runs reads on a connection, in one round trip. Without `open`, each statement is its own transaction.
     pub(crate) async fn read_on(
         &self,
-        link: &Link,
+        connection: &LazyConnection,
         open: Option<&str>,
-        calls: &[Call<'_>],
-    ) -> Result<Vec<Vec<Row>>, Fault> {
+        calls: &[DatabaseCall<'_>],
+    ) -> Result<Vec<Vec<Row>>, PostgresFault> {
         let mut attempt = 0;
         loop {
-            let session = link.session(&self.reader_dialer).await.map_err(|error| match error {
-                // Nobody else who waits for this connection would get it either.
-                StoreError::Unavailable { why } => Fault::Lost(why),
-                other => Fault::Schema(other.to_string()),
+            let session = connection.session(&self.reader_connector).await.map_err(|error| match error {
+                // Other reads that wait for this connection would fail as well.
+                StoreError::Unavailable { why } => PostgresFault::Lost(why),
+                other => PostgresFault::Schema(other.to_string()),
             })?;
             match session.run(open, calls, open.map(|_| "commit")).await.rows {
                 Err(fault) if fault.is_passing() && attempt + 1 < ATTEMPTS => attempt += 1,
@@ -239,7 +246,7 @@ impl Shared {
         }
     }
 
-    /// Wakes those who wait for the log.
+    /// Publishes new positions to callers that wait for the log.
     pub(crate) fn publish(&self, positions: impl Iterator<Item = Position>) {
         let positions: Vec<Position> = positions.collect();
         self.heads.send_if_modified(|heads| {
@@ -256,16 +263,16 @@ impl Shared {
         });
     }
 
-    /// Lets go of the connections, and wakes those who wait for the log.
+    /// Closes the connections, and wakes callers that wait for the log.
     pub(crate) async fn close(&self) {
         self.heads.send_modify(|_| {});
         for lane in &self.lanes {
             lane.close().await;
         }
-        for taker in &self.takers {
-            taker.link.close().await;
+        for claim in &self.claim_connections {
+            claim.connection.close().await;
         }
-        self.claims.close().await;
+        self.fences.close().await;
         self.readers.close().await;
     }
 }

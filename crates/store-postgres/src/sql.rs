@@ -1,11 +1,11 @@
-//! The words of SQL: names, types, literals, and values on their way to the server and back.
+//! SQL identifiers, types, literals, and the conversion of values to and from the server.
 //!
-//! Values travel in PostgreSQL's binary format, which loses nothing: a time is a count of microseconds, a float
-//! its 64 bits. What comes back is held to the same law as what was sent ([`Value::admitted`]), so that a row that
-//! somebody wrote by hand, with `infinity` or `NaN` in it, is reported as corrupt and not passed on.
+//! Values are sent in PostgreSQL's binary format, which is lossless: a time is a count of microseconds, a float its 64 bits. Values
+//! that are received are validated like those that are sent ([`Value::admitted`]). A row that was written by hand, with `infinity`
+//! or `NaN` in it, is reported as corrupt.
 //!
-//! A single value looks the same on its way whatever type the server finds for its parameter, so nobody has to ask for
-//! that type before it is sent. An array names the type of its members, and so has to know it: [`Arg::declared`].
+//! The encoding of a single value does not depend on the type that the server infers for its parameter, so the type need not be
+//! asked for before it is sent. An array contains the type of its elements, which therefore must be known: [`Arg::declared`].
 
 use std::error::Error;
 use std::fmt;
@@ -178,7 +178,7 @@ const JSON_DEPTH_READ: usize = Value::JSON_DEPTH_MAX + 16;
 pub(crate) enum Arg<'a> {
     /// One value.
     One(&'a Value),
-    /// One value that nobody else holds.
+    /// One owned value.
     Own(Value),
     /// An array of values of this type.
     Many(&'static str, Vec<&'a Value>),
@@ -202,7 +202,7 @@ pub(crate) enum Arg<'a> {
     Times(Vec<Time>),
     /// JSON text.
     Json(String),
-    /// An array of texts that nobody else holds.
+    /// An array of owned texts.
     Written(Vec<String>),
 }
 
@@ -564,6 +564,26 @@ pub(crate) fn int_at(row: &tokio_postgres::Row, index: usize, place: &str) -> Re
         Value::Int(int) => Ok(int),
         _ => Err(StoreError::corrupt(place, format!("column {index} is null"))),
     }
+}
+
+/// A required number that is never negative: an offset, a count or a partition.
+pub(crate) fn count_at(row: &tokio_postgres::Row, index: usize, place: &str) -> Result<u64, StoreError> {
+    let negative = |_| StoreError::corrupt(place, format!("column {index} is negative"));
+    u64::try_from(int_at(row, index, place)?).map_err(negative)
+}
+
+/// A required number of a partition.
+pub(crate) fn partition_at(row: &tokio_postgres::Row, index: usize, place: &str) -> Result<u32, StoreError> {
+    let invalid = |_| StoreError::corrupt(place, format!("column {index} is not the number of a partition"));
+    u32::try_from(int_at(row, index, place)?).map_err(invalid)
+}
+
+/// The index in an array of parameters that an answer belongs to, from 0. The server counts from 1.
+pub(crate) fn ordinal_at(row: &tokio_postgres::Row, index: usize) -> Result<usize, StoreError> {
+    let ordinal = int_at(row, index, "unnest")?;
+    let invalid =
+        |_| StoreError::corrupt("unnest", format!("an answer is for element {ordinal} of an array"));
+    usize::try_from(ordinal - 1).map_err(invalid)
 }
 
 /// A required time of a row that the server sent.

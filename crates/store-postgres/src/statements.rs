@@ -7,13 +7,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use statehouse_store::bug;
 use statehouse_store::log::{PART_SEPARATOR, RecordView, write_events};
 use statehouse_store::table::{TENANT, VERSION};
 use statehouse_store::{Column, Record, Row, StoreError, Table, Tenant, Time, Value};
 
-use crate::batch::{Batch, Change, Placed, Slot, nothing_of};
+use crate::batch::{Batch, PlacedRecord, RowChange, Slot, nothing_of};
+use crate::connection::DatabaseCall;
 use crate::ddl::Names;
-use crate::link::Call;
 use crate::sql::{Arg, all_columns, int_at, name, placeholder, text_at, time_at, type_name, value_at};
 
 /// What keeps a cached plan right whatever the size of a table: only nested loops over index lookups.
@@ -48,10 +49,10 @@ fn key_names(table: &Table) -> impl Iterator<Item = &str> {
 }
 
 /// A row's key: its tenant and the values of the key columns.
-pub(crate) type Key<'a> = (&'a Tenant, &'a [Value]);
+pub(crate) type StatementKey<'a> = (&'a Tenant, &'a [Value]);
 
 /// One array for each key column, the tenant first.
-fn key_arrays<'a>(table: &Table, keys: &[Key<'a>]) -> Vec<Arg<'a>> {
+fn key_arrays<'a>(table: &Table, keys: &[StatementKey<'a>]) -> Vec<Arg<'a>> {
     let mut args = vec![Arg::Texts(keys.iter().map(|(tenant, _)| tenant.as_str()).collect())];
     for (place, column) in table.key_columns().iter().enumerate() {
         let values = keys.iter().filter_map(|(_, key)| key.get(place)).collect();
@@ -62,7 +63,7 @@ fn key_arrays<'a>(table: &Table, keys: &[Key<'a>]) -> Vec<Arg<'a>> {
 
 /// Reads rows by their keys, and keeps them as they are until the transaction ends. Each answer begins with the number of
 /// its key, from 1.
-fn rows_by_key<'a>(names: &Names, table: &Table, keys: &[Key<'a>]) -> Call<'a> {
+fn rows_by_key<'a>(names: &Names, table: &Table, keys: &[StatementKey<'a>]) -> DatabaseCall<'a> {
     let text = format!(
         "select k._place, {}\nfrom {} with ordinality as k({}, _place)\ncross join lateral (\n\
          select {}\nfrom {} as t\nwhere {}\nfor update\n) as t",
@@ -73,18 +74,18 @@ fn rows_by_key<'a>(names: &Names, table: &Table, keys: &[Key<'a>]) -> Call<'a> {
         names.table(table.name()),
         same_key(table),
     );
-    Call::new(text, key_arrays(table, keys))
+    DatabaseCall::new(text, key_arrays(table, keys))
 }
 
 /// Locks and reads the rows that a batch looks for, a call for each table.
-pub(crate) fn lock_calls<'p>(names: &Names, batch: &Batch<'p>) -> Vec<Call<'p>> {
+pub(crate) fn lock_calls<'p>(names: &Names, batch: &Batch<'p>) -> Vec<DatabaseCall<'p>> {
     let lock = |numbers: &Vec<usize>| {
         let slots = || numbers.iter().filter_map(|number| batch.slot(*number));
         let table = slots().next()?.table;
-        let keys: Vec<Key<'p>> = slots().map(|slot| (slot.tenant, slot.key)).collect();
+        let keys: Vec<StatementKey<'p>> = slots().map(|slot| (slot.tenant, slot.key)).collect();
         Some(rows_by_key(names, table, &keys))
     };
-    batch.looked_for().iter().filter_map(lock).collect()
+    batch.rows_to_read().iter().filter_map(lock).collect()
 }
 
 /// The columns of a record as [`record_at`] reads them.
@@ -94,7 +95,7 @@ pub(crate) const RECORD: &str = "l.partition, l.position, l.tenant, l.operation,
 pub(crate) fn records_of<'a>(
     names: &Names,
     operations: impl Iterator<Item = (&'a Tenant, &'a str)>,
-) -> Call<'a> {
+) -> DatabaseCall<'a> {
     let (tenants, operations): (Vec<&str>, Vec<&str>) =
         operations.map(|(tenant, operation)| (tenant.as_str(), operation)).unzip();
     let text = format!(
@@ -102,7 +103,7 @@ pub(crate) fn records_of<'a>(
          select *\nfrom {} as l\nwhere l.tenant = k.tenant and l.operation = k.operation\nlimit 1\n) as l",
         names.log(),
     );
-    Call::new(text, vec![Arg::Texts(tenants), Arg::Texts(operations)])
+    DatabaseCall::new(text, vec![Arg::Texts(tenants), Arg::Texts(operations)])
 }
 
 /// Reads the columns of [`RECORD`].
@@ -144,8 +145,8 @@ pub(crate) fn record_at(
 }
 
 /// Reads the server's clock.
-pub(crate) fn clock_call() -> Call<'static> {
-    Call::new("select clock_timestamp()", Vec::new())
+pub(crate) fn clock_call() -> DatabaseCall<'static> {
+    DatabaseCall::new("select clock_timestamp()", Vec::new())
 }
 
 /// The answer of [`clock_call`].
@@ -159,7 +160,7 @@ pub(crate) fn write_calls<'b>(
     names: &Names,
     batch: &'b Batch<'_>,
     placeholders: &'b Placeholders,
-) -> Vec<Call<'b>> {
+) -> Vec<DatabaseCall<'b>> {
     let mut calls = Vec::new();
     let mut released = Vec::new();
     for range in batch.tables() {
@@ -172,18 +173,18 @@ pub(crate) fn write_calls<'b>(
         let mut held: Vec<&Slot<'_>> = Vec::new();
         for slot in slots {
             match slot.change() {
-                Change::Nothing => {}
-                Change::Insert(row) => inserts.push(row),
-                Change::Update(row, columns) => {
+                RowChange::Nothing => {}
+                RowChange::Insert(row) => inserts.push(row),
+                RowChange::Update(row, columns) => {
                     updates.push(row);
                     assigned.extend(columns);
                 }
-                Change::Delete => deletes.push(slot),
-                Change::Replace(row) => {
+                RowChange::Delete => deletes.push(slot),
+                RowChange::Replace(row) => {
                     deletes.push(slot);
                     inserts.push(row);
                 }
-                Change::HoldAbsent => held.push(slot),
+                RowChange::HoldAbsent => held.push(slot),
             }
         }
         if !deletes.is_empty() {
@@ -207,12 +208,12 @@ pub(crate) fn write_calls<'b>(
     calls
 }
 
-fn keys_of<'b>(slots: &[&'b Slot<'_>]) -> Vec<Key<'b>> {
+fn keys_of<'b>(slots: &[&'b Slot<'_>]) -> Vec<StatementKey<'b>> {
     slots.iter().map(|slot| (slot.tenant, slot.key)).collect()
 }
 
 /// Deletes rows.
-pub(crate) fn delete<'b>(names: &Names, table: &Table, keys: &[Key<'b>]) -> Call<'b> {
+pub(crate) fn delete<'b>(names: &Names, table: &Table, keys: &[StatementKey<'b>]) -> DatabaseCall<'b> {
     let text = format!(
         "delete from {} as t\nusing {} as k({})\nwhere {}",
         names.table(table.name()),
@@ -220,7 +221,7 @@ pub(crate) fn delete<'b>(names: &Names, table: &Table, keys: &[Key<'b>]) -> Call
         list(key_names(table)),
         same_key(table),
     );
-    Call::new(text, key_arrays(table, keys))
+    DatabaseCall::new(text, key_arrays(table, keys))
 }
 
 /// Writes the assigned columns and the versions of rows that are there.
@@ -229,7 +230,7 @@ pub(crate) fn update<'b>(
     table: &Table,
     rows: &[&'b Row],
     assigned: &BTreeSet<usize>,
-) -> Call<'b> {
+) -> DatabaseCall<'b> {
     let columns = table.columns();
     let set: Vec<&Column> = assigned.iter().filter_map(|place| columns.get(*place)).collect();
     let sent = table.key_columns().iter().chain(set.iter().copied());
@@ -249,16 +250,16 @@ pub(crate) fn update<'b>(
         list(std::iter::once(TENANT).chain(sent.map(|column| column.name.as_str()))),
         same_key(table),
     );
-    let keys: Vec<Key<'b>> = rows.iter().map(|row| (row.tenant(), row.key())).collect();
+    let keys: Vec<StatementKey<'b>> = rows.iter().map(|row| (row.tenant(), row.key())).collect();
     let mut args = key_arrays(table, &keys);
     let assigned = assigned.iter().filter_map(|place| Some((*place, columns.get(*place)?)));
     args.extend(assigned.map(|(place, column)| content(rows, place, column)));
     args.push(versions(rows));
-    Call::new(text, args)
+    DatabaseCall::new(text, args)
 }
 
 /// Inserts rows.
-pub(crate) fn insert<'b>(names: &Names, table: &Table, rows: &[&'b Row]) -> Call<'b> {
+pub(crate) fn insert<'b>(names: &Names, table: &Table, rows: &[&'b Row]) -> DatabaseCall<'b> {
     let columns = table.columns();
     let version = placeholder(1 + columns.len());
     let arrays = arrays(columns);
@@ -271,7 +272,7 @@ pub(crate) fn insert<'b>(names: &Names, table: &Table, rows: &[&'b Row]) -> Call
     let mut args = vec![Arg::Texts(rows.iter().map(|row| row.tenant().as_str()).collect())];
     args.extend(columns.iter().enumerate().map(|(place, column)| content(rows, place, column)));
     args.push(versions(rows));
-    Call::new(text, args)
+    DatabaseCall::new(text, args)
 }
 
 fn content<'b>(rows: &[&'b Row], place: usize, column: &Column) -> Arg<'b> {
@@ -298,9 +299,9 @@ impl Placeholders {
 pub(crate) fn hold<'b>(
     names: &Names,
     table: &Table,
-    keys: &[Key<'b>],
+    keys: &[StatementKey<'b>],
     placeholders: &'b Placeholders,
-) -> Call<'b> {
+) -> DatabaseCall<'b> {
     let required: Vec<&Column> =
         table.other_columns().iter().filter(|column| column.required && column.default.is_none()).collect();
     let sent = table.key_columns().iter().chain(required.iter().copied());
@@ -315,21 +316,21 @@ pub(crate) fn hold<'b>(
         let nothing = placeholders.0.get(column.kind.name()).into_iter();
         args.push(Arg::Many(type_name(column.kind), nothing.cycle().take(keys.len()).collect()));
     }
-    Call::new(text, args)
+    DatabaseCall::new(text, args)
 }
 
-/// Takes the heads of these partitions, in their order, and appends records behind them.
+/// Locks the heads of these partitions, in their order, and appends records after them.
 pub(crate) fn append<'b>(
     names: &Names,
     counts: &BTreeMap<u32, u64>,
-    records: impl Iterator<Item = Placed<'b>>,
-) -> [Call<'b>; 2] {
+    records: impl Iterator<Item = PlacedRecord<'b>>,
+) -> [DatabaseCall<'b>; 2] {
     let partitions = || Arg::Partitions(counts.keys().copied().collect());
     let take = format!(
         "select from {} as h\nwhere h.partition = any ($1::integer[])\norder by h.partition\nfor update",
         names.heads(),
     );
-    let records: Vec<Placed<'b>> = records.collect();
+    let records: Vec<PlacedRecord<'b>> = records.collect();
     // Further records are stored under their own places, which are known only here.
     let (operation, parts) = match records.iter().any(|placed| placed.is_part) {
         false => ("r.operation".to_owned(), ""),
@@ -362,8 +363,12 @@ pub(crate) fn append<'b>(
         statehouse_store::OperationStatus::Applied => "applied",
         statehouse_store::OperationStatus::Aborted => "aborted",
     };
-    let events = |placed: &Placed<'b>| {
-        write_events(&placed.record.events, placed.parts).unwrap_or_else(|_| "[]".into())
+    let events = |placed: &PlacedRecord<'b>| {
+        write_events(&placed.record.events, placed.parts).unwrap_or_else(|error| {
+            // The server refuses an empty text as JSON, so nothing is committed.
+            drop(bug!("events that cannot be written as JSON: {error}"));
+            String::new()
+        })
     };
     let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     let mut args = vec![
@@ -383,7 +388,7 @@ pub(crate) fn append<'b>(
     if !parts.is_empty() {
         args.push(Arg::Ints(records.iter().map(|placed| i64::from(placed.is_part)).collect()));
     }
-    [Call::new(take, vec![partitions()]), Call::new(append, args)]
+    [DatabaseCall::new(take, vec![partitions()]), DatabaseCall::new(append, args)]
 }
 
 /// What [`statehouse_store::log::part_operation`] makes, as an expression.

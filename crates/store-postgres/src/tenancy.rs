@@ -8,7 +8,7 @@
 //! Owners, superusers and roles with BYPASSRLS pass through row-level security. So it is *forced*, which binds
 //! the owner, and the work is done under a role that neither owns the tables nor bypasses: the one that
 //! connects, or, where an administrator connects, the one named as `role`. Writers' sessions have that role from
-//! their start, if the server lets them ([`crate::link`]); all others take it on by `set local role` within each
+//! their start, if the server lets them ([`crate::connection`]); all others take it on by `set local role` within each
 //! transaction. Whom a transaction works for rides in the words that open it or in its one statement, and is gone with it.
 
 use std::collections::BTreeSet;
@@ -23,43 +23,43 @@ pub(crate) const POLICY: &str = "statehouse_tenants";
 
 /// For whom a transaction works.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Scope {
+pub(crate) enum TransactionScope {
     /// For these tenants.
     Of(BTreeSet<Tenant>),
-    /// For whoever: workers and tools.
+    /// For any tenant: workers and tools.
     All,
 }
 
-impl Scope {
-    pub(crate) fn of(tenant: &Tenant) -> Scope {
-        Scope::Of(BTreeSet::from([tenant.clone()]))
+impl TransactionScope {
+    pub(crate) fn of(tenant: &Tenant) -> TransactionScope {
+        TransactionScope::Of(BTreeSet::from([tenant.clone()]))
     }
 
-    pub(crate) fn of_all<'p>(plans: impl IntoIterator<Item = &'p Plan>) -> Scope {
-        Scope::Of(plans.into_iter().map(|plan| plan.tenant().clone()).collect())
+    pub(crate) fn of_all<'p>(plans: impl IntoIterator<Item = &'p Plan>) -> TransactionScope {
+        TransactionScope::Of(plans.into_iter().map(|plan| plan.tenant().clone()).collect())
     }
 
     /// For whom two transactions work, as one.
-    pub(crate) fn and(self, other: Scope) -> Scope {
+    pub(crate) fn and(self, other: TransactionScope) -> TransactionScope {
         match (self, other) {
-            (Scope::Of(mut tenants), Scope::Of(others)) => {
+            (TransactionScope::Of(mut tenants), TransactionScope::Of(others)) => {
                 tenants.extend(others);
-                Scope::Of(tenants)
+                TransactionScope::Of(tenants)
             }
-            _ => Scope::All,
+            _ => TransactionScope::All,
         }
     }
 
     /// What the setting is set to. Tenants' names hold no quotes and no commas.
     pub(crate) fn names(&self) -> String {
         match self {
-            Scope::All => "*".to_owned(),
-            Scope::Of(tenants) => tenants.iter().map(Tenant::as_str).collect::<Vec<_>>().join(","),
+            TransactionScope::All => "*".to_owned(),
+            TransactionScope::Of(tenants) => tenants.iter().map(Tenant::as_str).collect::<Vec<_>>().join(","),
         }
     }
 
     /// The words that restrict a transaction.
-    pub(crate) fn words(&self, role: Option<&str>) -> String {
+    pub(crate) fn sql(&self, role: Option<&str>) -> String {
         let role = role.map(|role| format!("; set local role {}", name(role))).unwrap_or_default();
         format!("{role}; set local statehouse.tenants = {}", quoted(&self.names()))
     }
@@ -81,18 +81,20 @@ pub(crate) fn protect(full_name: &str) -> Vec<String> {
 }
 
 /// What lets the runtime role work with a declared table.
-pub(crate) fn admit(full_name: &str, role: &str) -> String {
+pub(crate) fn grant_on_table(full_name: &str, role: &str) -> String {
     format!("grant select, insert, update, delete on {full_name} to {}", name(role))
 }
 
 /// What lets the runtime role work with Statehouse's own tables. It cannot change what the tables are.
-pub(crate) fn admit_to_own(names: &Names, role: &str) -> Vec<String> {
+pub(crate) fn grant_on_system_tables(names: &Names, role: &str) -> Vec<String> {
     let role = name(role);
     vec![
         format!("grant usage on schema {} to {role}", name(names.schema())),
         format!("grant select on {}, {} to {role}", names.meta(), names.tables()),
         format!("grant select, update on {} to {role}", names.heads()),
         format!("grant select, insert, delete on {} to {role}", names.log()),
+        // An erasure blanks events; nothing else of a record changes.
+        format!("grant update (events) on {} to {role}", names.log()),
     ]
 }
 
@@ -103,8 +105,11 @@ mod tests {
     #[test]
     fn a_transaction_says_for_whom_it_works() {
         let tenants = ["b", "a"].map(|name| Tenant::new(name).unwrap());
-        let scope = Scope::Of(tenants.into_iter().collect());
-        assert_eq!(scope.words(None), "; set local statehouse.tenants = 'a,b'");
-        assert_eq!(Scope::All.words(Some("app")), "; set local role app; set local statehouse.tenants = '*'");
+        let scope = TransactionScope::Of(tenants.into_iter().collect());
+        assert_eq!(scope.sql(None), "; set local statehouse.tenants = 'a,b'");
+        assert_eq!(
+            TransactionScope::All.sql(Some("app")),
+            "; set local role app; set local statehouse.tenants = '*'"
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! TLS to the server, with a provider that is passed in: which one a process has as its default is not our affair.
 //!
-//! `require` means what it means to every PostgreSQL client: encrypted, whoever the server is. Only `verify-full`
-//! protects against somebody in the middle, and it trusts the system's certificates or a file.
+//! `require` means what it means to every PostgreSQL client: encrypted, without a check of the server's identity. Only `verify-full`
+//! protects against a man in the middle, and it trusts the system's certificates or a file.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme
 use statehouse_store::StoreError;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use crate::options::{Encryption, Options};
+use crate::options::{Encryption, PostgresOptions};
 
 fn bad(why: impl std::fmt::Display) -> StoreError {
     StoreError::unavailable(format!("TLS to the PostgreSQL server cannot be set up: {why}"))
 }
 
 /// What makes connections secure, as the options ask.
-pub(crate) fn connector(options: &Options) -> Result<MakeRustlsConnect, StoreError> {
+pub(crate) fn connector(options: &PostgresOptions) -> Result<MakeRustlsConnect, StoreError> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
@@ -36,7 +36,7 @@ pub(crate) fn connector(options: &Options) -> Result<MakeRustlsConnect, StoreErr
     Ok(MakeRustlsConnect::new(config))
 }
 
-fn roots(options: &Options) -> Result<RootCertStore, StoreError> {
+fn roots(options: &PostgresOptions) -> Result<RootCertStore, StoreError> {
     let mut roots = RootCertStore::empty();
     match &options.root_certificates {
         Some(path) => {

@@ -12,12 +12,12 @@ use statehouse_store::{
     Commit, Entry, EventTemplate, Guard, Ids, Migrate, Plan, Random, Schema, Step, Store, SystemClock, Table,
     Tenant, Type,
 };
-use statehouse_store_sqlite::{Options, SqliteStore};
+use statehouse_store_sqlite::{SqliteOptions, SqliteStore};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).unwrap_or_else(|| "tour.db".into());
-    let store = SqliteStore::open(Options::at(&path)).await?;
+    let store = SqliteStore::open(SqliteOptions::at(&path)).await?;
     println!("A store in {path}, its log in {} partitions.", store.partitions());
 
     let profiles = Table::named("profiles")

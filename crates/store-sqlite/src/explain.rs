@@ -1,9 +1,9 @@
 //! The statements of plans and reads, as text. Needs no file.
 
 use statehouse_store::plan::{Expect, Verb};
-use statehouse_store::{Address, ExplainRequest, Explanation, Plan, Request, Step, Tenant, Value};
+use statehouse_store::{Address, EngineRequest, ExplainRequest, Explanation, Plan, Step, Tenant, Value};
 
-use crate::sql::{self, Statement, TableSql};
+use crate::sql::{self, SqliteStatement, TableSql};
 use crate::writer::INSERT_LOG;
 
 /// The statements that a store of this engine runs for a request.
@@ -25,12 +25,12 @@ pub fn explain(asked: ExplainRequest<'_>) -> Explanation {
     Explanation { requests, cost: vec![("synchronizations".to_owned(), "none".to_owned())] }
 }
 
-fn read_row(address: &Address) -> Request {
+fn read_row(address: &Address) -> EngineRequest {
     let key = key_parameters(address.tenant(), address.key(), 1);
     request("read the row, beside the writer", &TableSql::new(address.table()).select, key)
 }
 
-fn read_page(purpose: &str, statement: &Statement) -> Request {
+fn read_page(purpose: &str, statement: &SqliteStatement) -> EngineRequest {
     let numbered = statement.parameters.iter().enumerate();
     let parameters = numbered.map(|(place, value)| (format!("?{}", place + 1), value.to_string()));
     request(purpose, &statement.text, parameters)
@@ -84,7 +84,7 @@ fn explain_plan(plan: &Plan) -> Explanation {
 }
 
 /// The write of one step; an upsert is one of two, as the row is there or not.
-fn write(plan: &Plan, step: &Step, number: usize) -> Vec<Request> {
+fn write(plan: &Plan, step: &Step, number: usize) -> Vec<EngineRequest> {
     let sql = TableSql::new(&step.table);
     let columns: Vec<&str> = step.assignments.iter().map(|assignment| assignment.column.as_str()).collect();
     let mut requests = Vec::new();
@@ -131,8 +131,12 @@ fn key_parameters(tenant: &Tenant, key: &[Value], first: usize) -> Vec<(String, 
     parts.enumerate().map(|(place, value)| (format!("?{}", first + place), value)).collect()
 }
 
-fn request(purpose: &str, text: &str, parameters: impl IntoIterator<Item = (String, String)>) -> Request {
-    Request {
+fn request(
+    purpose: &str,
+    text: &str,
+    parameters: impl IntoIterator<Item = (String, String)>,
+) -> EngineRequest {
+    EngineRequest {
         purpose: purpose.to_owned(),
         text: text.to_owned(),
         parameters: parameters.into_iter().collect(),

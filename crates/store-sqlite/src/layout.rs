@@ -8,7 +8,7 @@ use rusqlite::{Connection, OpenFlags, params};
 use statehouse_store::table::TENANT;
 use statehouse_store::{Column, Index, Schema, StoreError, Table, Type, Value};
 
-use crate::Options;
+use crate::SqliteOptions;
 use crate::fault;
 use crate::permissions::create_private;
 use crate::sql::{index_name, is_optional, name};
@@ -68,7 +68,7 @@ pub(crate) fn unpack(position: i64) -> (u32, u64) {
 }
 
 /// Opens the writing connection. Returns it with the number of log partitions.
-pub(crate) fn open_writer(options: &Options) -> Result<(Connection, u32), StoreError> {
+pub(crate) fn open_writer(options: &SqliteOptions) -> Result<(Connection, u32), StoreError> {
     let path = &options.path;
     let fail = |error: rusqlite::Error| fault::from_sqlite(path, &error);
     if rusqlite::version_number() < SQLITE_MIN {
@@ -114,12 +114,12 @@ pub(crate) fn open_writer(options: &Options) -> Result<(Connection, u32), StoreE
 }
 
 /// Opens a connection that cannot write.
-pub(crate) fn open_reader(options: &Options) -> Result<Connection, StoreError> {
+pub(crate) fn open_reader(options: &SqliteOptions) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     open(options, flags)
 }
 
-fn open(options: &Options, flags: OpenFlags) -> Result<Connection, StoreError> {
+fn open(options: &SqliteOptions, flags: OpenFlags) -> Result<Connection, StoreError> {
     let fail = |error: rusqlite::Error| fault::from_sqlite(&options.path, &error);
     let connection = match &options.vfs {
         Some(vfs) => Connection::open_with_flags_and_vfs(&options.path, flags, vfs.as_str()),
@@ -154,7 +154,7 @@ fn recognize(connection: &Connection, path: &Path) -> Result<(), StoreError> {
 }
 
 /// Creates the log's own tables if they are missing. Two processes may do so at once; the write lock serializes them.
-fn initialize(connection: &Connection, options: &Options) -> Result<u32, StoreError> {
+fn initialize(connection: &Connection, options: &SqliteOptions) -> Result<u32, StoreError> {
     let path = &options.path;
     let fail = |error: rusqlite::Error| fault::from_sqlite(path, &error);
     let partitions = || {
@@ -250,15 +250,19 @@ pub(crate) fn column_definition(column: &Column) -> String {
         text.push_str(" NOT NULL");
     }
     if let Some(default) = &column.default {
-        let literal = match default {
-            Value::Bool(bool) => i64::from(*bool).to_string(),
-            Value::Time(time) => time.micros().to_string(),
-            Value::Json(json) => format!("'{}'", json.to_string().replace('\'', "''")),
-            other => other.to_string(),
-        };
-        let _ = write!(text, " DEFAULT {literal}");
+        let _ = write!(text, " DEFAULT {}", literal(default));
     }
     text
+}
+
+/// A value as it stands in a statement.
+pub(crate) fn literal(value: &Value) -> String {
+    match value {
+        Value::Bool(bool) => i64::from(*bool).to_string(),
+        Value::Time(time) => time.micros().to_string(),
+        Value::Json(json) => format!("'{}'", json.to_string().replace('\'', "''")),
+        other => other.to_string(),
+    }
 }
 
 /// `CREATE INDEX`. The table's key, which the tenant leads, is behind the index's columns, as in every index of a table

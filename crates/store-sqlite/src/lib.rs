@@ -38,9 +38,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use statehouse_store::limits::PAGE_MAX;
+use statehouse_store::scan::check_segments;
 use statehouse_store::{
-    Address, Change, Clock, Commit, Consistency, ExplainRequest, Explanation, LogPage, Migrate, Page, Plan,
-    Query, Record, Resolution, Row, Scan, Schema, Store, StoreError, SystemClock, Tenant,
+    Address, BlankRange, BlankedPage, Clock, Commit, Consistency, ExplainRequest, Explanation, LogPage,
+    Migrate, Page, Plan, Query, Record, Resolution, Row, Scan, Schema, SchemaChange, Segment, Store,
+    StoreError, SystemClock, Tenant, Time,
 };
 
 pub use backup::{BackupFile, BackupProgress, backup};
@@ -51,7 +53,7 @@ use crate::writer::SqliteWriter;
 
 /// How a store is opened.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SqliteOptions {
     /// The file. Its folder must exist; the file is created if it does not.
     pub path: PathBuf,
     /// The clock that `Now` in a guard reads.
@@ -76,10 +78,10 @@ pub struct Options {
     pub synchronous: bool,
 }
 
-impl Options {
+impl SqliteOptions {
     /// The usual settings for a file.
-    pub fn at(path: impl Into<PathBuf>) -> Options {
-        Options {
+    pub fn at(path: impl Into<PathBuf>) -> SqliteOptions {
+        SqliteOptions {
             path: path.into(),
             clock: Arc::new(SystemClock),
             partitions: PARTITIONS,
@@ -112,7 +114,7 @@ const LOG_POLL: Duration = Duration::from_millis(200);
 
 impl SqliteStore {
     /// Opens a file, and creates it if it does not exist. Logs a warning if other users can read the file.
-    pub async fn open(options: Options) -> Result<SqliteStore, StoreError> {
+    pub async fn open(options: SqliteOptions) -> Result<SqliteStore, StoreError> {
         let (writer, partitions) = SqliteWriter::start(&options).await?;
         permissions::warn_if_shared(&options.path);
         let readers = ReaderPool::new(&options);
@@ -153,7 +155,7 @@ impl Store for SqliteStore {
         self.partitions
     }
 
-    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
+    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<SchemaChange>, StoreError> {
         self.writer.migrate(schema.clone(), how).await
     }
 
@@ -187,6 +189,12 @@ impl Store for SqliteStore {
         self.readers.run_blocking(move |reader| reader.scan(&scan)).await
     }
 
+    async fn segments(&self, scan: &Scan, max: usize) -> Result<Vec<Segment>, StoreError> {
+        check_segments(max)?;
+        let scan = scan.clone();
+        self.readers.run_blocking(move |reader| reader.segments(&scan, max)).await
+    }
+
     async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
         self.check_partition(partition)?;
         let limit = limit.min(PAGE_MAX);
@@ -218,6 +226,19 @@ impl Store for SqliteStore {
     async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError> {
         self.check_partition(partition)?;
         self.writer.trim(partition, through).await
+    }
+
+    async fn blank_events(&self, range: &BlankRange) -> Result<BlankedPage, StoreError> {
+        self.check_partition(range.partition)?;
+        self.writer.blank(range.clone()).await
+    }
+
+    async fn scrub(&self) -> Result<(), StoreError> {
+        self.writer.scrub().await
+    }
+
+    async fn now(&self) -> Result<Time, StoreError> {
+        Ok(self.clock.now())
     }
 
     fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rusqlite::{Connection, params};
-use statehouse_store::migration::{Difference, differences, keep_surplus};
-use statehouse_store::{Change, Migrate, Schema, StoreError, Table};
+use statehouse_store::migration::{Difference, NULL_ROWS_MAX, keep_surplus, null_rows, planned};
+use statehouse_store::{Column, Migrate, Schema, SchemaChange, StoreError, Table};
 
 use crate::fault;
-use crate::layout::{column_definition, create_index, create_table, live_schema};
+use crate::layout::{column_definition, create_index, create_table, literal, live_schema};
 use crate::sql::{index_name, name};
 
 /// Runs inside the writer's transaction. Returns the changes; the caller commits.
@@ -18,11 +18,11 @@ pub(crate) fn run(
     path: &Path,
     schema: &Schema,
     how: Migrate,
-) -> Result<Vec<Change>, StoreError> {
+) -> Result<Vec<SchemaChange>, StoreError> {
     let live = live_schema(connection, path)?;
-    let mut found = differences(&live, schema)?;
-    if how == Migrate::Apply {
-        found.retain(|(_, difference)| !is_removal(difference));
+    let found = planned(&live, schema, how)?;
+    for (table, difference) in &found {
+        check_nulls(connection, path, table, difference)?;
     }
     let targets = targets(&live, schema, how)?;
     let mut physical: BTreeMap<String, Vec<String>> =
@@ -33,7 +33,7 @@ pub(crate) fn run(
         let target = targets.get(table.name()).unwrap_or(&table);
         let columns = physical.entry(table.name().to_owned()).or_default();
         let statements = statements(&table, target, &difference, columns);
-        changes.push(Change { table, difference, statements });
+        changes.push(SchemaChange { table, difference, statements });
     }
     if how == Migrate::Show {
         return Ok(changes);
@@ -64,8 +64,34 @@ pub(crate) fn run(
     Ok(changes)
 }
 
-fn is_removal(difference: &Difference) -> bool {
-    matches!(difference, Difference::DropTable | Difference::DropColumn(_) | Difference::DropIndex(_))
+/// Refuses a column that becomes required while rows have no value for it.
+fn check_nulls(
+    connection: &Connection,
+    path: &Path,
+    table: &Table,
+    difference: &Difference,
+) -> Result<(), StoreError> {
+    let Difference::RequireColumn(column) = difference else { return Ok(()) };
+    if column.default.is_some() {
+        return Ok(());
+    }
+    let keys =
+        table.key_columns().iter().map(|key| format!("', {}=' || quote({})", key.name, name(&key.name)));
+    let select = format!(
+        "SELECT '{table}(tenant=' || tenant || {} || ')' FROM {} WHERE {} IS NULL LIMIT {}",
+        keys.collect::<Vec<_>>().join(" || "),
+        name(table.name()),
+        name(&column.name),
+        NULL_ROWS_MAX + 1,
+    );
+    let fail = |error: rusqlite::Error| fault::from_sqlite(path, &error);
+    let mut statement = connection.prepare(&select).map_err(fail)?;
+    let rows = statement.query_map([], |row| row.get(0)).map_err(fail)?;
+    let rows = rows.collect::<Result<Vec<String>, rusqlite::Error>>().map_err(fail)?;
+    match rows.is_empty() {
+        true => Ok(()),
+        false => Err(null_rows(table, column, rows)),
+    }
 }
 
 fn column_names(table: &Table) -> Vec<String> {
@@ -106,8 +132,13 @@ fn statements(
             columns.push(column.name.clone());
             vec![format!("ALTER TABLE {of} ADD COLUMN {}", column_definition(column))]
         }
+        Difference::RenameColumn { column, to } => {
+            let former = columns.iter_mut().filter(|name| **name == column.name);
+            former.for_each(|name| name.clone_from(to));
+            vec![format!("ALTER TABLE {of} RENAME COLUMN {} TO {}", name(&column.name), name(to))]
+        }
         // SQLite cannot change a column in place.
-        Difference::RelaxColumn(_) | Difference::ChangeDefault(_) => {
+        Difference::RelaxColumn(_) | Difference::RequireColumn(_) | Difference::ChangeDefault(_) => {
             let statements = rebuild(target, columns);
             *columns = column_names(target);
             statements
@@ -130,23 +161,27 @@ fn statements(
         }
         Difference::DropTable => vec![format!("DROP TABLE {of}")],
         // Layout numbers are part of the definition, which is written after the statements. The library moves columns.
-        Difference::SetLayout(_) | Difference::MoveColumn { .. } => Vec::new(),
+        Difference::SetLayout { .. }
+        | Difference::MoveColumn { .. }
+        | Difference::FillTable { .. }
+        | Difference::MoveRows { .. } => Vec::new(),
     }
 }
 
-/// Copies a table into its new shape.
+/// Copies a table into its new shape. A column that is required, and has a default, may have been null before.
 fn rebuild(target: &Table, columns: &[String]) -> Vec<String> {
     let (of, copy) = (name(target.name()), format!("statehouse_copy_of_{}", target.name()));
-    let common: Vec<String> = target
-        .columns()
-        .iter()
-        .filter(|column| columns.contains(&column.name))
-        .map(|column| name(&column.name))
-        .collect();
-    let common = common.join(", ");
+    let is_common = |column: &&Column| columns.contains(&column.name);
+    let common: Vec<&Column> = target.columns().iter().filter(is_common).collect();
+    let filled = |column: &&Column| match &column.default {
+        Some(default) if column.required => format!("coalesce({}, {})", name(&column.name), literal(default)),
+        _ => name(&column.name),
+    };
+    let values = common.iter().map(filled).collect::<Vec<_>>().join(", ");
+    let common = common.iter().map(|column| name(&column.name)).collect::<Vec<_>>().join(", ");
     let mut statements = vec![
         create_table(target, &copy),
-        format!("INSERT INTO {copy} (tenant, {common}, version) SELECT tenant, {common}, version FROM {of}"),
+        format!("INSERT INTO {copy} (tenant, {common}, version) SELECT tenant, {values}, version FROM {of}"),
         format!("DROP TABLE {of}"),
         format!("ALTER TABLE {copy} RENAME TO {of}"),
     ];

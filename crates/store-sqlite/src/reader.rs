@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rusqlite::{Connection, Statement, params_from_iter};
 use statehouse_store::log::{RecordView, StoredEvent};
 use statehouse_store::{
-    Address, LogPage, OperationStatus, Page, Position, Query, Record, Row, Scan, StoreError, Table, Tenant,
-    Time,
+    Address, LogPage, OperationStatus, Page, Position, Query, Record, Row, Scan, Segment, StoreError, Table,
+    Tenant, Time,
 };
 use tokio::sync::Semaphore;
 
-use crate::Options;
+use crate::SqliteOptions;
 use crate::fault;
 use crate::layout::{open_reader, pack, unpack};
 use crate::sql::{self, Bind, TableSql};
@@ -26,7 +26,7 @@ pub(crate) struct ReaderPool {
 }
 
 struct IdleReaders {
-    options: Options,
+    options: SqliteOptions,
     idle: Mutex<Vec<ReadConnection>>,
     permits: Semaphore,
     closed: AtomicBool,
@@ -60,7 +60,7 @@ impl IdleReaders {
 
 impl ReaderPool {
     /// Connections are opened when they are first needed.
-    pub(crate) fn new(options: &Options) -> ReaderPool {
+    pub(crate) fn new(options: &SqliteOptions) -> ReaderPool {
         let shared = IdleReaders {
             options: options.clone(),
             idle: Mutex::default(),
@@ -106,7 +106,7 @@ pub(crate) struct ReadConnection {
 }
 
 impl ReadConnection {
-    fn open(options: &Options) -> Result<ReadConnection, StoreError> {
+    fn open(options: &SqliteOptions) -> Result<ReadConnection, StoreError> {
         let connection = open_reader(options)?;
         Ok(ReadConnection { path: options.path.clone(), connection, tables: TableStatements::default() })
     }
@@ -137,8 +137,17 @@ impl ReadConnection {
         Ok(page(rows, query.page_limit(), |row| query.cursor_at(row)))
     }
 
+    /// The segments of a scan.
+    pub(crate) fn segments(&mut self, scan: &Scan, max: usize) -> Result<Vec<Segment>, StoreError> {
+        scan.require_key_segment()?;
+        let statement = sql::segments(scan, max);
+        let boundaries = self.rows(&statement, |stored| sql::scan_position(stored, scan.read_table()))?;
+        Ok(Segment::by_keys(scan, boundaries))
+    }
+
     /// A page of a whole table.
     pub(crate) fn scan(&mut self, scan: &Scan) -> Result<Page, StoreError> {
+        scan.require_key_segment()?;
         let statement = sql::scan(scan);
         let rows = self.rows(&statement, |stored| self.row_of_any(stored, scan.read_table()))?;
         Ok(page(rows, scan.page_limit(), |row| scan.cursor_at(row)))
@@ -152,11 +161,11 @@ impl ReadConnection {
         sql::row(stored, 1, table, &tenant)
     }
 
-    fn rows(
+    fn rows<T>(
         &self,
-        statement: &sql::Statement,
-        read: impl Fn(&rusqlite::Row<'_>) -> Result<Row, StoreError>,
-    ) -> Result<Vec<Row>, StoreError> {
+        statement: &sql::SqliteStatement,
+        read: impl Fn(&rusqlite::Row<'_>) -> Result<T, StoreError>,
+    ) -> Result<Vec<T>, StoreError> {
         let fail = |error: rusqlite::Error| self.fail(&error);
         let mut prepared = self.connection.prepare_cached(&statement.text).map_err(fail)?;
         let mut found =

@@ -300,12 +300,12 @@ impl TableSql {
 
 /// A statement under construction with its parameters.
 #[derive(Debug, Default)]
-pub(crate) struct Statement {
+pub(crate) struct SqliteStatement {
     pub text: String,
     pub parameters: Vec<Value>,
 }
 
-impl Statement {
+impl SqliteStatement {
     fn push(&mut self, text: &str) {
         self.text.push_str(text);
     }
@@ -313,6 +313,22 @@ impl Statement {
     fn parameter(&mut self, value: &Value) {
         self.parameters.push(value.clone());
         let _ = write!(self.text, "?{}", self.parameters.len());
+    }
+
+    /// The condition of the rest of a scan.
+    fn scan_bounds(&mut self, scan: &Scan) {
+        let order = || scan_order(scan.read_table());
+        self.push(" WHERE 1");
+        if let Some(tenant) = scan.tenant() {
+            self.push(" AND tenant = ");
+            self.parameter(&tenant.as_str().into());
+        }
+        if let Some(above) = scan.lower_bound() {
+            self.behind(order(), ">", above);
+        }
+        if let Some(through) = scan.upper_bound() {
+            self.behind(order(), "<=", through);
+        }
     }
 
     /// ` AND (a, b) > (?, ?)`, for a cursor.
@@ -330,9 +346,9 @@ impl Statement {
 
 /// The statement of a range read: columns and version, after the tenant if rows of all tenants are read. It reads one row more
 /// than the page has, to find out whether a next page exists.
-pub(crate) fn query(query: &Query) -> Statement {
+pub(crate) fn query(query: &Query) -> SqliteStatement {
     let table = query.read_table();
-    let mut statement = Statement::default();
+    let mut statement = SqliteStatement::default();
     let columns = TableSql::columns(table);
     let owner = if query.tenant().is_some() { String::new() } else { format!("{TENANT}, ") };
     let _ = write!(statement.text, "SELECT {owner}{columns}, {VERSION} FROM {}", name(table.name()));
@@ -388,23 +404,52 @@ pub(crate) fn query(query: &Query) -> Statement {
 }
 
 /// The statement of a page of a whole table: tenant, columns, version.
-pub(crate) fn scan(scan: &Scan) -> Statement {
+pub(crate) fn scan(scan: &Scan) -> SqliteStatement {
     let table = scan.read_table();
-    let mut statement = Statement::default();
+    let mut statement = SqliteStatement::default();
     let columns = TableSql::columns(table);
-    let _ =
-        write!(statement.text, "SELECT {TENANT}, {columns}, {VERSION} FROM {} WHERE 1", name(table.name()));
-    if let Some(tenant) = scan.tenant() {
-        statement.push(" AND tenant = ");
-        statement.parameter(&tenant.as_str().into());
-    }
-    let keys = table.key_columns().iter().map(|column| column.name.as_str());
-    let order: Vec<&str> = std::iter::once(TENANT).chain(keys).collect();
-    if let Some(values) = scan.cursor_values() {
-        statement.behind(order.iter().copied(), ">", values);
-    }
-    let _ = write!(statement.text, " ORDER BY {} LIMIT {}", list(order), scan.page_limit() + 1);
+    let _ = write!(statement.text, "SELECT {TENANT}, {columns}, {VERSION} FROM {}", name(table.name()));
+    statement.scan_bounds(scan);
+    let _ = write!(statement.text, " ORDER BY {} LIMIT {}", list(scan_order(table)), scan.page_limit() + 1);
     statement
+}
+
+/// The statement of the boundaries of segments: tenant and key of the last row of each segment but the last. Two CTEs
+/// number and count the keys, which only reads the primary key.
+pub(crate) fn segments(scan: &Scan, max: usize) -> SqliteStatement {
+    let table = scan.read_table();
+    let order = scan_order(table);
+    let (from, keys) = (name(table.name()), list(order.iter().copied()));
+    let mut statement = SqliteStatement::default();
+    let _ = write!(
+        statement.text,
+        "WITH _keys AS (SELECT {keys}, row_number() OVER (ORDER BY {keys}) AS _n FROM {from}"
+    );
+    statement.scan_bounds(scan);
+    let _ = write!(statement.text, "), _size AS (SELECT count(*) AS _total FROM {from}");
+    statement.scan_bounds(scan);
+    let _ = write!(
+        statement.text,
+        ") SELECT {keys} FROM _keys, _size WHERE _n < _total AND _n * {max} / _total <> (_n - 1) * {max} / _total \
+         ORDER BY _n"
+    );
+    statement
+}
+
+/// The columns by which scans are ordered.
+fn scan_order(table: &Table) -> Vec<&str> {
+    let keys = table.key_columns().iter().map(|column| column.name.as_str());
+    std::iter::once(TENANT).chain(keys).collect()
+}
+
+/// The position that [`segments`] returns: tenant and key.
+pub(crate) fn scan_position(stored: &rusqlite::Row<'_>, table: &Table) -> Result<Vec<Value>, StoreError> {
+    let kinds = std::iter::once(Type::Text).chain(table.key_columns().iter().map(|column| column.kind));
+    let value = |(index, kind): (usize, Type)| {
+        let datum = stored.get_ref(index).ok().and_then(|datum| decode(datum, kind));
+        datum.ok_or_else(|| StoreError::corrupt(table.name(), format!("key column {index} is not {kind}")))
+    };
+    kinds.enumerate().map(value).collect()
 }
 
 /// Whether a column of the table may be null.

@@ -18,6 +18,8 @@
 //! W6. Commits are checkpointed from the WAL into the file within seconds ([`checkpoint_in_time`]), and a migration at once.
 //!     Durability does not depend on it. It bounds the time of recovery after a crash, and what a copy of the file alone lacks
 //!     (such a copy is no backup; [`crate::backup()`] makes one).
+//! W7. After a scrub neither the file nor the WAL has former contents of rows and records. *`VACUUM` writes each page anew; without it
+//!     free pages, and the free space in pages, keep them. The checkpoint that follows truncates the WAL.*
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -26,19 +28,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, Statement, params};
+use statehouse_store::blank::BlankedRecord;
 use statehouse_store::bug;
 use statehouse_store::eval::{self, Decision};
+use statehouse_store::limits::PAGE_MAX;
 use statehouse_store::log::{LogPart, part_operation, partition_of, parts_of, write_events};
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{
-    Address, Applied, Change, Clock, Commit, Entry, Event, Migrate, OperationStatus, Plan, Position, Record,
-    Resolution, Row, Schema, Step, StoreError, SystemClock, Tenant,
+    Address, Applied, BlankRange, BlankedPage, Clock, Commit, Entry, Event, Migrate, OperationStatus, Plan,
+    Position, Record, Resolution, Row, Schema, SchemaChange, Step, StoreError, SystemClock, Tenant,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::Options;
+use crate::SqliteOptions;
 use crate::fault;
-use crate::layout::{open_writer, pack};
+use crate::layout::{open_writer, pack, unpack};
 use crate::migrate;
 use crate::reader::{self, PartitionBounds, TableStatements, bounds};
 use crate::sql::Bind;
@@ -51,7 +55,10 @@ enum WriterJob {
     Resolve(Tenant, String, Reply<Resolution>),
     /// Replies whether records are left to be trimmed.
     Trim(u32, u64, Reply<bool>),
-    Migrate(Schema, Migrate, Reply<Vec<Change>>),
+    Blank(BlankRange, Reply<BlankedPage>),
+    Migrate(Schema, Migrate, Reply<Vec<SchemaChange>>),
+    /// Rewrites the file without what was deleted or replaced (W7).
+    Scrub(Reply<()>),
     /// Checkpoints the WAL into the file (W6).
     Checkpoint,
 }
@@ -89,7 +96,8 @@ enum JobResult {
     Commit(Result<Commit, StoreError>),
     Resolve(Result<Resolution, StoreError>),
     Trim(Result<bool, StoreError>),
-    Migrate(Result<Vec<Change>, StoreError>),
+    Blank(Result<BlankedPage, StoreError>),
+    Migrate(Result<Vec<SchemaChange>, StoreError>),
     Checkpoint,
 }
 
@@ -103,7 +111,7 @@ pub(crate) struct SqliteWriter {
 
 impl SqliteWriter {
     /// Starts the writer thread, which opens the file. Returns when it is open, with the number of log partitions.
-    pub(crate) async fn start(options: &Options) -> Result<(SqliteWriter, u32), StoreError> {
+    pub(crate) async fn start(options: &SqliteOptions) -> Result<(SqliteWriter, u32), StoreError> {
         let (queue, jobs) = mpsc::channel(options.queue.max(1));
         let (ready, opened) = oneshot::channel();
         let (commits, commits_seen) = watch::channel(0);
@@ -150,7 +158,19 @@ impl SqliteWriter {
         Ok(())
     }
 
-    pub(crate) async fn migrate(&self, schema: Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
+    pub(crate) async fn blank(&self, range: BlankRange) -> Result<BlankedPage, StoreError> {
+        self.send_job(|reply| WriterJob::Blank(range, reply)).await
+    }
+
+    pub(crate) async fn scrub(&self) -> Result<(), StoreError> {
+        self.send_job(WriterJob::Scrub).await
+    }
+
+    pub(crate) async fn migrate(
+        &self,
+        schema: Schema,
+        how: Migrate,
+    ) -> Result<Vec<SchemaChange>, StoreError> {
         self.send_job(|reply| WriterJob::Migrate(schema, how, reply)).await
     }
 
@@ -241,7 +261,7 @@ impl<'c> StatementCache<'c> {
 impl<'c> WriterThread<'c> {
     fn new(
         connection: &'c Connection,
-        options: Options,
+        options: SqliteOptions,
         partitions: u32,
         commits: watch::Sender<u64>,
     ) -> WriterThread<'c> {
@@ -268,11 +288,22 @@ impl<'c> WriterThread<'c> {
             let all = waiting.len();
             waiting.retain(|job| !matches!(job, WriterJob::Checkpoint));
             let is_asked = waiting.len() < all;
+            let (scrubs, jobs): (Vec<WriterJob>, Vec<WriterJob>) =
+                waiting.into_iter().partition(|job| matches!(job, WriterJob::Scrub(_)));
+            waiting = jobs;
             while !waiting.is_empty() {
                 waiting = self.run_batch(waiting);
             }
             if is_asked || self.migrated {
                 self.checkpoint();
+            }
+            if !scrubs.is_empty() {
+                let scrubbed = self.scrub();
+                for job in scrubs {
+                    if let WriterJob::Scrub(reply) = job {
+                        drop(reply.send(scrubbed.clone()));
+                    }
+                }
             }
         }
     }
@@ -283,6 +314,28 @@ impl<'c> WriterThread<'c> {
         if self.stopped.is_none() {
             drop(self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())));
         }
+    }
+
+    /// Rewrites the file, and empties the WAL (W7). What it needs beside the file is a temporary one of the size of the data.
+    fn scrub(&mut self) -> Result<(), StoreError> {
+        if let Some(stopped) = &self.stopped {
+            return Err(stopped.clone());
+        }
+        let fail = |error: rusqlite::Error| fault::from_sqlite(&self.path, &error);
+        let run = |text: &str| self.connection.execute_batch(text);
+        let rewritten = run("PRAGMA temp_store = FILE").and_then(|()| run("VACUUM"));
+        rewritten.and(run("PRAGMA temp_store = MEMORY")).map_err(fail)?;
+        let busy: i64 = self
+            .connection
+            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))
+            .map_err(fail)?;
+        if busy == 0 {
+            return Ok(());
+        }
+        let path = self.path.display();
+        Err(StoreError::unavailable(format!(
+            "a reader of {path} keeps former contents in the write-ahead log; scrub again when it has finished"
+        )))
     }
 
     /// Runs jobs in one transaction and replies to them. Returns the jobs that have to run again, without the failed one.
@@ -392,12 +445,13 @@ impl<'c> WriterThread<'c> {
             WriterJob::Trim(partition, through, _) => {
                 JobResult::Trim(Ok(self.trim_some(*partition, *through)?))
             }
+            WriterJob::Blank(range, _) => JobResult::Blank(Ok(self.blank_some(range)?)),
             WriterJob::Migrate(schema, how, _) => {
                 let changes = migrate::run(self.connection, &self.path, schema, *how)?;
                 self.migrated |= *how != Migrate::Show && !changes.is_empty();
                 JobResult::Migrate(Ok(changes))
             }
-            WriterJob::Checkpoint => JobResult::Checkpoint,
+            WriterJob::Checkpoint | WriterJob::Scrub(_) => JobResult::Checkpoint,
         })
     }
 
@@ -608,6 +662,48 @@ impl<'c> WriterThread<'c> {
         Ok(Resolution::Aborted)
     }
 
+    /// Blanks events in up to as many records as the range says.
+    fn blank_some(&mut self, range: &BlankRange) -> Result<BlankedPage, StoreError> {
+        let fail = |error: rusqlite::Error| fault::from_sqlite(&self.path, &error);
+        let newest = self.bounds.get(range.partition as usize).map(|bounds| bounds.newest);
+        let newest =
+            newest.ok_or_else(|| StoreError::no_partition(range.partition, self.partitions as usize))?;
+        let [first, last] = [range.after, range.through].map(|at| pack(range.partition, at.min(newest)));
+        let text = "SELECT position, tenant, key, events FROM statehouse_log \
+                    WHERE position > ?1 AND position <= ?2 ORDER BY position LIMIT ?3";
+        let limit = range.limit.clamp(1, PAGE_MAX);
+        let stored = |row: &rusqlite::Row<'_>| {
+            Ok((
+                row.get::<_, i64>(0)?,
+                row.get::<_, String>(1)?,
+                row.get::<_, String>(2)?,
+                row.get::<_, String>(3)?,
+            ))
+        };
+        let mut select = self.connection.prepare_cached(text).map_err(fail)?;
+        let found = select
+            .query_map(params![first, last, limit as i64], stored)
+            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+            .map_err(fail)?;
+        let text = "UPDATE statehouse_log SET events = ?2 WHERE position = ?1";
+        let mut update = self.connection.prepare_cached(text).map_err(fail)?;
+        let corrupt = |why: String| StoreError::corrupt(format!("the log in {}", self.path.display()), why);
+        let mut page = BlankedPage { reached: range.through, events: 0 };
+        if let Some((newest, ..)) = found.last().filter(|_| found.len() == limit) {
+            page.reached = unpack(*newest).1;
+        }
+        for (position, tenant, key, events) in found {
+            let tenant = Tenant::new(tenant).map_err(|error| corrupt(error.to_string()))?;
+            let record = BlankedRecord { tenant: &tenant, key: &key, offset: unpack(position).1 };
+            let left = range.blank_stored(record, &events).map_err(|error| corrupt(error.to_string()))?;
+            if let Some((text, blanked)) = left {
+                update.execute(params![position, text]).map_err(fail)?;
+                page.events += blanked;
+            }
+        }
+        Ok(page)
+    }
+
     /// Deletes up to [`TRIM_MAX`] records, but never the newest. Returns whether more are left to be deleted.
     fn trim_some(&mut self, partition: u32, through: u64) -> Result<bool, StoreError> {
         let fail = |error: rusqlite::Error| fault::from_sqlite(&self.path, &error);
@@ -643,6 +739,7 @@ fn reply(job: WriterJob, done: JobResult) {
         (WriterJob::Commit(_, reply), JobResult::Commit(result)) => drop(reply.send(result)),
         (WriterJob::Resolve(_, _, reply), JobResult::Resolve(result)) => drop(reply.send(result)),
         (WriterJob::Trim(_, _, reply), JobResult::Trim(result)) => drop(reply.send(result)),
+        (WriterJob::Blank(_, reply), JobResult::Blank(result)) => drop(reply.send(result)),
         (WriterJob::Migrate(_, _, reply), JobResult::Migrate(result)) => drop(reply.send(result)),
         (WriterJob::Checkpoint, _) => {}
         (job, _) => reply_error(job, bug!("the result of a job is of another kind than the job").into()),
@@ -654,6 +751,8 @@ fn reply_error(job: WriterJob, error: StoreError) {
         WriterJob::Commit(_, reply) => drop(reply.send(Err(error))),
         WriterJob::Resolve(_, _, reply) => drop(reply.send(Err(error))),
         WriterJob::Trim(_, _, reply) => drop(reply.send(Err(error))),
+        WriterJob::Blank(_, reply) => drop(reply.send(Err(error))),
+        WriterJob::Scrub(reply) => drop(reply.send(Err(error))),
         WriterJob::Migrate(_, _, reply) => drop(reply.send(Err(error))),
         WriterJob::Checkpoint => {}
     }

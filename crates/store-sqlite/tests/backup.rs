@@ -11,7 +11,7 @@ use statehouse_store::{
     Address, Clock, Consistency, Entry, EventTemplate, Migrate, Plan, Scan, Schema, Step, Store, SystemClock,
     Table, Tenant, Type,
 };
-use statehouse_store_sqlite::{BackupProgress, Options, SqliteStore, backup};
+use statehouse_store_sqlite::{BackupProgress, SqliteOptions, SqliteStore, backup};
 
 fn counters() -> Arc<Table> {
     Table::named("counters")
@@ -27,7 +27,7 @@ fn acme() -> Tenant {
 }
 
 async fn open(path: &Path) -> SqliteStore {
-    let store = SqliteStore::open(Options::at(path)).await.unwrap();
+    let store = SqliteStore::open(SqliteOptions::at(path)).await.unwrap();
     store.migrate(&Schema::new([counters()]).unwrap(), Migrate::Apply).await.unwrap();
     store
 }
@@ -59,7 +59,7 @@ async fn count(store: &SqliteStore, id: i64) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_is_of_one_moment_whoever_writes() {
+async fn a_copy_is_of_one_moment_beside_writers() {
     let folder = tempfile::tempdir().unwrap();
     let (path, copy) = (folder.path().join("house.db"), folder.path().join("copy.db"));
     let store = Arc::new(open(&path).await);
@@ -136,7 +136,7 @@ async fn the_file_alone_has_everything_after_a_while() {
     store.close().await;
 }
 
-/// Copies the file alone, as somebody would who does not know better, and looks at the copy.
+/// Copies the file alone, as an operator would who does not know better, and looks at the copy.
 async fn copied_alone<T>(
     folder: &tempfile::TempDir,
     path: &Path,
@@ -145,7 +145,7 @@ async fn copied_alone<T>(
     SystemClock.sleep(Duration::from_millis(100)).await;
     let copy = folder.path().join("alone.db");
     std::fs::copy(path, &copy).unwrap();
-    let copied = SqliteStore::open(Options::at(&copy)).await.unwrap();
+    let copied = SqliteStore::open(SqliteOptions::at(&copy)).await.unwrap();
     let seen = look(&copied).await;
     copied.close().await;
     seen

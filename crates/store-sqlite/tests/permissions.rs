@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use statehouse_store::{Migrate, Plan, Schema, Step, Store, Table, Tenant, Type};
-use statehouse_store_sqlite::{Options, SqliteStore, backup};
+use statehouse_store_sqlite::{SqliteOptions, SqliteStore, backup};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
@@ -26,7 +26,7 @@ fn beside(path: &Path, end: &str) -> PathBuf {
 
 /// Opens a store and writes a row, so that all of its files exist.
 async fn written(path: &Path) -> SqliteStore {
-    let store = SqliteStore::open(Options::at(path)).await.unwrap();
+    let store = SqliteStore::open(SqliteOptions::at(path)).await.unwrap();
     let notes = Table::named("notes").partition("id", Type::Int).build().unwrap();
     store.migrate(&Schema::new([notes.clone()]).unwrap(), Migrate::Apply).await.unwrap();
     let plan = Plan::of(&Tenant::new("acme").unwrap(), "op").step(Step::upsert(&notes, [1.into()]));

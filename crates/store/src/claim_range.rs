@@ -5,11 +5,11 @@
 //!
 //! - T1. Only rows of the range, the tenant's own, that the step's guard holds for; each is given back as it is then.
 //! - T2. Never more than asked for: the range's limit, and [`ClaimRange::limit_bytes`].
-//! - T3. The first ones, mostly in the order of the range. Rows that somebody else is changing meanwhile may be passed over, and
+//! - T3. The first ones, mostly in the order of the range. Rows that another caller is changing meanwhile may be passed over, and
 //!   so may those behind a row that the guard does not hold for: a row that is found and not taken uses up its place.
-//! - T4. What was taken is told, or found. *A taken row has the take's operation id in its mark:* where an answer got lost,
-//!   the engine looks for it there. Only if the store cannot be reached any more is a row taken that nobody was told of; the
-//!   error says so, and whoever takes must be able to do without, as by a lease that ends.
+//! - T4. A claimed row is returned, or found. *A taken row has the take's operation id in its mark:* where an answer got lost,
+//!   the engine looks for it there. If the store becomes unreachable, a row may be claimed without the caller learning of it; the
+//!   error says so, and the claim must therefore expire.
 
 use std::sync::Arc;
 
@@ -30,10 +30,10 @@ const RETRIES: RetryPolicy<'static> = RetryPolicy { attempts: 9, backoff: None }
 
 /// The first rows of a range, and what becomes of each. Cheap to clone.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ClaimRange(Arc<Content>);
+pub struct ClaimRange(Arc<ClaimContent>);
 
 #[derive(Clone, Debug, PartialEq)]
-struct Content {
+struct ClaimContent {
     tenant: Tenant,
     operation: String,
     query: Query,
@@ -70,13 +70,13 @@ impl ClaimRange {
         }
         let step = admit_change(step.set(mark, operation.as_str()))?;
         let (tenant, mark) = (tenant.clone(), mark.to_owned());
-        Ok(ClaimRange(Arc::new(Content { tenant, operation, query, step, mark, bytes_max: usize::MAX })))
+        Ok(ClaimRange(Arc::new(ClaimContent { tenant, operation, query, step, mark, bytes_max: usize::MAX })))
     }
 
     /// Takes no row behind those that weigh so much together; the first one always.
     #[must_use]
     pub fn limit_bytes(self, bytes_max: usize) -> ClaimRange {
-        ClaimRange(Arc::new(Content { bytes_max, ..Content::clone(&self.0) }))
+        ClaimRange(Arc::new(ClaimContent { bytes_max, ..ClaimContent::clone(&self.0) }))
     }
 
     /// Whose rows.

@@ -50,15 +50,15 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that moves only when it is told to. Clones share one time.
+/// A clock that moves only when the test moves it. Clones share one time.
 #[derive(Clone, Debug)]
 pub struct ManualClock {
-    hands: watch::Sender<Hands>,
+    hands: watch::Sender<ManualClockState>,
 }
 
 /// What a manual clock shows.
 #[derive(Clone, Copy, Debug)]
-struct Hands {
+struct ManualClockState {
     time: Time,
     uptime: Duration,
 }
@@ -66,10 +66,10 @@ struct Hands {
 impl ManualClock {
     /// A clock that stands at this time.
     pub fn at(time: Time) -> ManualClock {
-        ManualClock { hands: watch::Sender::new(Hands { time, uptime: Duration::ZERO }) }
+        ManualClock { hands: watch::Sender::new(ManualClockState { time, uptime: Duration::ZERO }) }
     }
 
-    /// Lets time pass, and wakes whoever slept until then.
+    /// Lets time pass, and wakes the sleepers that are due.
     pub fn advance(&self, span: Duration) {
         self.hands.send_modify(|hands| {
             hands.time = hands.time.plus(span);
@@ -77,7 +77,7 @@ impl ManualClock {
         });
     }
 
-    /// Sets the clock, backward too. No time passes by that, and nobody wakes.
+    /// Sets the clock, backward too. No time passes by that, and no sleeper wakes.
     pub fn set(&self, time: Time) {
         self.hands.send_modify(|hands| hands.time = time);
     }

@@ -191,7 +191,7 @@ mod tests {
         (table, NextFault { store, then, pauses: Mutex::default() })
     }
 
-    fn insert(table: &Arc<Table>) -> crate::plan::Builder {
+    fn insert(table: &Arc<Table>) -> crate::plan::PlanBuilder {
         let tenant = Tenant::new("acme").unwrap();
         Plan::of(&tenant, "op").step(Step::insert(table, [1.into()]))
     }

@@ -235,4 +235,10 @@ pub enum PlanError {
         /// What does not fit.
         why: String,
     },
+    /// The segment does not belong to this scan.
+    #[error("the segment does not belong to this scan: {why}")]
+    BadSegment {
+        /// What does not fit.
+        why: String,
+    },
 }

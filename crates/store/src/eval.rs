@@ -18,20 +18,20 @@ use crate::plan::{Expect, Plan, Step, Verb};
 use crate::row::Row;
 use crate::table::VERSION;
 use crate::time::Time;
-use crate::value::{Value, admit_float, json_weight};
+use crate::value::{Value, admit_float};
 
 /// What a plan makes of the rows it names.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
     /// All conditions hold; these rows and events result.
-    Apply(Effect),
+    Apply(StepEffect),
     /// A condition fails.
     Refuse(Refused),
 }
 
 /// The result of a plan whose conditions hold.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Effect {
+pub struct StepEffect {
     /// The row of each step after the plan; `None` where there is none.
     pub rows: Vec<Option<Row>>,
     /// The events of the log entry, complete; empty if there is no entry.
@@ -68,11 +68,11 @@ pub fn decide(plan: &Plan, now: Time, current: &[Option<Row>]) -> Result<Decisio
         };
         events = entry.events.iter().map(|draft| finish_event(draft, row_of)).collect();
         bytes += limits::check_record(plan.operation(), &events)?;
-        let weights = events.iter().map(|event| (event.name.as_str(), json_weight(&event.data)));
+        let weights = events.iter().map(limits::event_weight);
         bytes += limits::further_weight(entry, weights);
     }
     limits::check_plan_bytes(plan.operation(), bytes)?;
-    Ok(Decision::Apply(Effect { rows, events }))
+    Ok(Decision::Apply(StepEffect { rows, events }))
 }
 
 /// The row that a step leaves where there was none; `None` if it leaves none, or refuses to.
@@ -86,7 +86,7 @@ pub fn finish_event<'a>(draft: &EventTemplate, row_of: impl FnOnce(usize) -> Opt
     if let Some(step) = draft.row_of {
         data.insert("row".to_owned(), row_of(step).map_or(serde_json::Value::Null, Row::to_json));
     }
-    Event { name: draft.name.clone(), data: data.into() }
+    Event { name: draft.name.clone(), data: data.into(), actor: draft.actor.clone() }
 }
 
 /// The row that a step leaves, or why it is refused.
@@ -214,7 +214,7 @@ pub fn now_moved(now: Time, plus_micros: i64) -> Time {
 }
 
 /// The result of an assignment; `None` when it lies outside the type's range.
-fn compute(expr: &Expr, row: Option<&Row>, now: Time) -> Result<Option<Value>, Bug> {
+pub fn compute(expr: &Expr, row: Option<&Row>, now: Time) -> Result<Option<Value>, Bug> {
     let (left, right, subtract) = match expr {
         Expr::Is(operand) => return Ok(Some(resolve(operand, row, now).into_owned())),
         Expr::Add(left, right) => (left, right, false),

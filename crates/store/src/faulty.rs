@@ -11,17 +11,20 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::blank::{BlankRange, BlankedPage};
 use crate::clock::Clock;
 use crate::error::StoreError;
 use crate::log::{LogPage, Record};
-use crate::migration::{Change, Migrate};
+use crate::migration::{Migrate, SchemaChange};
 use crate::outcome::{Commit, Resolution};
 use crate::plan::Plan;
 use crate::random::Random;
-use crate::read::{Consistency, Page, Query, Scan};
+use crate::read::{Consistency, Page, Query};
 use crate::row::{Address, Row, Tenant};
+use crate::scan::{Scan, Segment};
 use crate::store::{ExplainRequest, Explanation, Store};
 use crate::table::Schema;
+use crate::time::Time;
 
 /// How often each fault is tried, from 0 (never) to 1 (always).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -32,9 +35,9 @@ pub struct Odds {
     pub delay_at_most: Duration,
     /// A call fails with `Unavailable` before it reaches the store.
     pub unavailable: f64,
-    /// A commit or a resolve never reaches the store, and the caller is told `OutcomeUnknown`.
+    /// A commit or a resolve never reaches the store, and the caller gets `OutcomeUnknown`.
     pub unknown_before: f64,
-    /// A commit or a resolve reaches the store, and the caller is told `OutcomeUnknown`.
+    /// A commit or a resolve reaches the store, and the caller gets `OutcomeUnknown`.
     pub unknown_after: f64,
     /// The caller dies before its commit reaches the store: the call never returns.
     pub crash_before: f64,
@@ -111,11 +114,11 @@ impl fmt::Display for Achieved {
 pub struct FaultyStore {
     inner: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
-    state: Mutex<State>,
+    state: Mutex<FaultyState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct FaultyState {
     odds: Odds,
     random: Random,
     achieved: Achieved,
@@ -127,7 +130,7 @@ struct State {
 const FORMER_MAX: usize = 4;
 
 /// What is going to happen to a write.
-enum Fault {
+enum InjectedFault {
     None,
     Unavailable,
     UnknownBefore,
@@ -140,7 +143,7 @@ impl FaultyStore {
     /// Wraps a store. `clock` is what delays are slept on.
     pub fn over(inner: Arc<dyn Store>, clock: Arc<dyn Clock>, odds: Odds, seed: u64) -> FaultyStore {
         let random = Random::seeded(seed);
-        let state = State { odds, random, achieved: Achieved::default(), former: HashMap::new() };
+        let state = FaultyState { odds, random, achieved: Achieved::default(), former: HashMap::new() };
         FaultyStore { inner, clock, state: Mutex::new(state) }
     }
 
@@ -159,7 +162,7 @@ impl FaultyStore {
         &self.inner
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FaultyState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -175,7 +178,7 @@ impl FaultyStore {
         self.clock.sleep(span).await;
     }
 
-    fn draw(&self) -> Fault {
+    fn draw(&self) -> InjectedFault {
         let state = &mut *self.lock();
         let (odds, achieved) = (state.odds, &mut state.achieved);
         let mut left = state.random.unit();
@@ -185,20 +188,20 @@ impl FaultyStore {
         };
         if drawn(odds.unavailable) {
             achieved.unavailable += 1;
-            Fault::Unavailable
+            InjectedFault::Unavailable
         } else if drawn(odds.unknown_before) {
             achieved.unknown_before += 1;
-            Fault::UnknownBefore
+            InjectedFault::UnknownBefore
         } else if drawn(odds.unknown_after) {
             // Counted when the write has happened.
-            Fault::UnknownAfter
+            InjectedFault::UnknownAfter
         } else if drawn(odds.crash_before) {
             achieved.crashes_before += 1;
-            Fault::CrashBefore
+            InjectedFault::CrashBefore
         } else if drawn(odds.crash_after) {
-            Fault::CrashAfter
+            InjectedFault::CrashAfter
         } else {
-            Fault::None
+            InjectedFault::None
         }
     }
 
@@ -210,16 +213,16 @@ impl FaultyStore {
     ) -> Result<T, StoreError> {
         self.delay().await;
         let result = match self.draw() {
-            Fault::None => work.await,
-            Fault::Unavailable => return Err(StoreError::unavailable("injected")),
-            Fault::UnknownBefore => return Err(StoreError::unknown(operation, "injected, before")),
-            Fault::CrashBefore => return std::future::pending().await,
-            Fault::UnknownAfter => {
+            InjectedFault::None => work.await,
+            InjectedFault::Unavailable => return Err(StoreError::unavailable("injected")),
+            InjectedFault::UnknownBefore => return Err(StoreError::unknown(operation, "injected, before")),
+            InjectedFault::CrashBefore => return std::future::pending().await,
+            InjectedFault::UnknownAfter => {
                 work.await?;
                 self.lock().achieved.unknown_after += 1;
                 return Err(StoreError::unknown(operation, "injected, after"));
             }
-            Fault::CrashAfter => {
+            InjectedFault::CrashAfter => {
                 drop(work.await);
                 self.lock().achieved.crashes_after += 1;
                 return std::future::pending().await;
@@ -291,7 +294,7 @@ impl Store for FaultyStore {
         self.inner.partitions()
     }
 
-    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
+    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<SchemaChange>, StoreError> {
         self.inner.migrate(schema, how).await
     }
 
@@ -345,6 +348,10 @@ impl Store for FaultyStore {
         self.read(self.inner.scan(scan)).await
     }
 
+    async fn segments(&self, scan: &Scan, max: usize) -> Result<Vec<Segment>, StoreError> {
+        self.read(self.inner.segments(scan, max)).await
+    }
+
     async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
         self.read(self.inner.read_log(partition, after, limit)).await
     }
@@ -355,6 +362,18 @@ impl Store for FaultyStore {
 
     async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError> {
         self.inner.trim_log(partition, through).await
+    }
+
+    async fn blank_events(&self, range: &BlankRange) -> Result<BlankedPage, StoreError> {
+        self.read(self.inner.blank_events(range)).await
+    }
+
+    async fn scrub(&self) -> Result<(), StoreError> {
+        self.read(self.inner.scrub()).await
+    }
+
+    async fn now(&self) -> Result<Time, StoreError> {
+        self.inner.now().await
     }
 
     fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {

@@ -36,6 +36,7 @@
 //! # }
 //! ```
 
+pub mod blank;
 pub mod bug;
 pub mod claim_range;
 pub mod clock;
@@ -54,12 +55,14 @@ pub mod plan;
 pub mod random;
 pub mod read;
 pub mod row;
+pub mod scan;
 pub mod store;
 pub mod table;
 mod text;
 pub mod time;
 pub mod value;
 
+pub use blank::{BlankRange, BlankedPage};
 pub use bug::Bug;
 pub use claim_range::ClaimRange;
 pub use clock::{Clock, ManualClock, SystemClock};
@@ -69,14 +72,15 @@ pub use faulty::FaultyStore;
 pub use guard::{Expr, Guard, Operand};
 pub use label::Label;
 pub use log::{Entry, Event, EventTemplate, LogPage, OperationStatus, Position, Record};
-pub use migration::{Change, Migrate};
+pub use migration::{Migrate, SchemaChange};
 pub use model::ModelStore;
 pub use outcome::{Applied, Commit, Reason, Refused, Resolution};
 pub use plan::{Plan, Step};
 pub use random::{Ids, Random};
-pub use read::{Consistency, Cursor, Page, Query, Scan};
+pub use read::{Consistency, Cursor, Page, Query};
 pub use row::{Address, Cell, Row, Tenant};
-pub use store::{ExplainRequest, Explanation, ReadRequest, ReadResult, Request, Store};
+pub use scan::{Scan, Segment};
+pub use store::{EngineRequest, ExplainRequest, Explanation, ReadRequest, ReadResult, Store};
 pub use table::{Column, Index, Schema, Table};
 pub use time::Time;
 pub use value::{BadValue, Type, Value};

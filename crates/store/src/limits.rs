@@ -82,14 +82,14 @@ pub(crate) fn check_sought(
 }
 
 /// A row that is weighed: whose it is, and what it holds.
-struct Load<'r> {
+struct WeighedRow<'r> {
     table: &'r Arc<Table>,
     tenant: &'r Tenant,
     /// One for each column of the table.
     values: &'r [&'r Value],
 }
 
-impl Load<'_> {
+impl WeighedRow<'_> {
     fn key(&self) -> impl Iterator<Item = &Value> {
         self.values.iter().take(self.table.key_len()).copied()
     }
@@ -136,7 +136,7 @@ impl Load<'_> {
                 let what = format!("the {part} part of index {} for the row {}", index.name, self.name());
                 return exceeded(what, limit, actual);
             }
-            weight += Load::entry_weight(index, weights);
+            weight += WeighedRow::entry_weight(index, weights);
         }
         if weight > ROW_BYTES_MAX {
             return exceeded(format!("the row {}", self.name()), ROW_BYTES_MAX, weight);
@@ -148,9 +148,10 @@ impl Load<'_> {
 /// What a row weighs on the heaviest engine: names and values, and the keys once more for the table and each index.
 pub fn row_weight(row: &Row) -> usize {
     let values: Vec<&Value> = row.values().iter().collect();
-    let load = Load { table: row.table(), tenant: row.tenant(), values: &values };
-    let entry =
-        |index: &Index| load.index_weights(index).map_or(0, |weights| Load::entry_weight(index, weights));
+    let load = WeighedRow { table: row.table(), tenant: row.tenant(), values: &values };
+    let entry = |index: &Index| {
+        load.index_weights(index).map_or(0, |weights| WeighedRow::entry_weight(index, weights))
+    };
     load.own_weight() + load.table.indexes().iter().map(entry).sum::<usize>()
 }
 
@@ -165,12 +166,22 @@ pub(crate) fn check_values(
     tenant: &Tenant,
     values: &[&Value],
 ) -> Result<usize, StoreError> {
-    Load { table, tenant, values }.check()
+    WeighedRow { table, tenant, values }.check()
 }
 
 /// Checks a log record as it would be stored.
 pub fn check_record(operation: &str, events: &[Event]) -> Result<usize, StoreError> {
-    check_events(operation, events.iter().map(|event| (event.name.as_str(), json_weight(&event.data))))
+    check_events(operation, events.iter().map(event_weight))
+}
+
+/// The name of an event, and what the event weighs without.
+pub(crate) fn event_weight(event: &Event) -> (&str, usize) {
+    (&event.name, json_weight(&event.data) + actor_weight(event.actor.as_ref()))
+}
+
+/// What the actor of an event weighs: escaped as JSON, with its name.
+pub(crate) fn actor_weight(actor: Option<&String>) -> usize {
+    actor.map_or(0, |actor| json_weight(actor) + 12)
 }
 
 /// The same, from the names of its events and what they weigh without.

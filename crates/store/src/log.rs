@@ -50,6 +50,9 @@ pub struct Event {
     pub name: String,
     /// What readers of the log need to know. An object.
     pub data: serde_json::Value,
+    /// Who caused the write, as [`EventTemplate::actor`] said it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub actor: Option<String>,
 }
 
 /// An event in a plan: its data may take in a row that only the commit will know.
@@ -63,6 +66,8 @@ pub struct EventTemplate {
     pub row_of: Option<usize>,
     /// What the event is about, if that is not the subject of the entry. It decides which partition the event is read from.
     pub about: Option<EventSubject>,
+    /// Who causes the write. It is stored beside the data, so that no answer and no reader of the data has it.
+    pub actor: Option<String>,
 }
 
 /// What an event is about.
@@ -77,13 +82,26 @@ pub struct EventSubject {
 impl EventTemplate {
     /// An event without data.
     pub fn named(name: impl Into<String>) -> EventTemplate {
-        EventTemplate { name: name.into(), data: serde_json::Map::new(), row_of: None, about: None }
+        EventTemplate {
+            name: name.into(),
+            data: serde_json::Map::new(),
+            row_of: None,
+            about: None,
+            actor: None,
+        }
     }
 
     /// Gives the event a subject of its own. The data does not say it; who reads the log may need it there as well.
     #[must_use]
     pub fn about(mut self, resource: impl Into<String>, key: impl Into<String>) -> EventTemplate {
         self.about = Some(EventSubject { resource: resource.into(), key: key.into() });
+        self
+    }
+
+    /// Says who causes the write.
+    #[must_use]
+    pub fn by(mut self, actor: Option<&str>) -> EventTemplate {
+        self.actor = actor.map(str::to_owned);
         self
     }
 
@@ -287,11 +305,14 @@ pub fn has_several_subjects(plan: &Plan) -> bool {
 /// An event as engines store it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StoredEvent {
-    name: String,
-    data: serde_json::Value,
+    pub(crate) name: String,
+    pub(crate) data: serde_json::Value,
     /// Whether readers of the log get it from another partition. Records of former versions do not say it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     copy: bool,
+    /// Who caused the write. Records of former versions do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    actor: Option<String>,
 }
 
 /// The events of a plan's commit record as text, those of further partitions marked as copies.
@@ -304,6 +325,7 @@ pub fn write_events(events: &[Event], parts: &[LogPart]) -> Result<String, serde
         name: event.name.clone(),
         data: event.data.clone(),
         copy: is_copy(place),
+        actor: event.actor.clone(),
     });
     serde_json::to_string(&stored.collect::<Vec<_>>())
 }
@@ -322,7 +344,7 @@ impl RecordView {
     pub fn of(self, record: Record, events: Vec<StoredEvent>) -> Record {
         let spread = events.iter().any(|event| event.copy);
         let kept = events.into_iter().filter(|event| self == RecordView::Operation || !event.copy);
-        let events = kept.map(|StoredEvent { name, data, .. }| Event { name, data }).collect();
+        let events = kept.map(|StoredEvent { name, data, actor, .. }| Event { name, data, actor }).collect();
         let hidden = spread && self == RecordView::Operation;
         let operation = match record.position.and_then(|at| whole_operation(&record.operation, at)) {
             Some(whole) => whole.to_owned(),
@@ -377,8 +399,9 @@ mod tests {
     use super::*;
 
     fn batch(keys: &[&str]) -> Plan {
-        let drafts =
-            keys.iter().map(|key| EventTemplate::named("row.set").with("key", *key).about("row", *key));
+        let drafts = keys.iter().map(|key| {
+            EventTemplate::named("row.set").with("key", *key).about("row", *key).by(Some("key:1"))
+        });
         let entry = drafts.fold(Entry::about("row", "first"), Entry::event);
         Plan::of(&Tenant::new("acme").unwrap(), "op")
             .log(entry.event(EventTemplate::named("row.own")))
@@ -391,7 +414,7 @@ mod tests {
         let keys: Vec<String> = (0..12).map(|key| key.to_string()).collect();
         let plan = batch(&keys.iter().map(String::as_str).collect::<Vec<_>>());
         let drafts = plan.entry().unwrap().events.iter();
-        let events = drafts.map(|draft| Event { name: draft.name.clone(), data: draft.data.clone().into() });
+        let events = drafts.map(|draft| crate::eval::finish_event(draft, |_| None));
         let whole = Record::of(&plan, Time::from_micros(1), events.collect());
         assert_eq!(parts_of(&plan, 1).unwrap(), []);
         let parts = parts_of(&plan, 4).unwrap();

@@ -13,6 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::watch;
 
+use crate::blank::{BlankRange, BlankedPage, BlankedRecord};
 use crate::bug;
 use crate::bug::Bug;
 use crate::clock::{Clock, SystemClock};
@@ -20,31 +21,33 @@ use crate::error::StoreError;
 use crate::eval::{self, Decision};
 use crate::limits::PAGE_MAX;
 use crate::log::{LogPage, LogPart, Position, Record, partition_of, parts_of};
-use crate::migration::{Change, Difference, Migrate, differences, keep_surplus};
+use crate::migration::{Difference, Migrate, SchemaChange, keep_surplus, null_rows, planned};
 use crate::outcome::{Applied, Commit, Resolution};
 use crate::plan::{Plan, Verb};
-use crate::read::{Consistency, Direction, Page, Query, Scan};
+use crate::read::{Consistency, Direction, Page, Query};
 use crate::row::{Address, Row, Tenant};
-use crate::store::{ExplainRequest, Explanation, Request, Store};
+use crate::scan::{Scan, Segment, check_segments, ends_segment, scan_key};
+use crate::store::{EngineRequest, ExplainRequest, Explanation, Store};
 use crate::table::{Schema, Table};
+use crate::time::Time;
 use crate::value::Value;
 
-/// Partitions of a log, unless the store is told otherwise.
+/// Partitions of a log, unless the options say otherwise.
 pub const PARTITIONS: u32 = 16;
 
 /// A store in memory. Clones share one content; it is gone with the last of them.
 #[derive(Clone)]
 pub struct ModelStore {
     clock: Arc<dyn Clock>,
-    content: Arc<Mutex<Content>>,
+    content: Arc<Mutex<ModelContent>>,
     heads: watch::Sender<Vec<u64>>,
 }
 
 #[derive(Default)]
-struct Content {
+struct ModelContent {
     schema: Schema,
     /// By table, tenant and key.
-    rows: BTreeMap<String, BTreeMap<Place, Row>>,
+    rows: BTreeMap<String, BTreeMap<RowLocation, Row>>,
     partitions: Vec<Partition>,
     /// By tenant and operation id: where the record stands.
     operations: HashMap<(Tenant, String), Position>,
@@ -53,21 +56,21 @@ struct Content {
 
 #[derive(Default)]
 struct Partition {
-    records: Vec<Kept>,
+    records: Vec<KeptRecord>,
     /// How many records were forgotten.
     trimmed: u64,
 }
 
 /// A record that is kept.
 #[derive(Clone)]
-struct Kept {
+struct KeptRecord {
     /// With all events.
     record: Record,
     /// The places of those that readers of the log get from another partition.
     copies: Vec<usize>,
 }
 
-impl Kept {
+impl KeptRecord {
     /// What readers of the log get.
     fn in_log(&self) -> Record {
         let events = self.record.events.iter().enumerate();
@@ -84,24 +87,34 @@ impl Kept {
 
 /// Where a row stands in its table's order.
 #[derive(Clone, Debug, PartialEq)]
-struct Place {
+struct RowLocation {
     tenant: Tenant,
     key: Vec<Value>,
 }
 
-impl Eq for Place {}
-impl PartialOrd for Place {
-    fn partial_cmp(&self, other: &Place) -> Option<Ordering> {
+impl Eq for RowLocation {}
+impl PartialOrd for RowLocation {
+    fn partial_cmp(&self, other: &RowLocation) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Place {
-    fn cmp(&self, other: &Place) -> Ordering {
+impl Ord for RowLocation {
+    fn cmp(&self, other: &RowLocation) -> Ordering {
         self.tenant.cmp(&other.tenant).then_with(|| compare_values(&self.key, &other.key))
     }
 }
 
 /// The order of two lists of values that are not null and have the same types.
+/// The rows of a scan, from its cursor on.
+fn rows_of<'r>(rows: impl Iterator<Item = &'r Row>, scan: &Scan) -> impl Iterator<Item = &'r Row> {
+    rows.filter(move |row| {
+        let key = scan_key(row);
+        scan.tenant().is_none_or(|tenant| tenant == row.tenant())
+            && scan.lower_bound().is_none_or(|above| compare_values(&key, above).is_gt())
+            && scan.upper_bound().is_none_or(|through| compare_values(&key, through).is_le())
+    })
+}
+
 fn compare_values<'a>(
     left: impl IntoIterator<Item = &'a Value>,
     right: impl IntoIterator<Item = &'a Value>,
@@ -125,9 +138,9 @@ impl ModelStore {
     /// An empty store on a clock, with a number of log partitions.
     pub fn with(clock: Arc<dyn Clock>, partitions: u32) -> ModelStore {
         let count = partitions.max(1) as usize;
-        let content = Content {
+        let content = ModelContent {
             partitions: std::iter::repeat_with(Partition::default).take(count).collect(),
-            ..Content::default()
+            ..ModelContent::default()
         };
         let heads = watch::Sender::new(vec![0; count]);
         ModelStore { clock, content: Arc::new(Mutex::new(content)), heads }
@@ -139,16 +152,16 @@ impl ModelStore {
         self.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Content> {
+    fn lock(&self) -> MutexGuard<'_, ModelContent> {
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn open(&self) -> Result<MutexGuard<'_, Content>, StoreError> {
+    fn open(&self) -> Result<MutexGuard<'_, ModelContent>, StoreError> {
         let content = self.lock();
         if content.closed { Err(StoreError::unavailable("the store was closed")) } else { Ok(content) }
     }
 
-    fn publish_heads(&self, content: &Content) {
+    fn publish_heads(&self, content: &ModelContent) {
         let heads = content.partitions.iter().map(Partition::head).collect();
         self.heads.send_replace(heads);
     }
@@ -172,13 +185,25 @@ impl Partition {
     }
 }
 
-impl Content {
-    fn table(&self, table: &Table) -> Result<&BTreeMap<Place, Row>, StoreError> {
+impl ModelContent {
+    fn table(&self, table: &Table) -> Result<&BTreeMap<RowLocation, Row>, StoreError> {
         self.rows.get(table.name()).ok_or_else(|| StoreError::no_table(table.name()))
     }
 
+    /// Refuses a column that becomes required while rows have no value for it.
+    fn check_nulls(&self, change: &SchemaChange) -> Result<(), StoreError> {
+        let Difference::RequireColumn(column) = &change.difference else { return Ok(()) };
+        let rows = self.table(&change.table)?.values();
+        let null = rows.filter(|row| row.get(&column.name).is_none_or(Value::is_null));
+        let null: Vec<String> = null.map(ToString::to_string).collect();
+        match column.default.is_none() && !null.is_empty() {
+            true => Err(null_rows(&change.table, column, null)),
+            false => Ok(()),
+        }
+    }
+
     fn row(&self, address: &Address) -> Result<Option<Row>, StoreError> {
-        let place = Place { tenant: address.tenant().clone(), key: address.key().to_vec() };
+        let place = RowLocation { tenant: address.tenant().clone(), key: address.key().to_vec() };
         Ok(self.table(address.table())?.get(&place).cloned())
     }
 
@@ -186,7 +211,7 @@ impl Content {
         let position = self.operations.get(&(tenant.clone(), operation.to_owned()))?;
         let partition = self.partitions.get(usize::try_from(position.partition).ok()?)?;
         let place = usize::try_from(position.offset.checked_sub(partition.trimmed + 1)?).ok()?;
-        partition.records.get(place).map(Kept::of_operation)
+        partition.records.get(place).map(KeptRecord::of_operation)
     }
 
     /// How many partitions the log has; the store was made with a number of 32 bits.
@@ -200,7 +225,7 @@ impl Content {
             return Err(bug!("a record for partition {number}, which the log does not have"));
         };
         let position = Position { partition: number, offset: partition.head() + 1 };
-        partition.records.push(Kept { record: Record { position: Some(position), ..record }, copies });
+        partition.records.push(KeptRecord { record: Record { position: Some(position), ..record }, copies });
         Ok(position)
     }
 
@@ -220,7 +245,7 @@ impl Content {
         for (step, result) in plan.steps().iter().zip(rows) {
             let name = step.table.name();
             let table = self.rows.get_mut(name).ok_or_else(|| StoreError::no_table(name))?;
-            let place = Place { tenant: plan.tenant().clone(), key: step.key.clone() };
+            let place = RowLocation { tenant: plan.tenant().clone(), key: step.key.clone() };
             match (step.verb, result) {
                 (Verb::Put, Some(row)) => drop(table.insert(place, row.clone())),
                 (Verb::Delete, _) => drop(table.remove(&place)),
@@ -241,19 +266,21 @@ impl Store for ModelStore {
         self.lock().partition_count()
     }
 
-    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
+    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<SchemaChange>, StoreError> {
         let mut content = self.open()?;
-        let mut changes: Vec<Change> = differences(&content.schema, schema)?
+        let changes: Vec<SchemaChange> = planned(&content.schema, schema, how)?
             .into_iter()
-            .map(|(table, difference)| Change { table, difference, statements: Vec::new() })
+            .map(|(table, difference)| SchemaChange { table, difference, statements: Vec::new() })
             .collect();
+        for change in &changes {
+            content.check_nulls(change)?;
+        }
         if how == Migrate::Show {
             return Ok(changes);
         }
         let mut tables: BTreeMap<String, Arc<Table>> =
             schema.tables().map(|table| (table.name().to_owned(), table.clone())).collect();
         if how == Migrate::Apply {
-            changes.retain(|change| !change.removes());
             for old in content.schema.tables() {
                 let kept = match schema.table(old.name()) {
                     Some(new) => keep_surplus(old, new)?,
@@ -268,12 +295,14 @@ impl Store for ModelStore {
             }
         }
         for (name, table) in &tables {
+            let former = |column: &str| schema.table(name).and_then(|table| table.renamed_from(column));
             let rows = content.rows.entry(name.clone()).or_default();
             for row in rows.values_mut() {
                 let columns = table.columns().iter();
-                let values = columns.map(|column| match row.get(&column.name) {
-                    Some(value) => value.clone(),
-                    None => column.default.clone().unwrap_or(Value::Null),
+                let value = |column: &str| row.get(column).or_else(|| row.get(former(column)?));
+                let values = columns.map(|column| match value(&column.name) {
+                    Some(value) if !(value.is_null() && column.required) => value.clone(),
+                    _ => column.default.clone().unwrap_or(Value::Null),
                 });
                 *row = Row::new(table.clone(), row.tenant().clone(), values.collect(), row.version());
             }
@@ -375,22 +404,20 @@ impl Store for ModelStore {
     }
 
     async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {
+        scan.require_key_segment()?;
         let content = self.open()?;
-        let after = |row: &Row| {
-            let Some((Value::Text(tenant), key)) = scan.cursor_values().and_then(<[Value]>::split_first)
-            else {
-                return true;
-            };
-            let order = row.tenant().as_str().cmp(tenant);
-            order.then_with(|| compare_values(row.key(), key)).is_gt()
-        };
-        let rows = content
-            .table(scan.read_table())?
-            .values()
-            .filter(|row| scan.tenant().is_none_or(|tenant| tenant == row.tenant()) && after(row))
-            .map(|row| seen_as(row.clone(), scan.read_table()))
-            .collect();
+        let rows = rows_of(content.table(scan.read_table())?.values(), scan);
+        let rows = rows.map(|row| seen_as(row.clone(), scan.read_table())).collect();
         Ok(page(rows, scan.page_limit(), |row| scan.cursor_at(row)))
+    }
+
+    async fn segments(&self, scan: &Scan, max: usize) -> Result<Vec<Segment>, StoreError> {
+        check_segments(max)?;
+        scan.require_key_segment()?;
+        let content = self.open()?;
+        let rows: Vec<&Row> = rows_of(content.table(scan.read_table())?.values(), scan).collect();
+        let ends = rows.iter().zip(1..).filter(|(_, n)| ends_segment(*n, rows.len(), max));
+        Ok(Segment::by_keys(scan, ends.map(|(row, _)| scan_key(row)).collect()))
     }
 
     async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
@@ -400,7 +427,7 @@ impl Store for ModelStore {
         };
         let skip = usize::try_from(after.saturating_sub(partition.trimmed)).unwrap_or(usize::MAX);
         let records =
-            partition.records.iter().skip(skip).take(limit.min(PAGE_MAX)).map(Kept::in_log).collect();
+            partition.records.iter().skip(skip).take(limit.min(PAGE_MAX)).map(KeptRecord::in_log).collect();
         Ok(LogPage { records, oldest: partition.trimmed + 1, head: partition.head() })
     }
 
@@ -427,9 +454,9 @@ impl Store for ModelStore {
             return Err(StoreError::no_partition(partition, count));
         };
         let keep_from = through.min(list.head().saturating_sub(1)).saturating_sub(list.trimmed);
-        let forgotten: Vec<Kept> = list.records.drain(..keep_from as usize).collect();
+        let forgotten: Vec<KeptRecord> = list.records.drain(..keep_from as usize).collect();
         list.trimmed += forgotten.len() as u64;
-        for Kept { record, .. } in forgotten {
+        for KeptRecord { record, .. } in forgotten {
             let operation = (record.tenant, record.operation);
             // The records of further partitions are not what their operation is known by.
             if content.operations.get(&operation).copied() == record.position {
@@ -437,6 +464,43 @@ impl Store for ModelStore {
             }
         }
         Ok(())
+    }
+
+    async fn blank_events(&self, range: &BlankRange) -> Result<BlankedPage, StoreError> {
+        let mut content = self.open()?;
+        let count = content.partitions.len();
+        let Some(list) = content.partitions.get_mut(range.partition as usize) else {
+            return Err(StoreError::no_partition(range.partition, count));
+        };
+        let mut page = BlankedPage { reached: range.through, events: 0 };
+        let in_range = list.records.iter_mut().filter(|kept| {
+            let offset = kept.record.position.map_or(0, |position| position.offset);
+            range.after < offset && offset <= range.through
+        });
+        for (looked_at, kept) in in_range.enumerate() {
+            if looked_at == range.limit.clamp(1, PAGE_MAX) {
+                return Ok(page);
+            }
+            let Record { tenant, key, position, events, .. } = &mut kept.record;
+            let offset = position.map_or(0, |position| position.offset);
+            let record = BlankedRecord { tenant, key, offset };
+            for event in events {
+                if let Some(left) = range.blank(record, &event.name, &event.data) {
+                    event.data = left;
+                    page.events += 1;
+                }
+            }
+            page.reached = offset;
+        }
+        Ok(BlankedPage { reached: range.through, ..page })
+    }
+
+    async fn scrub(&self) -> Result<(), StoreError> {
+        self.open().map(drop)
+    }
+
+    async fn now(&self) -> Result<Time, StoreError> {
+        self.open().map(|_| self.clock.now())
     }
 
     fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {
@@ -449,7 +513,7 @@ impl Store for ModelStore {
             }
             _ => Vec::new(),
         };
-        Explanation { requests: vec![Request { purpose, text, parameters: Vec::new() }], cost }
+        Explanation { requests: vec![EngineRequest { purpose, text, parameters: Vec::new() }], cost }
     }
 
     async fn close(&self) {

@@ -13,7 +13,7 @@
 //! | [`Step::assert`] | assert | present | refused (`Guard`) | refused (`Absent`) |
 //! | [`Step::assert_absent`] | assert | absent | refused (`Present`) | holds |
 //!
-//! Everything that can be wrong with a plan without knowing what is stored is refused by [`Builder::build`].
+//! Everything that can be wrong with a plan without knowing what is stored is refused by [`PlanBuilder::build`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -160,10 +160,10 @@ impl Step {
 
 /// One atomic write, checked and ready to be committed. Cheap to clone.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan(Arc<Content>);
+pub struct Plan(Arc<PlanContent>);
 
 #[derive(Debug, PartialEq)]
-struct Content {
+struct PlanContent {
     tenant: Tenant,
     operation: String,
     steps: Vec<Step>,
@@ -176,8 +176,8 @@ impl Plan {
     ///
     /// The id names this one intent: a commit under an id that was applied before is not applied again. Only
     /// plans with a log entry are remembered. A plan without one must be safe to repeat by its guards.
-    pub fn of(tenant: &Tenant, operation: impl Into<String>) -> Builder {
-        Builder {
+    pub fn of(tenant: &Tenant, operation: impl Into<String>) -> PlanBuilder {
+        PlanBuilder {
             tenant: tenant.clone(),
             operation: operation.into(),
             steps: Vec::new(),
@@ -221,8 +221,8 @@ impl Plan {
     }
 
     /// The plan as it was before it was built, to be changed and built anew.
-    pub fn to_builder(&self) -> Builder {
-        Builder {
+    pub fn to_builder(&self) -> PlanBuilder {
+        PlanBuilder {
             tenant: self.0.tenant.clone(),
             operation: self.0.operation.clone(),
             steps: self.0.steps.clone(),
@@ -234,7 +234,7 @@ impl Plan {
 
 /// A plan being put together.
 #[derive(Clone, Debug)]
-pub struct Builder {
+pub struct PlanBuilder {
     /// Whose plan it is.
     pub tenant: Tenant,
     /// The operation id.
@@ -247,38 +247,38 @@ pub struct Builder {
     pub returns_rows: bool,
 }
 
-impl Builder {
+impl PlanBuilder {
     /// Adds a step.
     #[must_use]
-    pub fn step(mut self, step: Step) -> Builder {
+    pub fn step(mut self, step: Step) -> PlanBuilder {
         self.steps.push(step);
         self
     }
 
     /// Adds steps.
     #[must_use]
-    pub fn steps(mut self, steps: impl IntoIterator<Item = Step>) -> Builder {
+    pub fn steps(mut self, steps: impl IntoIterator<Item = Step>) -> PlanBuilder {
         self.steps.extend(steps);
         self
     }
 
     /// Sets the log entry.
     #[must_use]
-    pub fn log(mut self, entry: Entry) -> Builder {
+    pub fn log(mut self, entry: Entry) -> PlanBuilder {
         self.entry = Some(entry);
         self
     }
 
     /// Does without the rows in the outcome. Where an engine would have to read them first, this saves a request.
     #[must_use]
-    pub fn without_rows(mut self) -> Builder {
+    pub fn without_rows(mut self) -> PlanBuilder {
         self.returns_rows = false;
         self
     }
 
     /// Checks the plan: names, types, keys, limits.
     pub fn build(self) -> Result<Plan, PlanError> {
-        let Builder { tenant, operation, steps, entry, returns_rows } = self;
+        let PlanBuilder { tenant, operation, steps, entry, returns_rows } = self;
         check_text("operation", &operation, false)?;
         check_operation(&operation)?;
         check_operations(&steps, entry.as_ref())?;
@@ -297,7 +297,7 @@ impl Builder {
             weight += check_entry_weight(&operation, entry)?;
         }
         check_limit(format_args!("bytes in a plan"), weight, limits::PLAN_BYTES_MAX)?;
-        Ok(Plan(Arc::new(Content { tenant, operation, steps, entry, returns_rows })))
+        Ok(Plan(Arc::new(PlanContent { tenant, operation, steps, entry, returns_rows })))
     }
 }
 
@@ -449,8 +449,8 @@ fn admit_guard(table: &Table, guard: Guard) -> Result<Guard, PlanError> {
             }
             let admitted =
                 admit_operand(table, &mut left, kind).and_then(|()| admit_operand(table, &mut right, kind));
-            if let Err(misfit) = admitted {
-                return Err(misfit.within(table, text(&left, &right)));
+            if let Err(error) = admitted {
+                return Err(error.within(table, text(&left, &right)));
             }
             Ok(Guard::Compare(left, comparison, right))
         }
@@ -505,24 +505,26 @@ fn operand_type(table: &Table, operand: &Operand) -> Result<Option<Type>, PlanEr
 const NOW_OFFSET_MAX_MICROS: u64 = 100 * 366 * 24 * 3600 * 1_000_000;
 
 /// Why an operand does not fit where it stands. What it stands in is put into words only then.
-enum Misfit {
+enum OperandError {
     Unknown(PlanError),
     Mistyped(String),
 }
 
-impl Misfit {
+impl OperandError {
     fn within(self, table: &Table, expression: String) -> PlanError {
         match self {
-            Misfit::Unknown(error) => error,
-            Misfit::Mistyped(why) => PlanError::Mistyped { table: table.name().to_owned(), expression, why },
+            OperandError::Unknown(error) => error,
+            OperandError::Mistyped(why) => {
+                PlanError::Mistyped { table: table.name().to_owned(), expression, why }
+            }
         }
     }
 }
 
 /// Checks an operand and puts its constant into the form in which it is stored.
-fn admit_operand(table: &Table, operand: &mut Operand, kind: Type) -> Result<(), Misfit> {
-    let mistyped = |why: String| Err(Misfit::Mistyped(why));
-    if let Some(own) = operand_type(table, operand).map_err(Misfit::Unknown)?
+fn admit_operand(table: &Table, operand: &mut Operand, kind: Type) -> Result<(), OperandError> {
+    let mistyped = |why: String| Err(OperandError::Mistyped(why));
+    if let Some(own) = operand_type(table, operand).map_err(OperandError::Unknown)?
         && own != kind
     {
         return mistyped(format!("needs {kind} where `{operand}` is {own}"));
@@ -578,7 +580,7 @@ fn admit_assignment(
     let admitted = match &mut expr {
         Expr::Is(operand) => admit_operand(table, operand, kind),
         Expr::Add(..) | Expr::Subtract(..) if !matches!(kind, Type::Int | Type::Float | Type::Time) => {
-            Err(Misfit::Mistyped(format!("computes {kind}; only int, float and time can be computed")))
+            Err(OperandError::Mistyped(format!("computes {kind}; only int, float and time can be computed")))
         }
         Expr::Add(left, right) | Expr::Subtract(left, right) => {
             let second = if kind == Type::Time { Type::Int } else { kind };
@@ -587,7 +589,7 @@ fn admit_assignment(
     };
     match admitted {
         Ok(()) => Ok(Assignment { column, expr }),
-        Err(misfit) => Err(misfit.within(table, format!("{column} = {expr}"))),
+        Err(error) => Err(error.within(table, format!("{column} = {expr}"))),
     }
 }
 
@@ -621,8 +623,11 @@ fn admit_entry(entry: Entry, steps: &[Step]) -> Result<Entry, PlanError> {
     let events = events
         .into_iter()
         .map(|draft| {
-            let EventTemplate { name, data, row_of, about } = draft;
+            let EventTemplate { name, data, row_of, about, actor } = draft;
             check_text("event", &name, false)?;
+            if let Some(actor) = &actor {
+                check_text("actor", actor, false)?;
+            }
             if let Some(EventSubject { resource, key }) = &about {
                 check_text("resource", resource, false)?;
                 check_text("key", key, true)?;
@@ -640,14 +645,18 @@ fn admit_entry(entry: Entry, steps: &[Step]) -> Result<Entry, PlanError> {
                 why,
             })?;
             let data = if let serde_json::Value::Object(data) = data { data } else { serde_json::Map::new() };
-            Ok(EventTemplate { name, data, row_of, about })
+            Ok(EventTemplate { name, data, row_of, about, actor })
         })
         .collect::<Result<_, _>>()?;
     Ok(Entry { resource, key, fingerprint, events })
 }
 
 fn check_entry_weight(operation: &str, entry: &Entry) -> Result<usize, PlanError> {
-    let weights = || entry.events.iter().map(|draft| (draft.name.as_str(), json_weight(&draft.data)));
+    let weights = || {
+        entry.events.iter().map(|draft| {
+            (draft.name.as_str(), json_weight(&draft.data) + limits::actor_weight(draft.actor.as_ref()))
+        })
+    };
     let own = limits::check_events(operation, weights());
     own.map(|own| own + limits::further_weight(entry, weights())).map_err(|error| match error {
         crate::StoreError::LimitExceeded { what, limit, actual } => {

@@ -15,7 +15,7 @@ impl Random {
         Random(seed)
     }
 
-    /// A sequence that nobody can foresee.
+    /// An unpredictable sequence.
     #[expect(clippy::disallowed_methods, reason = "this is the random module")]
     pub fn from_entropy() -> Random {
         let mut seed = [0; 8];

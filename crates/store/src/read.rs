@@ -1,4 +1,4 @@
-//! Reads: a range of one partition of a table or index, or a walk over a whole table, page by page.
+//! Reads of a range of one partition of a table or index, page by page. Scans of whole tables are in [`crate::scan`].
 
 use std::fmt;
 use std::ops::Bound;
@@ -328,82 +328,12 @@ fn named<'a>(table: &'a Table, names: &[String]) -> Vec<&'a Column> {
     names.iter().filter_map(|name| table.column(name)).collect()
 }
 
-fn admit_limit(rows: usize) -> Result<usize, PlanError> {
+pub(crate) fn admit_limit(rows: usize) -> Result<usize, PlanError> {
     if rows == 0 || rows > PAGE_MAX {
         let what = "rows in a page (from 1)".to_owned();
         return Err(PlanError::Limit { what, limit: PAGE_MAX, actual: rows });
     }
     Ok(rows)
-}
-
-/// A walk over all rows of a table, in an order that is the engine's own.
-///
-/// A row that is there from the beginning to the end of the walk is returned exactly once.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Scan {
-    table: Arc<Table>,
-    tenant: Option<Tenant>,
-    limit: usize,
-    after: Option<Cursor>,
-}
-
-impl Scan {
-    /// All rows of all tenants: for workers and tools, never on behalf of a tenant.
-    pub fn all(table: &Arc<Table>) -> Scan {
-        Scan { table: table.clone(), tenant: None, limit: PAGE_MAX, after: None }
-    }
-
-    /// All rows of one tenant.
-    pub fn of(table: &Arc<Table>, tenant: &Tenant) -> Scan {
-        Scan { tenant: Some(tenant.clone()), ..Scan::all(table) }
-    }
-
-    /// At most this many rows in a page; 1 to [`PAGE_MAX`].
-    pub fn limit(mut self, rows: usize) -> Result<Scan, PlanError> {
-        self.limit = admit_limit(rows)?;
-        Ok(self)
-    }
-
-    /// Continues behind a page.
-    pub fn after(mut self, cursor: Cursor) -> Result<Scan, PlanError> {
-        let kinds: Vec<Type> = std::iter::once(Type::Text)
-            .chain(self.table.key_columns().iter().map(|column| column.kind))
-            .collect();
-        cursor.check(&self.source(), &kinds)?;
-        self.after = Some(cursor);
-        Ok(self)
-    }
-
-    fn source(&self) -> String {
-        format!("{}/*", self.table)
-    }
-
-    /// The table.
-    pub fn read_table(&self) -> &Arc<Table> {
-        &self.table
-    }
-
-    /// Whose rows; `None` for all.
-    pub fn tenant(&self) -> Option<&Tenant> {
-        self.tenant.as_ref()
-    }
-
-    /// The most rows of a page.
-    pub fn page_limit(&self) -> usize {
-        self.limit
-    }
-
-    /// Tenant and key behind which it continues.
-    pub fn cursor_values(&self) -> Option<&[Value]> {
-        self.after.as_ref().map(|cursor| cursor.values.as_slice())
-    }
-
-    /// The cursor behind a row of this walk.
-    pub fn cursor_at(&self, row: &Row) -> Cursor {
-        let tenant = Value::from(row.tenant().as_str());
-        let values = std::iter::once(tenant).chain(row.key().iter().cloned()).collect();
-        Cursor { source: self.source(), values }
-    }
 }
 
 /// Rows, and where to go on.
@@ -419,8 +349,8 @@ pub struct Page {
 /// signs it before handing it out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cursor {
-    source: String,
-    values: Vec<Value>,
+    pub(crate) source: String,
+    pub(crate) values: Vec<Value>,
 }
 
 impl Cursor {
@@ -437,7 +367,7 @@ impl Cursor {
         Cursor { source: query.source(), values: self.values.clone() }
     }
 
-    fn check(&self, source: &str, kinds: &[Type]) -> Result<(), PlanError> {
+    pub(crate) fn check(&self, source: &str, kinds: &[Type]) -> Result<(), PlanError> {
         if self.source != source {
             let why = format!("it was made by a read of {}, this one is of {source}", self.source);
             return Err(PlanError::BadCursor { why });

@@ -6,17 +6,20 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::join_all;
 
+use crate::blank::{BlankRange, BlankedPage};
 use crate::bug;
 use crate::bug::Bug;
 use crate::claim_range::{ClaimRange, claim_row_by_row};
 use crate::error::StoreError;
 use crate::log::{LogPage, Record};
-use crate::migration::{Change, Migrate};
+use crate::migration::{Migrate, SchemaChange};
 use crate::outcome::{Commit, Resolution};
 use crate::plan::Plan;
-use crate::read::{Consistency, Page, Query, Scan};
+use crate::read::{Consistency, Page, Query};
 use crate::row::{Address, Cell, Row, Tenant};
+use crate::scan::{Scan, Segment};
 use crate::table::Schema;
+use crate::time::Time;
 use crate::value::Value;
 
 /// Tables, plans of guarded steps, range reads and a log.
@@ -43,7 +46,7 @@ use crate::value::Value;
 /// - Eventual reads, which include all reads of an index, may be arbitrarily old.
 /// - A refusal is not remembered: the same operation id may be tried again and may then be applied.
 /// - A plan without a log entry is not remembered either: its guards must make it safe to repeat.
-/// - Versions count the writes of one life of a row. A row that is deleted and inserted again begins at 1; whoever
+/// - Versions count the writes of one life of a row. A row that is deleted and inserted again begins at 1; a caller that
 ///   needs more keeps a tombstone.
 #[async_trait]
 pub trait Store: Send + Sync + fmt::Debug {
@@ -55,7 +58,7 @@ pub trait Store: Send + Sync + fmt::Debug {
 
     /// Makes the live store fit a schema, or says what that would take. Idempotent, and safe to run from
     /// several processes at once. Returns the changes, in the order in which they are made.
-    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError>;
+    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<SchemaChange>, StoreError>;
 
     /// Applies a plan. The tables it names must have been migrated to.
     async fn commit(&self, plan: &Plan) -> Result<Commit, StoreError>;
@@ -105,8 +108,17 @@ pub trait Store: Send + Sync + fmt::Debug {
         claim_row_by_row(self, take).await
     }
 
-    /// Reads a page of a whole table. Strong, row by row.
+    /// Reads a page of a whole table or of one of its segments. Strong, row by row.
     async fn scan(&self, scan: &Scan) -> Result<Page, StoreError>;
+
+    /// Divides what is left of a scan into at most `max` segments (1 to [`crate::scan::SEGMENTS_MAX`]) for
+    /// [`Scan::within`]. The segments tile it: every row of the rest of the scan, also one that is inserted later, belongs
+    /// to exactly one.
+    ///
+    /// An engine that divides by keys reads all keys once and makes segments of nearly equal size; there are fewer than
+    /// `max` only if there are fewer rows. It can divide a segment again. An engine that divides by hash returns a segment
+    /// that it is given unchanged, as the only one.
+    async fn segments(&self, scan: &Scan, max: usize) -> Result<Vec<Segment>, StoreError>;
 
     /// Reads records of one partition after an offset (0: from the oldest), at most `limit`, never more than
     /// [`crate::limits::PAGE_MAX`]. A record has the events that belong to the partition, and no others.
@@ -119,6 +131,19 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Forgets the records of a partition up to an offset, and with them their operation ids. The newest record
     /// of a partition is always kept.
     async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError>;
+
+    /// Blanks events about rows that were erased (B1 to B4 of [`crate::blank`]) in a bounded number of records, also in the copies
+    /// that answers to repetitions are made from. Positions, names and operation ids stay. Idempotent; a caller goes on behind
+    /// [`BlankedPage::reached`] until that is the end of its range.
+    async fn blank_events(&self, range: &BlankRange) -> Result<BlankedPage, StoreError>;
+
+    /// Removes from the engine's own files what rows and records contained before they were changed, deleted or blanked, as far as
+    /// the engine can. It may take as long as to copy all data. SQLite rewrites its file. The model has no former contents;
+    /// PostgreSQL and DynamoDB remove them by themselves, at a time of their own.
+    async fn scrub(&self) -> Result<(), StoreError>;
+
+    /// The time by the clock that `now` in a guard reads: the server's clock on PostgreSQL, the clock of this process elsewhere.
+    async fn now(&self) -> Result<Time, StoreError>;
 
     /// What the engine would be sent for this, without sending it.
     fn explain(&self, asked: ExplainRequest<'_>) -> Explanation;
@@ -216,14 +241,14 @@ impl<'a> From<&'a Plan> for ExplainRequest<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// The requests, in order.
-    pub requests: Vec<Request>,
+    pub requests: Vec<EngineRequest>,
     /// What it costs, as pairs of a name and a figure: round trips, write units, synchronizations.
     pub cost: Vec<(String, String)>,
 }
 
 /// One request or statement.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct EngineRequest {
     /// What it is for.
     pub purpose: String,
     /// The statement or request, as the engine gets it.

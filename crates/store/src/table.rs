@@ -103,19 +103,28 @@ pub struct Table {
     indexes: Vec<Index>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     layout: Vec<LayoutNumber>,
+    /// New and former names of columns. They are for migrations and not part of the definition that is stored.
+    #[serde(skip)]
+    renames: Vec<(String, String)>,
 }
 
 impl Table {
     /// Starts the declaration of a table.
-    pub fn named(name: impl Into<String>) -> Builder {
-        Builder {
+    pub fn named(name: impl Into<String>) -> TableBuilder {
+        TableBuilder {
             name: name.into(),
             partition: Vec::new(),
             sort: Vec::new(),
             others: Vec::new(),
             indexes: Vec::new(),
             layout: Vec::new(),
+            renames: Vec::new(),
         }
+    }
+
+    /// The name that a column had before, if the declaration says one.
+    pub fn renamed_from(&self, column: &str) -> Option<&str> {
+        self.renames.iter().find(|(name, _)| name == column).map(|(_, former)| former.as_str())
     }
 
     /// Its name.
@@ -201,85 +210,97 @@ impl fmt::Display for Table {
 
 /// A table being declared.
 #[derive(Clone, Debug)]
-pub struct Builder {
+pub struct TableBuilder {
     name: String,
     partition: Vec<Column>,
     sort: Vec<Column>,
     others: Vec<Column>,
     indexes: Vec<Index>,
     layout: Vec<LayoutNumber>,
+    renames: Vec<(String, String)>,
 }
 
-impl Builder {
+impl TableBuilder {
+    /// The name of the table.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Adds a partition column to the key.
-    pub fn partition(mut self, name: &str, kind: Type) -> Builder {
+    pub fn partition(mut self, name: &str, kind: Type) -> TableBuilder {
         self.partition.push(key_column(name, kind));
         self
     }
 
     /// Adds a sort column to the key.
-    pub fn sort(mut self, name: &str, kind: Type) -> Builder {
+    pub fn sort(mut self, name: &str, kind: Type) -> TableBuilder {
         self.sort.push(key_column(name, kind));
         self
     }
 
     /// Adds a column that refuses null.
-    pub fn required(mut self, name: &str, kind: Type) -> Builder {
+    pub fn required(mut self, name: &str, kind: Type) -> TableBuilder {
         self.others.push(Column { name: name.to_owned(), kind, required: true, default: None });
         self
     }
 
     /// Adds a column that may be null.
-    pub fn optional(mut self, name: &str, kind: Type) -> Builder {
+    pub fn optional(mut self, name: &str, kind: Type) -> TableBuilder {
         self.others.push(Column { name: name.to_owned(), kind, required: false, default: None });
         self
     }
 
     /// Adds a column that refuses null and has a default for inserts that do not set it.
-    pub fn defaulted(mut self, name: &str, kind: Type, default: impl Into<Value>) -> Builder {
+    pub fn defaulted(mut self, name: &str, kind: Type, default: impl Into<Value>) -> TableBuilder {
         let default = Some(default.into());
         self.others.push(Column { name: name.to_owned(), kind, required: true, default });
         self
     }
 
     /// Adds a column that was declared elsewhere.
-    pub fn declared(mut self, column: Column) -> Builder {
+    pub fn declared(mut self, column: Column) -> TableBuilder {
         self.others.push(column);
         self
     }
 
+    /// Says which name a column had before.
+    pub fn renamed(mut self, column: &str, former: &str) -> TableBuilder {
+        self.renames.push((column.to_owned(), former.to_owned()));
+        self
+    }
+
     /// Adds an index that was declared elsewhere.
-    pub fn declared_index(mut self, index: Index) -> Builder {
+    pub fn declared_index(mut self, index: Index) -> TableBuilder {
         self.indexes.push(index);
         self
     }
 
     /// Records a number that says where rows are, and that may only become greater while the table exists.
-    pub fn growing(self, name: &str, value: impl Into<i64>) -> Builder {
+    pub fn growing(self, name: &str, value: impl Into<i64>) -> TableBuilder {
         let value = value.into();
         self.declared_layout(LayoutNumber { name: name.to_owned(), value, rule: LayoutRule::Grows })
     }
 
     /// Records a number that rows were made with, and that cannot change while the table exists.
-    pub fn fixed(self, name: &str, value: impl Into<i64>) -> Builder {
+    pub fn fixed(self, name: &str, value: impl Into<i64>) -> TableBuilder {
         let value = value.into();
         self.declared_layout(LayoutNumber { name: name.to_owned(), value, rule: LayoutRule::Fixed })
     }
 
     /// Records a layout number that was declared elsewhere.
-    pub fn declared_layout(mut self, number: LayoutNumber) -> Builder {
+    pub fn declared_layout(mut self, number: LayoutNumber) -> TableBuilder {
         self.layout.push(number);
         self
     }
 
     /// Declares an index of each tenant's rows.
-    pub fn index(self, name: &str, partition: &[&str], sort: &[&str]) -> Builder {
+    pub fn index(self, name: &str, partition: &[&str], sort: &[&str]) -> TableBuilder {
         self.declared_index(index(name, partition, sort, false))
     }
 
     /// Declares an index across tenants, for [`crate::Query::all_tenants`]. Its partition columns spread the rows of the
     /// whole house, so there must be one, and it should have as many values as workers are to share the reading.
-    pub fn global_index(self, name: &str, partition: &[&str], sort: &[&str]) -> Builder {
+    pub fn global_index(self, name: &str, partition: &[&str], sort: &[&str]) -> TableBuilder {
         self.declared_index(index(name, partition, sort, true))
     }
 
@@ -298,7 +319,7 @@ impl Builder {
 
     /// Checks the declaration.
     pub fn build(self) -> Result<Arc<Table>, SchemaError> {
-        let Builder { name: table, partition, sort, others, indexes, layout } = self;
+        let TableBuilder { name: table, partition, sort, others, indexes, layout, renames } = self;
         let bad = |why: String| SchemaError { table: table.clone(), why };
         check_name(&table).map_err(|why| bad(format!("the table's name {why}")))?;
         if table.starts_with("statehouse") {
@@ -369,7 +390,12 @@ impl Builder {
         {
             return Err(bad(format!("layout number {} is declared twice", twice.name)));
         }
-        Ok(Arc::new(Table { name: table, columns, partition_len, sort_len, indexes, layout }))
+        if let Some((column, former)) =
+            renames.iter().find(|(_, former)| columns.iter().any(|column| column.name == *former))
+        {
+            return Err(bad(format!("column {column} was {former} before, which is declared too")));
+        }
+        Ok(Arc::new(Table { name: table, columns, partition_len, sort_len, indexes, layout, renames }))
     }
 }
 
@@ -430,7 +456,7 @@ impl Schema {
 mod tests {
     use super::*;
 
-    fn check(builder: Builder, expect: &str) {
+    fn check(builder: TableBuilder, expect: &str) {
         match builder.build() {
             Ok(_) => panic!("expected an error holding {expect:?}"),
             Err(error) => assert!(error.to_string().contains(expect), "{error}"),

@@ -21,8 +21,9 @@ use crate::claim_range::ClaimRange;
 use crate::guard::Guard;
 use crate::log::{Entry, EventTemplate};
 use crate::plan::{Expect, Plan, Step, Verb};
-use crate::read::{Consistency, Direction, Query, Scan};
+use crate::read::{Consistency, Direction, Query};
 use crate::row::Address;
+use crate::scan::Scan;
 use crate::store::{ExplainRequest, ReadRequest};
 use crate::table::Column;
 use crate::value::Value;
@@ -140,7 +141,8 @@ impl fmt::Display for Query {
 impl fmt::Display for Scan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whose = if self.tenant().is_none() { ", of all tenants" } else { "" };
-        write!(f, "scan {}{whose}", self.read_table())?;
+        let part = if self.segment().is_some() { ", within a segment" } else { "" };
+        write!(f, "scan {}{whose}{part}", self.read_table())?;
         write_page(f, self.page_limit(), self.cursor_values())
     }
 }

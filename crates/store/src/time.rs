@@ -95,7 +95,7 @@ impl Time {
 }
 
 impl Time {
-    /// What `Display` writes. Whoever prints many of them need not go through a formatter for each.
+    /// What `Display` writes. Code that prints many of them need not use a formatter for each.
     pub(crate) fn to_text(self) -> String {
         if self.is_storable()
             && let Ok(text) = std::str::from_utf8(&self.text())
@@ -202,16 +202,16 @@ mod tests {
     #[test]
     fn says_why_a_text_is_refused() {
         for text in ["9999-12-31T23:59:59Z", "9999-12-30T22:00:00.000001Z", "0000-12-31T23:59:59Z"] {
-            let told = text.parse::<Time>().unwrap_err().to_string();
+            let message = text.parse::<Time>().unwrap_err().to_string();
             let expected = format!(
                 "{text} cannot be stored: a time must lie between 0001-01-01T00:00:00.000000Z and \
                  9999-12-30T22:00:00.000000Z"
             );
-            assert_eq!(told, expected);
+            assert_eq!(message, expected);
         }
         for text in ["soon", "", "2026-13-01T00:00:00Z", "2026-01-31"] {
-            let told = text.parse::<Time>().unwrap_err().to_string();
-            assert_eq!(told, format!("{text:?} is not a time: write it as 2026-01-31T12:00:00Z"));
+            let message = text.parse::<Time>().unwrap_err().to_string();
+            assert_eq!(message, format!("{text:?} is not a time: write it as 2026-01-31T12:00:00Z"));
         }
     }
 

@@ -254,7 +254,7 @@ impl Value {
         }
     }
 
-    /// The same, of a value that nobody needs any more: its text is not copied.
+    /// The same, consuming the value: its text is not copied.
     pub fn into_json(self) -> serde_json::Value {
         match self {
             Value::Text(text) => text.into(),
@@ -370,8 +370,8 @@ fn canonical_number(float: f64) -> serde_json::Value {
 
 /// The length of the JSON text, counted without writing it.
 pub(crate) fn json_weight(json: &impl Serialize) -> usize {
-    struct Counter(usize);
-    impl std::io::Write for Counter {
+    struct JsonLength(usize);
+    impl std::io::Write for JsonLength {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0 += bytes.len();
             Ok(bytes.len())
@@ -380,7 +380,7 @@ pub(crate) fn json_weight(json: &impl Serialize) -> usize {
             Ok(())
         }
     }
-    let mut counter = Counter(0);
+    let mut counter = JsonLength(0);
     match serde_json::to_writer(&mut counter, json) {
         Ok(()) => counter.0,
         Err(_) => usize::MAX,

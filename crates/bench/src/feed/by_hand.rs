@@ -16,17 +16,17 @@ use super::{BODY, CALLERS, MANY, Post, followers};
 /// How long a post is shown, as the feed has it if nothing else is declared.
 const KEEP: Duration = Duration::from_secs(30 * 86_400);
 
-/// Somebody who writes rows of readers.
+/// A writer of rows of readers.
 #[async_trait]
-pub(super) trait ByHand: Send + Sync {
+pub(super) trait FeedByHand: Send + Sync {
     /// Writes the rows of posts, so many at once, and says how many a second that was.
     async fn write(&self, posts: &[Post], at_once: usize) -> Result<f64>;
 }
 
 /// A row: its reader, time in microseconds, post, author, and end.
-type Row = (i64, i64, i64, i64, i64);
+type FeedRow = (i64, i64, i64, i64, i64);
 
-fn rows(posts: &[Post]) -> Vec<Row> {
+fn rows(posts: &[Post]) -> Vec<FeedRow> {
     let of = |post: &Post| {
         let (number, author) = (post.number as i64, post.author());
         let (at, end) = (post.at().micros(), post.at().plus(KEEP).micros());
@@ -129,7 +129,7 @@ order by created_at desc, post_id desc
 limit $5";
 
 #[async_trait]
-impl ByHand for PostgresByHand {
+impl FeedByHand for PostgresByHand {
     async fn write(&self, posts: &[Post], at_once: usize) -> Result<f64> {
         let insert = format!(
             "insert into bench_feed_by_hand.{}
@@ -141,7 +141,7 @@ impl ByHand for PostgresByHand {
             table(at_once)
         );
         let rows = rows(posts);
-        let mut shares: Vec<Vec<Vec<Row>>> = vec![Vec::new(); self.writers.len()];
+        let mut shares: Vec<Vec<Vec<FeedRow>>> = vec![Vec::new(); self.writers.len()];
         for (batch, share) in rows.chunks(at_once).zip((0..shares.len()).cycle()) {
             shares.get_mut(share).context("no connection")?.push(batch.to_vec());
         }
@@ -154,7 +154,7 @@ impl ByHand for PostgresByHand {
         for ((client, statement), share) in self.writers.iter().cloned().zip(statements).zip(shares) {
             writing.spawn(async move {
                 for batch in share {
-                    let column = |of: fn(&Row) -> i64| batch.iter().map(of).collect::<Vec<i64>>();
+                    let column = |of: fn(&FeedRow) -> i64| batch.iter().map(of).collect::<Vec<i64>>();
                     let (readers, times) = (column(|row| row.0), column(|row| row.1));
                     let (posts, authors, ends) =
                         (column(|row| row.2), column(|row| row.3), column(|row| row.4));
@@ -200,7 +200,7 @@ impl SqliteByHand {
 }
 
 #[async_trait]
-impl ByHand for SqliteByHand {
+impl FeedByHand for SqliteByHand {
     async fn write(&self, posts: &[Post], at_once: usize) -> Result<f64> {
         let rows = rows(posts);
         let insert = format!("INSERT INTO {} VALUES ('acme', 1, ?1, ?2, ?3, ?4, ?5, ?6, 1)", table(at_once));

@@ -16,15 +16,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use statehouse::Request;
-use statehouse::worker::Options;
+use statehouse::worker::WorkerOptions;
 use statehouse_store::clock::Stopwatch;
 use statehouse_store::{Clock as _, Scan, SystemClock, Time, Value};
 use tokio::task::JoinSet;
 
-use self::by_hand::{ByHand, PostgresByHand, SqliteByHand};
+use self::by_hand::{FeedByHand, PostgresByHand, SqliteByHand};
 use crate::load::{self, drive, median, middle, ratio};
 use crate::report;
-use crate::servers::Server;
+use crate::servers::BenchServer;
 use crate::site::{Site, Tenancy, request};
 
 const BLUEPRINT: &str = "
@@ -48,7 +48,7 @@ preview = \"body\"
 const AUTHORS: u64 = 400;
 const FOLLOWERS: u64 = 20;
 const READERS: u64 = 2_000;
-const BODY: &str = "what somebody has to say to everybody who follows them, in a line";
+const BODY: &str = "what an author has to say to the people who follow them, in a line";
 
 /// Posts of one round, those of the first round, which is not measured, and those by whose end the workers are under way.
 const POSTS: u64 = 4_000;
@@ -66,7 +66,7 @@ const SPAN: Duration = Duration::from_millis(1_000);
 /// Posts a second that are to be kept up with, and what is tried when they are not.
 const STEADY: [u64; 6] = [2_000, 1_500, 1_000, 750, 500, 250];
 const STEADY_FOR: Duration = Duration::from_secs(20);
-/// Posts in flight at most, so that a house that does not keep up is told so and not buried.
+/// Posts in flight at most, so that a house that does not keep up is measured and not overloaded.
 const IN_FLIGHT: usize = 512;
 
 /// Posts that are built anew: a million rows.
@@ -121,7 +121,7 @@ struct Square {
 }
 
 impl Square {
-    async fn open(server: &Server) -> Result<Square> {
+    async fn open(server: &BenchServer) -> Result<Square> {
         let site = Site::at(&server.url).await?;
         let house = site.house(BLUEPRINT).await?;
         let follow = |author: u64, reader: u64| -> Result<Request> {
@@ -167,7 +167,7 @@ impl Square {
     /// time on when they were under way.
     async fn brought(&self, posts: u64) -> Result<f64> {
         let watch = Stopwatch::start();
-        self.house.house.start_workers(Options::default());
+        self.house.house.start_workers(WorkerOptions::default());
         let mut begun = None;
         let (first, from) = loop {
             let done = self.projected();
@@ -212,13 +212,13 @@ impl Square {
 
 /// Measures and prints fan-out, pages and lag.
 pub async fn run() -> Result<()> {
-    let server = Server::sqlite()?;
+    let server = BenchServer::sqlite()?;
     let square = Square::open(&server).await?;
-    let by_hand: Arc<dyn ByHand> = Arc::new(SqliteByHand::open()?);
+    let by_hand: Arc<dyn FeedByHand> = Arc::new(SqliteByHand::open()?);
     fan_out("SQLite", "a transaction", &server, &square, &by_hand).await?;
     square.site.close().await;
 
-    let server = Server::postgres()?;
+    let server = BenchServer::postgres()?;
     let square = Square::open(&server).await?;
     let by_hand = Arc::new(PostgresByHand::open(&server.url).await?);
     let posts = fan_out("PostgreSQL", "a statement", &server, &square, &(by_hand.clone() as _)).await?;
@@ -236,11 +236,11 @@ pub async fn run() -> Result<()> {
 async fn fan_out(
     engine: &str,
     one: &str,
-    server: &Server,
+    server: &BenchServer,
     square: &Square,
-    by_hand: &Arc<dyn ByHand>,
+    by_hand: &Arc<dyn FeedByHand>,
 ) -> Result<u64> {
-    square.house.house.start_workers(Options::default());
+    square.house.house.start_workers(WorkerOptions::default());
     square.caught_up().await?;
     square.house.house.stop_workers().await;
     let (mut ours, mut each, mut large) = (Vec::new(), Vec::new(), Vec::new());
@@ -331,7 +331,7 @@ async fn steady(square: &Square, first: u64) -> Result<()> {
         "PostgreSQL: lag while people post for {} s, {FOLLOWERS} followers each",
         STEADY_FOR.as_secs()
     ));
-    square.house.house.start_workers(Options::default());
+    square.house.house.start_workers(WorkerOptions::default());
     let mut next = first;
     for rate in STEADY {
         square.caught_up().await?;
@@ -398,7 +398,7 @@ async fn post_steadily(square: &Square, first: u64, rate: u64) -> Result<(u64, V
             posting.spawn(async move { house.fill([vec![request]]).await });
             posted += 1;
             if posting.len() >= IN_FLIGHT {
-                posting.join_next().await.context("nobody posts")???;
+                posting.join_next().await.context("no author posts")???;
             }
         }
         while let Some(done) = posting.try_join_next() {
@@ -415,7 +415,7 @@ async fn post_steadily(square: &Square, first: u64, rate: u64) -> Result<(u64, V
 
 /// Measures and prints how a feed of a million rows is built.
 pub async fn rebuild() -> Result<()> {
-    for (engine, server) in [("SQLite", Server::sqlite()?), ("PostgreSQL", Server::postgres()?)] {
+    for (engine, server) in [("SQLite", BenchServer::sqlite()?), ("PostgreSQL", BenchServer::postgres()?)] {
         let square = Square::open(&server).await?;
         square.fill(0..BUILT).await?;
         server.settle().await?;
@@ -434,7 +434,7 @@ pub async fn rebuild() -> Result<()> {
             }
         });
         let watch = Stopwatch::start();
-        square.house.house.start_workers(Options::default());
+        square.house.house.start_workers(WorkerOptions::default());
         square.caught_up().await?;
         let elapsed = watch.elapsed();
         square.house.house.stop_workers().await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value as Json;
-use statehouse::worker::Options;
+use statehouse::worker::WorkerOptions;
 use statehouse::{Code, House, Request};
 use statehouse_store::clock::Stopwatch;
 use statehouse_store::{Clock as _, Store, SystemClock, Value};
@@ -45,7 +45,7 @@ pub struct HotspotCase {
     /// Callers at the same time, unless the workload says otherwise.
     pub callers: u64,
     /// Prepares one run and measures it.
-    pub workload: Workload,
+    pub workload: HotspotWorkload,
 }
 
 /// What the two sides of a case are.
@@ -59,7 +59,7 @@ pub enum Compares {
 }
 
 /// Runs one side of a case.
-pub type Workload = fn(Trial) -> Pin<Box<dyn Future<Output = Result<Figures>> + Send>>;
+pub type HotspotWorkload = fn(Trial) -> Pin<Box<dyn Future<Output = Result<CaseFigures>> + Send>>;
 
 /// One side of a case.
 #[derive(Clone, Copy, Debug)]
@@ -99,7 +99,7 @@ impl Side {
 
 /// What one run measured.
 #[derive(Clone, Copy, Debug)]
-pub struct Figures {
+pub struct CaseFigures {
     /// How many operations were done.
     pub operations: u64,
     /// In how much time.
@@ -110,7 +110,7 @@ pub struct Figures {
     pub requests: u64,
 }
 
-impl Figures {
+impl CaseFigures {
     /// Operations per second.
     pub fn rate(&self) -> f64 {
         self.operations as f64 / self.elapsed.as_secs_f64().max(1e-9)
@@ -154,7 +154,7 @@ impl Trial {
         side: Side,
         engine: &HotspotEngine,
         operations: u64,
-    ) -> Result<Figures> {
+    ) -> Result<CaseFigures> {
         let (store, namespace) = engine.open(side.partitions).await?;
         let trial = Trial::over(store.clone(), case, side, engine, operations).await?;
         let figures = (case.workload)(trial).await;
@@ -215,7 +215,7 @@ impl Trial {
         &self,
         operations: u64,
         work: impl Future<Output = Result<()>> + Send,
-    ) -> Result<Figures> {
+    ) -> Result<CaseFigures> {
         self.engine.settle().await?;
         let processor = load::processor_seconds().unwrap_or_default();
         let (requests, watch) = (self.counting.requests(), Stopwatch::start());
@@ -225,11 +225,11 @@ impl Trial {
         }
         let elapsed = watch.elapsed();
         let processor = load::processor_seconds().unwrap_or_default() - processor;
-        Ok(Figures { operations, elapsed, processor, requests: self.counting.requests() - requests })
+        Ok(CaseFigures { operations, elapsed, processor, requests: self.counting.requests() - requests })
     }
 
     /// Measures the operations of the run, by several callers at once. `work(house, number)` is one of them.
-    pub async fn measure_each<F, W>(&self, work: F) -> Result<Figures>
+    pub async fn measure_each<F, W>(&self, work: F) -> Result<CaseFigures>
     where
         F: Fn(Tenancy, u64) -> W + Send + Sync + 'static,
         W: Future<Output = Result<()>> + Send + 'static,
@@ -241,7 +241,7 @@ impl Trial {
     pub async fn measure_calls(
         &self,
         of: impl Fn(u64) -> Request + Send + Sync + 'static,
-    ) -> Result<Figures> {
+    ) -> Result<CaseFigures> {
         self.measure_each(move |house, number| {
             let request = of(number);
             async move { insist(&house, &request).await.map(|_| ()) }
@@ -250,10 +250,10 @@ impl Trial {
     }
 
     /// Starts the workers and measures until one of them has done so many rows, which count as so many operations.
-    pub async fn measure_worker(&self, worker: &str, rows: u64, operations: u64) -> Result<Figures> {
+    pub async fn measure_worker(&self, worker: &str, rows: u64, operations: u64) -> Result<CaseFigures> {
         let figures = self
             .measure(operations, async {
-                self.house.house.start_workers(Options::default());
+                self.house.house.start_workers(WorkerOptions::default());
                 until(|| async { Ok(done_by(&self.house, worker) >= rows) }).await
             })
             .await?;
@@ -262,10 +262,10 @@ impl Trial {
     }
 
     /// Starts the workers and measures until the projection has read everything.
-    pub async fn measure_projection(&self, operations: u64) -> Result<Figures> {
+    pub async fn measure_projection(&self, operations: u64) -> Result<CaseFigures> {
         let figures = self
             .measure(operations, async {
-                self.house.house.start_workers(Options::default());
+                self.house.house.start_workers(WorkerOptions::default());
                 self.caught_up().await
             })
             .await?;
@@ -275,7 +275,7 @@ impl Trial {
 
     /// Lets the projection be built and read everything, before the measurement.
     pub async fn project(&self) -> Result<()> {
-        self.house.house.start_workers(Options::default());
+        self.house.house.start_workers(WorkerOptions::default());
         self.caught_up().await?;
         self.house.house.stop_workers().await;
         Ok(())

@@ -10,13 +10,13 @@ use async_trait::async_trait;
 use statehouse_drills::engines;
 use statehouse_store::model::PARTITIONS;
 use statehouse_store::{
-    Address, Change, ClaimRange, Commit, Consistency, ExplainRequest, Explanation, LogPage, Migrate,
-    ModelStore, Page, Plan, Query, ReadRequest, ReadResult, Record, Resolution, Row, Scan, Schema, Store,
-    StoreError, SystemClock, Tenant,
+    Address, BlankRange, BlankedPage, ClaimRange, Commit, Consistency, ExplainRequest, Explanation, LogPage,
+    Migrate, ModelStore, Page, Plan, Query, ReadRequest, ReadResult, Record, Resolution, Row, Scan, Schema,
+    SchemaChange, Segment, Store, StoreError, SystemClock, Tenant, Time,
 };
-use statehouse_store_sqlite::{Options, SqliteStore};
+use statehouse_store_sqlite::{SqliteOptions, SqliteStore};
 
-use crate::servers::Server;
+use crate::servers::BenchServer;
 
 /// An engine on which both sides of a comparison run.
 #[derive(Clone)]
@@ -26,9 +26,9 @@ pub enum HotspotEngine {
     /// A SQLite file in a temporary folder.
     Sqlite,
     /// A PostgreSQL server.
-    Postgres(Arc<Server>),
+    Postgres(Arc<BenchServer>),
     /// A DynamoDB emulator.
-    Dynamodb(Arc<Server>),
+    Dynamodb(Arc<BenchServer>),
 }
 
 /// Keeps a namespace until it is dropped.
@@ -39,10 +39,10 @@ impl HotspotEngine {
     pub fn available() -> Result<Vec<HotspotEngine>> {
         let mut all = vec![HotspotEngine::Memory, HotspotEngine::Sqlite];
         if std::env::var_os("STATEHOUSE_TEST_POSTGRES").is_some() {
-            all.push(HotspotEngine::Postgres(Arc::new(Server::postgres()?)));
+            all.push(HotspotEngine::Postgres(Arc::new(BenchServer::postgres()?)));
         }
         if std::env::var_os("STATEHOUSE_TEST_DYNAMODB").is_some() {
-            all.push(HotspotEngine::Dynamodb(Arc::new(Server::dynamodb()?)));
+            all.push(HotspotEngine::Dynamodb(Arc::new(BenchServer::dynamodb()?)));
         }
         Ok(all)
     }
@@ -75,7 +75,7 @@ impl HotspotEngine {
             }
             HotspotEngine::Sqlite => {
                 let folder = tempfile::tempdir()?;
-                let mut options = Options::at(folder.path().join("house.db"));
+                let mut options = SqliteOptions::at(folder.path().join("house.db"));
                 options.partitions = partitions.unwrap_or(options.partitions);
                 Ok((Arc::new(SqliteStore::open(options).await?), Box::new(folder)))
             }
@@ -135,7 +135,7 @@ impl Store for CountingStore {
         self.inner.partitions()
     }
 
-    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
+    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<SchemaChange>, StoreError> {
         self.counted().migrate(schema, how).await
     }
 
@@ -171,6 +171,10 @@ impl Store for CountingStore {
         self.counted().scan(scan).await
     }
 
+    async fn segments(&self, scan: &Scan, max: usize) -> Result<Vec<Segment>, StoreError> {
+        self.counted().segments(scan, max).await
+    }
+
     async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
         self.counted().read_log(partition, after, limit).await
     }
@@ -181,6 +185,18 @@ impl Store for CountingStore {
 
     async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError> {
         self.counted().trim_log(partition, through).await
+    }
+
+    async fn blank_events(&self, range: &BlankRange) -> Result<BlankedPage, StoreError> {
+        self.inner.blank_events(range).await
+    }
+
+    async fn scrub(&self) -> Result<(), StoreError> {
+        self.inner.scrub().await
+    }
+
+    async fn now(&self) -> Result<Time, StoreError> {
+        self.inner.now().await
     }
 
     fn explain(&self, request: ExplainRequest<'_>) -> Explanation {

@@ -12,7 +12,7 @@ mod engines;
 use anyhow::{Result, ensure};
 use statehouse::archetypes::Archetype;
 
-use self::case::{Compares, Figures, HotspotCase, Trial};
+use self::case::{CaseFigures, Compares, HotspotCase, Trial};
 use self::engines::HotspotEngine;
 use crate::load::{self, middle};
 use crate::report;
@@ -26,7 +26,7 @@ const NO_EFFECT: std::ops::RangeInclusive<f64> = 0.9..=1.1;
 struct Compared {
     case: &'static HotspotCase,
     operations: u64,
-    sides: [Vec<Figures>; 2],
+    sides: [Vec<CaseFigures>; 2],
 }
 
 /// Measures the hotspots of these archetypes, or of all, and prints a table for each engine.
@@ -78,12 +78,12 @@ impl Compared {
     /// A row of the table.
     fn row(&self) -> Result<String> {
         let [from, to] = &self.sides;
-        let both = |of: fn(&Figures) -> f64| -> Result<(f64, f64)> {
-            let median = |figures: &[Figures]| middle(&figures.iter().map(of).collect::<Vec<_>>());
+        let both = |of: fn(&CaseFigures) -> f64| -> Result<(f64, f64)> {
+            let median = |figures: &[CaseFigures]| middle(&figures.iter().map(of).collect::<Vec<_>>());
             Ok((median(from)?, median(to)?))
         };
-        let (rates, requests) = (both(Figures::rate)?, both(Figures::requests_each)?);
-        let processor = both(Figures::processor_each)?;
+        let (rates, requests) = (both(CaseFigures::rate)?, both(CaseFigures::requests_each)?);
+        let processor = both(CaseFigures::processor_each)?;
         let ratios: Vec<f64> = from.iter().zip(to).map(|(from, to)| to.rate() / from.rate()).collect();
         let (least, greatest) = ratios
             .iter()

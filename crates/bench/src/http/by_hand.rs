@@ -1,4 +1,4 @@
-//! The same update as somebody would write it for this one table: axum, a writer thread that commits what waits in one
+//! The same update as a developer would write it for this one table: axum, a writer thread that commits what waits in one
 //! transaction, prepared statements, and an outbox. It knows no tenants, retries or other resources, and its answer is
 //! durable too. What it reaches is about what this machine has to give.
 
@@ -53,7 +53,7 @@ struct Stored {
 }
 
 /// A profile to be stored under a version, and who waits for it.
-struct Update {
+struct HttpUpdate {
     user: i64,
     version: i64,
     profile: Profile,
@@ -63,14 +63,14 @@ struct Update {
 
 #[derive(Clone)]
 struct Front {
-    queue: mpsc::Sender<Update>,
+    queue: mpsc::Sender<HttpUpdate>,
     ids: Arc<Ids>,
 }
 
 /// Starts it on a new file and returns its port.
 pub async fn start(folder: &Path) -> Result<u16> {
     let writer = filled(&folder.join("by-hand.db"))?;
-    let (queue, mut updates) = mpsc::channel::<Update>(1024);
+    let (queue, mut updates) = mpsc::channel::<HttpUpdate>(1024);
     std::thread::spawn(move || {
         let mut waiting = Vec::new();
         while updates.blocking_recv_many(&mut waiting, BATCH) > 0 {
@@ -122,18 +122,18 @@ async fn update(
 
 async fn stored(front: &Front, user: i64, version: i64, profile: Profile) -> Result<Option<Stored>> {
     let (done, answer) = oneshot::channel();
-    let update = Update { user, version, profile, operation: front.ids.next(), done };
+    let update = HttpUpdate { user, version, profile, operation: front.ids.next(), done };
     front.queue.send(update).await.ok().context("the writer is gone")?;
     Ok(answer.await?)
 }
 
 /// One transaction of all updates that wait.
-fn write(writer: &Connection, waiting: &mut Vec<Update>) -> Result<()> {
+fn write(writer: &Connection, waiting: &mut Vec<HttpUpdate>) -> Result<()> {
     let now = SystemClock.now().micros();
     writer.execute_batch("BEGIN IMMEDIATE")?;
     let mut answers = Vec::with_capacity(waiting.len());
     for update in waiting.drain(..) {
-        let Update { user, version, profile, operation, done } = update;
+        let HttpUpdate { user, version, profile, operation, done } = update;
         let new: Option<i64> = writer
             .prepare_cached(
                 "UPDATE profiles SET display_name = ?1, bio = ?2, avatar_url = ?3, points = ?4, updated_at = ?5, \

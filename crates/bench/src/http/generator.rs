@@ -22,14 +22,14 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use super::{CONNECTIONS, ROWS_EACH};
-use crate::load::{Round, summed};
+use crate::load::{LoadRound, summed};
 
 /// What makes this program a load generator.
 pub const FLAG: &str = "--generate";
 
 /// What is asked of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Load {
+pub enum HttpLoad {
     /// Send JSON, get it back.
     Echo,
     /// Replace the fields of a row under the version that the last answer had.
@@ -38,21 +38,21 @@ pub enum Load {
     CachedRead,
 }
 
-impl fmt::Display for Load {
+impl fmt::Display for HttpLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Load::Echo => "echo",
-            Load::Update => "update",
-            Load::CachedRead => "read",
+            HttpLoad::Echo => "echo",
+            HttpLoad::Update => "update",
+            HttpLoad::CachedRead => "read",
         })
     }
 }
 
-impl FromStr for Load {
+impl FromStr for HttpLoad {
     type Err = anyhow::Error;
 
-    fn from_str(text: &str) -> Result<Load> {
-        let all = [Load::Echo, Load::Update, Load::CachedRead];
+    fn from_str(text: &str) -> Result<HttpLoad> {
+        let all = [HttpLoad::Echo, HttpLoad::Update, HttpLoad::CachedRead];
         all.into_iter().find(|load| load.to_string() == text).context("no such load")
     }
 }
@@ -77,13 +77,17 @@ impl Generator {
     }
 
     /// Puts one server under load for a while.
-    pub async fn round(&mut self, load: Load, port: u16, span: Duration) -> Result<Round> {
+    pub async fn round(&mut self, load: HttpLoad, port: u16, span: Duration) -> Result<LoadRound> {
         self.orders.write_all(format!("{load} {port} {}\n", span.as_millis()).as_bytes()).await?;
         let mut line = String::new();
         self.figures.read_line(&mut line).await?;
         let figures: Vec<f64> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
         let [rate, p50, p99] = figures[..] else { bail!("the generator failed: {line:?}") };
-        Ok(Round { rate, p50: Duration::from_secs_f64(p50 / 1e6), p99: Duration::from_secs_f64(p99 / 1e6) })
+        Ok(LoadRound {
+            rate,
+            p50: Duration::from_secs_f64(p50 / 1e6),
+            p99: Duration::from_secs_f64(p99 / 1e6),
+        })
     }
 }
 
@@ -92,7 +96,7 @@ impl Generator {
 pub fn serve() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut known: HashMap<(Load, u16), Vec<Connection>> = HashMap::new();
+        let mut known: HashMap<(HttpLoad, u16), Vec<Connection>> = HashMap::new();
         let mut orders = BufReader::new(tokio::io::stdin()).lines();
         while let Some(order) = orders.next_line().await? {
             let words: Vec<&str> = order.split_whitespace().collect();
@@ -110,7 +114,7 @@ pub fn serve() -> Result<()> {
     })
 }
 
-async fn connect(load: Load, port: u16) -> Result<Vec<Connection>> {
+async fn connect(load: HttpLoad, port: u16) -> Result<Vec<Connection>> {
     let mut connections = Vec::with_capacity(CONNECTIONS);
     for number in 0..CONNECTIONS {
         let stream = TcpStream::connect(("127.0.0.1", port)).await?;
@@ -122,7 +126,7 @@ async fn connect(load: Load, port: u16) -> Result<Vec<Connection>> {
     Ok(connections)
 }
 
-async fn drive(connections: Vec<Connection>, span: Duration) -> Result<(Round, Vec<Connection>)> {
+async fn drive(connections: Vec<Connection>, span: Duration) -> Result<(LoadRound, Vec<Connection>)> {
     let stop = Arc::new(AtomicBool::new(false));
     let watch = Stopwatch::start();
     let tasks: Vec<_> = connections
@@ -154,7 +158,7 @@ async fn drive(connections: Vec<Connection>, span: Duration) -> Result<(Round, V
 /// One connection, and the rows that are its own.
 struct Connection {
     stream: TcpStream,
-    load: Load,
+    load: HttpLoad,
     number: usize,
     sent: usize,
     /// The versions of its rows, as the last answers had them.
@@ -179,7 +183,7 @@ fn write_fields(body: &mut Vec<u8>, number: usize) {
     // Writing to memory does not fail.
     let _ = write!(
         body,
-        "{{\"display_name\":\"somebody {number:08}\",\"bio\":\"a few words about somebody, as people write them\",\
+        "{{\"display_name\":\"a person {number:08}\",\"bio\":\"a few words about a person, as people write them\",\
          \"avatar_url\":\"https://images.example/{number:08}.png\",\"points\":{number}}}"
     );
 }
@@ -194,7 +198,7 @@ impl Connection {
         self.put_together(place);
         self.stream.write_all(&self.request).await?;
         let version = self.take_answer().await?;
-        if self.load == Load::Update
+        if self.load == HttpLoad::Update
             && let (Some(known), Some(version)) = (self.versions.get_mut(place), version)
         {
             ensure!(version == *known + 1, "the row is at version {version} after {known}");
@@ -208,11 +212,11 @@ impl Connection {
         self.body.clear();
         let row = self.number * ROWS_EACH + place;
         let written = match self.load {
-            Load::CachedRead => {
+            HttpLoad::CachedRead => {
                 let row = row + CONNECTIONS * ROWS_EACH;
                 write!(self.request, "GET /v1/profile/{row}?consistency=cached HTTP/1.1\r\n{USUAL}\r\n")
             }
-            Load::Echo => {
+            HttpLoad::Echo => {
                 write_fields(&mut self.body, self.sent);
                 write!(
                     self.request,
@@ -220,7 +224,7 @@ impl Connection {
                     self.body.len()
                 )
             }
-            Load::Update => {
+            HttpLoad::Update => {
                 write_fields(&mut self.body, self.sent);
                 let version = self.versions.get(place).copied().unwrap_or_default();
                 write!(

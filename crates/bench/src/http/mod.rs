@@ -8,6 +8,7 @@
 
 mod by_hand;
 mod echo;
+pub mod fairness;
 mod generator;
 mod start;
 
@@ -23,8 +24,8 @@ use statehouse_store::clock::Stopwatch;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use self::generator::{Generator, Load};
-use crate::load::{self, Round, median, ratio};
+use self::generator::{Generator, HttpLoad};
+use crate::load::{self, LoadRound, median, ratio};
 use crate::report;
 
 pub use generator::serve as generate;
@@ -32,7 +33,7 @@ pub use start::serve as serve_only;
 
 /// Connections of the load generator.
 pub const CONNECTIONS: usize = 64;
-/// Rows that belong to one connection. No other connection touches them, so nobody loses a race.
+/// Rows that belong to one connection. No other connection touches them, so no write loses a race.
 pub const ROWS_EACH: usize = 100;
 const ROUNDS: usize = 9;
 const SPAN: Duration = Duration::from_millis(1_000);
@@ -46,14 +47,19 @@ pub async fn run() -> Result<()> {
     start::run().await?;
     let folder = tempfile::tempdir()?;
     // What the server says at its default level is written, as it would be for a user who keeps it.
-    let _logs = logs::start(logs::Options::default(), std::fs::File::create(folder.path().join("log"))?)?;
+    let _logs = logs::start(logs::LogOptions::default(), std::fs::File::create(folder.path().join("log"))?)?;
     let bare = echo::start().await?;
     let by_hand = by_hand::start(folder.path()).await?;
     let ours = serve(folder.path()).await?;
     let mut generator = Generator::start()?;
-    let mut measured: [Vec<Round>; 4] = Default::default();
+    let mut measured: [Vec<LoadRound>; 4] = Default::default();
     let mut cost: [Vec<f64>; 4] = Default::default();
-    let loads = [(Load::Echo, bare), (Load::Update, ours), (Load::CachedRead, ours), (Load::Update, by_hand)];
+    let loads = [
+        (HttpLoad::Echo, bare),
+        (HttpLoad::Update, ours),
+        (HttpLoad::CachedRead, ours),
+        (HttpLoad::Update, by_hand),
+    ];
     let mut synchronized = Vec::new();
     for round in 0..=ROUNDS {
         synchronized.push(synchronize(folder.path())?);

@@ -1,4 +1,4 @@
-//! How long a server takes to be ready on an empty folder, and what it holds when nobody calls.
+//! How long a server takes to be ready on an empty folder, and how much memory it uses without requests.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -106,7 +106,7 @@ async fn is_ready(port: u16) -> bool {
 
 /// Serves a folder until it is killed. This is the other process.
 pub fn serve(folder: &Path, address: &str) -> Result<()> {
-    let _logs = logs::start(logs::Options::default(), std::io::stderr())?;
+    let _logs = logs::start(logs::LogOptions::default(), std::io::stderr())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let blueprint = Blueprint::read("statehouse.toml", BLUEPRINT)?;

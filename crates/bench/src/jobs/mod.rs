@@ -15,16 +15,16 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use async_trait::async_trait;
 use serde_json::{Value as Json, json};
-use statehouse::schedule::{Failure, Handler, Hands, Job, Options};
+use statehouse::jobs::{Job, JobFailure, JobHandler, JobRunner, RunnerOptions};
 use statehouse_store::clock::Stopwatch;
 use statehouse_store::{Clock as _, SystemClock};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use self::rivals::{Rival, Rivals};
-use crate::load::{self, Round, drive, median, middle, ratio};
+use crate::load::{self, LoadRound, drive, median, middle, ratio};
 use crate::report;
-use crate::servers::Server;
+use crate::servers::BenchServer;
 use crate::site::{Site, Tenancy, request};
 
 const BLUEPRINT: &str = "
@@ -67,7 +67,7 @@ const LOST: usize = 98;
 
 /// Measures and prints.
 pub async fn run() -> Result<()> {
-    let server = Server::postgres()?;
+    let server = BenchServer::postgres()?;
     let site = Site::at(&server.url).await?;
     let house = site.house(BLUEPRINT).await?;
     let mut rivals = Rivals::start(&server.url).await?;
@@ -84,7 +84,7 @@ pub async fn run() -> Result<()> {
 }
 
 /// Lets every queue run once, and the server know their tables.
-async fn warm(server: &Server, house: &Tenancy, rivals: &mut Rivals) -> Result<()> {
+async fn warm(server: &BenchServer, house: &Tenancy, rivals: &mut Rivals) -> Result<()> {
     for schedule in [KEPT, DELETED] {
         fill(house, schedule, WARM).await?;
     }
@@ -114,12 +114,12 @@ async fn enqueues(house: &Tenancy, rivals: &mut Rivals) -> Result<()> {
     Ok(())
 }
 
-async fn enqueue(house: &Tenancy) -> Result<Round> {
+async fn enqueue(house: &Tenancy) -> Result<LoadRound> {
     let house = house.clone();
     drive(CALLERS, SPAN, move |caller, _| {
         let house = house.clone();
         async move {
-            // Nobody claims from this queue.
+            // No worker claims from this queue.
             house
                 .call("job.enqueue", vec![], json!({"queue": "enqueued", "payload": {"number": caller}}))
                 .await?;
@@ -181,7 +181,7 @@ async fn fill(house: &Tenancy, schedule: &str, jobs: usize) -> Result<()> {
     house.fill(batches).await
 }
 
-/// That no job was left, or is still somebody's.
+/// That no job is left or still claimed.
 async fn all_are_done(house: &Tenancy, schedule: &str) -> Result<()> {
     for state in ["PENDING", "IN_PROGRESS", "RETRYING"] {
         let input = json!({"state": state, "limit": 1});
@@ -198,8 +198,8 @@ struct Counting {
 }
 
 #[async_trait]
-impl Handler for Counting {
-    async fn handle(&self, _: &Job) -> Result<Json, Failure> {
+impl JobHandler for Counting {
+    async fn handle(&self, _: &Job) -> Result<Json, JobFailure> {
         if self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.none_left.notify_one();
         }
@@ -211,8 +211,8 @@ impl Handler for Counting {
 struct Stuck(AtomicUsize);
 
 #[async_trait]
-impl Handler for Stuck {
-    async fn handle(&self, _: &Job) -> Result<Json, Failure> {
+impl JobHandler for Stuck {
+    async fn handle(&self, _: &Job) -> Result<Json, JobFailure> {
         self.0.fetch_add(1, Ordering::Relaxed);
         pending().await
     }
@@ -222,9 +222,9 @@ impl Handler for Stuck {
 async fn by_handler(house: &Tenancy, schedule: &str) -> Result<f64> {
     fill(house, schedule, JOBS).await?;
     let counting = Arc::new(Counting { left: AtomicUsize::new(JOBS), none_left: Notify::new() });
-    let options = Options { at_once: AT_ONCE, ..Options::default() };
+    let options = RunnerOptions { at_once: AT_ONCE, ..RunnerOptions::default() };
     let watch = Stopwatch::start();
-    let hands = Hands::start(&house.house, schedule, "default", counting.clone(), options)?;
+    let hands = JobRunner::start(&house.house, schedule, "default", counting.clone(), options)?;
     counting.none_left.notified().await;
     hands.stop().await;
     let seconds = watch.elapsed().as_secs_f64();
@@ -267,8 +267,8 @@ async fn claimer(house: Tenancy, schedule: &str) -> Result<()> {
 async fn recovery(house: &Tenancy) -> Result<()> {
     fill(house, KEPT, LOST).await?;
     let stuck = Arc::new(Stuck(AtomicUsize::new(0)));
-    let options = Options { at_once: LOST, lease: Some(LEASE), ..Options::default() };
-    let doomed = Hands::start(&house.house, KEPT, "default", stuck.clone(), options.clone())?;
+    let options = RunnerOptions { at_once: LOST, lease: Some(LEASE), ..RunnerOptions::default() };
+    let doomed = JobRunner::start(&house.house, KEPT, "default", stuck.clone(), options.clone())?;
     for _ in 0..1_000 {
         if stuck.0.load(Ordering::Relaxed) == LOST {
             break;
@@ -277,8 +277,8 @@ async fn recovery(house: &Tenancy) -> Result<()> {
     }
     ensure!(stuck.0.load(Ordering::Relaxed) == LOST, "the jobs were not claimed");
     let counting = Arc::new(Counting { left: AtomicUsize::new(LOST), none_left: Notify::new() });
-    let heir = Hands::start(&house.house, KEPT, "default", counting.clone(), options)?;
-    // For more than a lease its heart beats, and nobody else gets them.
+    let heir = JobRunner::start(&house.house, KEPT, "default", counting.clone(), options)?;
+    // For more than a lease its heart beats, and no other worker gets them.
     SystemClock.sleep(LEASE + LEASE / 4).await;
     ensure!(counting.left.load(Ordering::Relaxed) == LOST, "a job was taken from a worker that lives");
     let watch = Stopwatch::start();

@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-use crate::load::Round;
+use crate::load::LoadRound;
 use crate::servers::run_script;
 
 /// One of the other queues, by the name of its package.
@@ -66,13 +66,13 @@ impl Rivals {
     }
 
     /// Callers that each enqueue one job after another, for a while.
-    pub async fn enqueue(&mut self, rival: Rival, callers: u64, span: Duration) -> Result<Round> {
+    pub async fn enqueue(&mut self, rival: Rival, callers: u64, span: Duration) -> Result<LoadRound> {
         let millis = u64::try_from(span.as_millis())?;
         let order = json!({"do": "enqueue", "queue": rival.name(), "callers": callers, "millis": millis});
         let answer = self.order(&order).await?;
         let figure = |name: &str| answer.get(name).and_then(Json::as_f64).context("a figure is missing");
         let span = |name: &str| figure(name).map(Duration::from_secs_f64);
-        Ok(Round { rate: figure("rate")?, p50: span("p50")?, p99: span("p99")? })
+        Ok(LoadRound { rate: figure("rate")?, p50: span("p50")?, p99: span("p99")? })
     }
 
     /// How long it takes to do so many jobs, with nothing to do for each, in seconds.

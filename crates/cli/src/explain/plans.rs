@@ -11,7 +11,7 @@ use statehouse::{Blueprint, Resource, archetypes, resource};
 use statehouse_store::{ExplainRequest, Explanation, Plan};
 
 use super::golden::{check, differs};
-use super::{Kept, record_action};
+use super::{RecordedCall, record_action};
 
 mod workers;
 
@@ -55,7 +55,7 @@ async fn action_text(blueprint: &Blueprint, resource: &Resource, action: &Action
 }
 
 /// A read or a plan, indented below the name of its action.
-fn write_asked(section: &mut String, asked: &Kept) {
+fn write_asked(section: &mut String, asked: &RecordedCall) {
     // What Redis gets is pinned by its scripts.
     let purposes = |holds: &Explanation| {
         let purposes: Vec<&str> = holds.requests.iter().map(|request| request.purpose.as_str()).collect();
@@ -65,7 +65,8 @@ fn write_asked(section: &mut String, asked: &Kept) {
         ExplainRequest::Commit(plan) => with_sorted_assignments(plan).to_string(),
         asked => asked.to_string(),
     });
-    let (head, indent) = if matches!(asked, Kept::Commit(_)) { ("  plan\n", "    ") } else { ("", "  ") };
+    let (head, indent) =
+        if matches!(asked, RecordedCall::Commit(_)) { ("  plan\n", "    ") } else { ("", "  ") };
     section.push_str(head);
     for line in text.lines() {
         section.push_str(indent);

@@ -17,7 +17,7 @@ use statehouse_store::{
 
 use super::golden::{check, differs};
 use super::plans::VARIANTS;
-use super::{Kept, explain_action};
+use super::{RecordedCall, explain_action};
 
 #[test]
 fn what_each_engine_gets_for_each_shape_is_golden() {
@@ -87,30 +87,33 @@ fn seat(number: i64) -> [Value; 2] {
     ["gala".into(), number.into()]
 }
 
-fn plan(steps: impl IntoIterator<Item = Step>) -> Kept {
-    Kept::Commit(Plan::of(&acme(), "op-1").steps(steps).build().unwrap())
+fn plan(steps: impl IntoIterator<Item = Step>) -> RecordedCall {
+    RecordedCall::Commit(Plan::of(&acme(), "op-1").steps(steps).build().unwrap())
 }
 
-fn logged(steps: impl IntoIterator<Item = Step>, events: impl IntoIterator<Item = EventTemplate>) -> Kept {
+fn logged(
+    steps: impl IntoIterator<Item = Step>,
+    events: impl IntoIterator<Item = EventTemplate>,
+) -> RecordedCall {
     let entry = events.into_iter().fold(Entry::about("seat", "gala,1"), Entry::event);
-    Kept::Commit(Plan::of(&acme(), "op-1").steps(steps).log(entry).without_rows().build().unwrap())
+    RecordedCall::Commit(Plan::of(&acme(), "op-1").steps(steps).log(entry).without_rows().build().unwrap())
 }
 
 fn hold() -> Step {
     Step::update(&seats(), seat(1)).set("state", "HELD")
 }
 
-fn guarded(guard: Guard) -> Kept {
+fn guarded(guard: Guard) -> RecordedCall {
     plan([hold().guard(guard)])
 }
 
 /// All shapes, by name.
-fn shapes() -> Vec<(&'static str, Kept)> {
+fn shapes() -> Vec<(&'static str, RecordedCall)> {
     let all = [one_step(), guards(), logged_plans(), several_steps(), reads(), takes()];
     all.into_iter().flatten().collect()
 }
 
-fn one_step() -> Vec<(&'static str, Kept)> {
+fn one_step() -> Vec<(&'static str, RecordedCall)> {
     let minute = Duration::from_secs(60);
     let all_types = [
         ("text", Value::from("it's")),
@@ -147,7 +150,7 @@ fn one_step() -> Vec<(&'static str, Kept)> {
     ]
 }
 
-fn guards() -> Vec<(&'static str, Kept)> {
+fn guards() -> Vec<(&'static str, RecordedCall)> {
     let ten = Duration::from_secs(600);
     vec![
         ("update where version", guarded(Guard::version(3))),
@@ -171,11 +174,13 @@ fn guards() -> Vec<(&'static str, Kept)> {
     ]
 }
 
-fn logged_plans() -> Vec<(&'static str, Kept)> {
+fn logged_plans() -> Vec<(&'static str, RecordedCall)> {
     let event = |name: &str| EventTemplate::named(name);
     let with_rows = |step: Step| {
         let entry = Entry::about("seat", "gala,1").event(EventTemplate::named("seat.held").with_row_of(0));
-        Kept::Commit(Plan::of(&acme(), "op-1").step(step).log(entry.fingerprint("digest")).build().unwrap())
+        RecordedCall::Commit(
+            Plan::of(&acme(), "op-1").step(step).log(entry.fingerprint("digest")).build().unwrap(),
+        )
     };
     vec![
         (
@@ -196,13 +201,13 @@ fn logged_plans() -> Vec<(&'static str, Kept)> {
         ),
         ("record alone", logged([], [event("seat.unchanged").with("answer", json!({"n": 1}))])),
         ("update without a record and without rows", {
-            Kept::Commit(Plan::of(&acme(), "op-1").step(hold()).without_rows().build().unwrap())
+            RecordedCall::Commit(Plan::of(&acme(), "op-1").step(hold()).without_rows().build().unwrap())
         }),
         ("record of an update whose row is returned", with_rows(hold())),
     ]
 }
 
-fn several_steps() -> Vec<(&'static str, Kept)> {
+fn several_steps() -> Vec<(&'static str, RecordedCall)> {
     let count =
         || Step::upsert(&counters(), [1.into()]).set("n", Operand::Coalesce("n".into(), 0.into()).add(1));
     let free = || column("state").eq("FREE");
@@ -248,49 +253,49 @@ fn held_row() -> Row {
     Row::new(seats(), acme(), values, 1)
 }
 
-fn reads() -> Vec<(&'static str, Kept)> {
+fn reads() -> Vec<(&'static str, RecordedCall)> {
     let (seats, counters) = (seats(), counters());
     let one = || address(&seats, seat(1));
     let table = || Query::table(&seats, &acme(), ["gala".into()]).unwrap().limit(10).unwrap();
     let cell = Cell::new(address(&counters, [1.into()]), "n").unwrap();
     vec![
-        ("get of a row", Kept::Get(vec![one()], Consistency::Strong)),
-        ("get of a row, eventual", Kept::Get(vec![one()], Consistency::Eventual)),
+        ("get of a row", RecordedCall::Get(vec![one()], Consistency::Strong)),
+        ("get of a row, eventual", RecordedCall::Get(vec![one()], Consistency::Eventual)),
         ("get of rows of two tables", {
             let rows = vec![one(), address(&seats, seat(2)), address(&counters, [1.into()])];
-            Kept::Get(rows, Consistency::Strong)
+            RecordedCall::Get(rows, Consistency::Strong)
         }),
-        ("range of a table", Kept::Query(table())),
+        ("range of a table", RecordedCall::Query(table())),
         ("bounded range, backward, eventual", {
-            Kept::Query(table().above(1).unwrap().to(9).unwrap().backward().eventual())
+            RecordedCall::Query(table().above(1).unwrap().to(9).unwrap().backward().eventual())
         }),
-        ("range after a cursor", Kept::Query(table().after(table().cursor_at(&held_row())).unwrap())),
-        ("range of an index", Kept::Query(by_holder())),
+        ("range after a cursor", RecordedCall::Query(table().after(table().cursor_at(&held_row())).unwrap())),
+        ("range of an index", RecordedCall::Query(by_holder())),
         ("range of an index after a cursor, backward", {
             let query = by_holder().backward();
             let cursor = query.cursor_at(&held_row());
-            Kept::Query(query.after(cursor).unwrap())
+            RecordedCall::Query(query.after(cursor).unwrap())
         }),
-        ("range of an index of all tenants", Kept::Query(due())),
-        ("scan of a tenant", Kept::Scan(Scan::of(&seats, &acme()).limit(10).unwrap())),
-        ("scan of all tenants", Kept::Scan(Scan::all(&seats).limit(10).unwrap())),
+        ("range of an index of all tenants", RecordedCall::Query(due())),
+        ("scan of a tenant", RecordedCall::Scan(Scan::of(&seats, &acme()).limit(10).unwrap())),
+        ("scan of all tenants", RecordedCall::Scan(Scan::all(&seats).limit(10).unwrap())),
         ("several reads in one request", {
-            Kept::Look(vec![
-                Kept::Get(vec![one()], Consistency::Strong),
-                Kept::Value(cell),
-                Kept::Query(table()),
+            RecordedCall::Look(vec![
+                RecordedCall::Get(vec![one()], Consistency::Strong),
+                RecordedCall::Value(cell),
+                RecordedCall::Query(table()),
             ])
         }),
     ]
 }
 
-fn takes() -> Vec<(&'static str, Kept)> {
+fn takes() -> Vec<(&'static str, RecordedCall)> {
     let step = || Step::update(&seats(), []).guard(column("until").le(now())).set("state", "FREE");
     let take = |query: Query| ClaimRange::of(&acme(), "op-1", query, step(), "holder").unwrap();
     vec![
-        ("take of the first rows of an index", Kept::ClaimRange(take(by_holder()), Some(held_row()))),
+        ("take of the first rows of an index", RecordedCall::ClaimRange(take(by_holder()), Some(held_row()))),
         ("take of the first rows of all tenants' index", {
-            Kept::ClaimRange(take(due()).limit_bytes(1_000), Some(held_row()))
+            RecordedCall::ClaimRange(take(due()).limit_bytes(1_000), Some(held_row()))
         }),
     ]
 }

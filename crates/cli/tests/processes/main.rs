@@ -15,4 +15,6 @@ mod feeds;
 mod races;
 mod served;
 mod sharing;
+mod systems;
+mod versions;
 mod workers;

@@ -9,7 +9,7 @@ use crate::served::{Namespace, Server, counted, system};
 
 const SEATS: i64 = 50;
 const BUYERS: i64 = 200;
-/// Of the seats so many are asked for by name. The others go to whoever takes what is free.
+/// Of the seats so many are asked for by name. The others go to buyers that take any free seat.
 const NAMED: i64 = 25;
 
 #[test]
@@ -46,7 +46,7 @@ fn buys(server: &Server, buyer: i64) -> bool {
         body
     };
     let mut body = wish(json!({"seat_no": [1 + buyer % NAMED]}));
-    // Whoever is told that too many want the same tries again; all others know where they stand.
+    // A buyer that gets `contended` retries; all others have a final answer.
     for _ in 0..200 {
         let (status, answer) = server.ask("POST", "/v1/seat_booking", &body);
         match (status, answer["code"].as_str()) {

@@ -215,7 +215,7 @@ impl Drop for Namespace {
     fn drop(&mut self) {
         let role = self.role.as_ref().map(|role| format!("; drop owned by {role}; drop role {role}"));
         let sql = format!("drop schema if exists {} cascade{}", self.schema, role.unwrap_or_default());
-        // A schema that stays behind disturbs nobody.
+        // A schema that stays behind is harmless.
         let _ = block_on(execute(&self.server, &sql));
     }
 }

@@ -10,7 +10,7 @@ use statehouse_store::limits::{
     PLAN_BYTES_MAX, PLAN_OPERATIONS_MAX, ROW_BYTES_MAX, SORT_KEY_BYTES_MAX, TENANT_BYTES_MAX, check_record,
     row_weight,
 };
-use statehouse_store::plan::Builder;
+use statehouse_store::plan::PlanBuilder;
 use statehouse_store::table::NAME_MAX;
 use statehouse_store::{
     Entry, Event, EventTemplate, Guard, Plan, PlanError, Query, Reason, Row, Step, StoreError, Table, Tenant,
@@ -22,7 +22,7 @@ use crate::harness::sample_inputs::values::{counters, of_every_type};
 use crate::harness::store_client::{StoreClient, fails, keys_of, same};
 
 /// Requires that a plan is refused when it is built, for its size.
-fn too_large(about: &str, plan: Builder) -> Result<()> {
+fn too_large(about: &str, plan: PlanBuilder) -> Result<()> {
     match plan.build() {
         Err(PlanError::Limit { limit, actual, .. }) if actual > limit => Ok(()),
         Err(other) => bail!("{about}: expected a limit to be named, got {other}"),
@@ -31,7 +31,7 @@ fn too_large(about: &str, plan: Builder) -> Result<()> {
 }
 
 /// Requires that a plan which could be built is refused for its size when it is committed.
-async fn exceeds(client: &StoreClient, about: &str, plan: Builder) -> Result<()> {
+async fn exceeds(client: &StoreClient, about: &str, plan: PlanBuilder) -> Result<()> {
     let limit = |error: &StoreError| matches!(error, StoreError::LimitExceeded { limit, actual, .. } if actual > limit);
     fails(about, client.store.commit(&plan.build()?).await, limit)
 }
@@ -250,7 +250,7 @@ pub(super) async fn a_plan_must_not_grow_over_the_limit(namespace: &dyn TestName
 pub(super) async fn a_record_of_the_largest_size(namespace: &dyn TestNamespace) -> Result<()> {
     let table = texts("tomes")?;
     let client = StoreClient::open(namespace, &[&table]).await?;
-    let empty = [Event { name: "told".into(), data: json!({"text": ""}) }];
+    let empty = [Event { name: "told".into(), data: json!({"text": ""}), actor: None }];
     let length = ROW_BYTES_MAX - check_record("op", &empty)?;
     let told = |length: usize| {
         client

@@ -71,7 +71,7 @@ pub(super) async fn records_say_what_was_committed(namespace: &dyn TestNamespace
     let plan = Plan::of(&client.tenant, "operation 1").step(Step::insert(&table, ["x".into()])).log(entry);
     let answered = client.apply(plan).await?.record.context("the outcome has no record")?;
     let log = client.exact_log(1).await?;
-    let event = |name: &str, data: serde_json::Value| Event { name: name.into(), data };
+    let event = |name: &str, data: serde_json::Value| Event { name: name.into(), data, actor: None };
     let expected = Record {
         also_at: Vec::new(),
         position: log[0].position,
@@ -97,6 +97,61 @@ pub(super) async fn records_say_what_was_committed(namespace: &dyn TestNamespace
         &Record { position: expected.position, ..answered },
         &expected,
     )
+}
+
+/// Whatever the shape of the plan: with rows in events or without, alone or in several partitions.
+pub(super) async fn events_say_who_caused_them(namespace: &dyn TestNamespace) -> Result<()> {
+    let table = counters("caused")?;
+    let client = StoreClient::open(namespace, &[&table]).await?;
+    let (actor, other) = (Some("token:ä\"\\1"), Some("key:2"));
+    let step = |key: &str| Step::insert(&table, [key.into()]).set("n", 1);
+    let event = |name: &str| EventTemplate::named(name).by(actor);
+    let plans = [
+        client.one(step("a")).log(Entry::about("row", "a").event(event("plain"))),
+        client.one(step("b")).log(Entry::about("row", "b").event(event("with row").with_row_of(0))),
+        client.one(Step::update(&table, ["a".into()]).set("n", column("n").add(1))).log(
+            Entry::about("row", "a").event(event("changed").with_row_of(0)).event(event("also").by(other)),
+        ),
+        client
+            .one(Step::delete(&table, ["b".into()]))
+            .log(Entry::about("row", "b").event(event("deleted").with_row_of(0)).event(event("no").by(None))),
+        (0..4).fold(client.plan(), |plan, number| plan.step(step(&format!("c{number}")))).log((0..4).fold(
+            Entry::about("row", "c0"),
+            |entry, number| {
+                entry.event(event("one of several").with("n", number).about("row", format!("c{number}")))
+            },
+        )),
+    ];
+    let mut expected: Vec<(String, Option<String>)> = Vec::new();
+    for plan in plans {
+        let actors = plan.entry.iter().flat_map(|entry| &entry.events);
+        expected.extend(actors.map(|event| (event.name.clone(), event.actor.clone())));
+        let plan = plan.build()?;
+        let of = |record: &Record| -> Vec<Option<String>> {
+            record.events.iter().map(|event| event.actor.clone()).collect()
+        };
+        for _ in 0..2 {
+            let applied = client.store.commit(&plan).await?.applied().context("it was not applied")?;
+            let record = applied.record.context("the outcome has no record")?;
+            let found = client.store.find_operation(&client.tenant, plan.operation()).await?;
+            let found = found.context("the operation is not found")?;
+            same("the actors of the operation", &of(&found), &of(&record))?;
+            ensure!(of(&record).iter().flatten().count() > 0, "the answer names no actor: {record:?}");
+        }
+    }
+    let mut found: Vec<(String, Option<String>)> = Vec::new();
+    // Engines that number records after their commit show them some moments later.
+    for _ in 0..1_000 {
+        let records = whole_log(&*client.store).await?.into_iter();
+        found = records.flat_map(|record| record.events).map(|event| (event.name, event.actor)).collect();
+        if found.len() >= expected.len() {
+            break;
+        }
+        pause().await;
+    }
+    expected.sort();
+    found.sort();
+    same("the actors in the log", &found, &expected)
 }
 
 pub(super) async fn events_carry_the_rows_of_steps(namespace: &dyn TestNamespace) -> Result<()> {
@@ -443,7 +498,7 @@ pub(super) async fn waiting_ends_when_its_time_is_up(namespace: &dyn TestNamespa
     let seen = waited(client.store.as_ref(), &[], Duration::from_secs(10)).await?;
     let (store, before) = (client.store.clone(), seen.clone());
     let waiting = tokio::spawn(async move { waited(store.as_ref(), &before, Duration::from_secs(10)).await });
-    // Nobody writes: only the clock can end this wait. It is moved until it does, since the wait may begin late.
+    // No client writes: only the clock can end this wait. It is moved until it does, since the wait may begin late.
     while !waiting.is_finished() {
         clock.advance(Duration::from_secs(11));
         pause().await;
@@ -558,7 +613,7 @@ pub(super) async fn unicode_everywhere(namespace: &dyn TestNamespace) -> Result<
         let record = applied.record.context("the outcome has no record")?;
         let mut data = json!({text: text, "nested": {text: [text]}});
         data["row"] = row.to_json();
-        same("the data", &record.events, &vec![Event { name: text.into(), data }])?;
+        same("the data", &record.events, &vec![Event { name: text.into(), data, actor: None }])?;
         let names = [&record.operation, &record.resource, &record.key, &record.fingerprint];
         ensure!(names.iter().all(|name| *name == text), "{text:?} became {record:?}");
         let log = client.exact_log(place + 1).await?;

@@ -6,10 +6,10 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 use statehouse_store::guard::{column, is_null};
 use statehouse_store::migration::Difference;
-use statehouse_store::table::Builder;
+use statehouse_store::table::TableBuilder;
 use statehouse_store::{
-    Change, Consistency, Entry, EventTemplate, Migrate, Query, Scan, Schema, Step, StoreError, Table, Type,
-    Value,
+    Consistency, Entry, EventTemplate, Migrate, Query, Scan, Schema, SchemaChange, Step, StoreError, Table,
+    Type, Value,
 };
 use tokio::task::JoinSet;
 
@@ -18,7 +18,7 @@ use crate::harness::sample_inputs::values::{ladder, sample};
 use crate::harness::store_client::{StoreClient, column_of, fails, same, scan};
 
 /// The table that the cases change.
-fn base() -> Builder {
+fn base() -> TableBuilder {
     Table::named("people").partition("id", Type::Int).required("name", Type::Text).optional("age", Type::Int)
 }
 
@@ -27,8 +27,8 @@ fn schema(tables: &[&Arc<Table>]) -> Result<Schema> {
 }
 
 /// Changes as they are printed.
-fn printed(changes: &[Change]) -> Vec<String> {
-    changes.iter().map(Change::to_string).collect()
+fn printed(changes: &[SchemaChange]) -> Vec<String> {
+    changes.iter().map(SchemaChange::to_string).collect()
 }
 
 async fn migrate(client: &StoreClient, tables: &[&Arc<Table>], how: Migrate) -> Result<Vec<String>> {
@@ -271,8 +271,8 @@ pub(super) async fn what_cannot_change_in_place_is_refused(namespace: &dyn TestN
     let insert = Step::insert(&old, [1.into()]).set("name", "ann").set("age", 3).set("email", "ann@x");
     client.apply(client.one(insert)).await?;
     let plain = || Table::named("people").partition("id", Type::Int);
-    let rest = |builder: Builder| builder.optional("age", Type::Int).required("email", Type::Text);
-    let cases: [(&str, Builder); 7] = [
+    let rest = |builder: TableBuilder| builder.optional("age", Type::Int).required("email", Type::Text);
+    let cases: [(&str, TableBuilder); 6] = [
         ("another type", rest(plain().required("name", Type::Int))),
         (
             "another key",
@@ -284,10 +284,6 @@ pub(super) async fn what_cannot_change_in_place_is_refused(namespace: &dyn TestN
         ),
         ("a sort column", rest(plain().sort("at", Type::Int).required("name", Type::Text))),
         ("a required column", rest(plain().required("name", Type::Text)).required("city", Type::Text)),
-        (
-            "an optional column that becomes required",
-            plain().required("name", Type::Text).required("age", Type::Int).required("email", Type::Text),
-        ),
         (
             "another index of that name",
             rest(plain().required("name", Type::Text)).index("by_age", &["age"], &["id"]),
@@ -301,17 +297,97 @@ pub(super) async fn what_cannot_change_in_place_is_refused(namespace: &dyn TestN
             fails(about, client.store.migrate(&wanted, how).await, schema_error)?;
         }
     }
-    // A required column that is not named any more would stop every insert; leaving it behind is refused.
-    let without = schema(&[&base().build()?])?;
-    fails(
-        "a required column left behind",
-        client.store.migrate(&without, Migrate::Apply).await,
-        schema_error,
-    )?;
     same("the live schema", &migrate(&client, &[&old], Migrate::Show).await?, &none())?;
     same("the row", &client.row(&old, [1.into()]).await?.text("email"), &Some("ann@x"))?;
     client.apply(client.one(Step::update(&old, [1.into()]).set("age", 4))).await?;
     Ok(())
+}
+
+pub(super) async fn a_required_column_left_behind_is_relaxed(namespace: &dyn TestNamespace) -> Result<()> {
+    let old = base().required("email", Type::Text).index("by_email", &["email"], &[]).build()?;
+    let client = StoreClient::open(namespace, &[&old]).await?;
+    let insert = Step::insert(&old, [1.into()]).set("name", "ann").set("email", "ann@x");
+    client.apply(client.one(insert)).await?;
+    let lean = base().build()?;
+    let shown = vec![
+        "let people.email be null".to_owned(),
+        "drop index people.by_email".into(),
+        "drop column people.email, with its data".into(),
+    ];
+    same("what is shown", &migrate(&client, &[&lean], Migrate::Show).await?, &shown)?;
+    let made = migrate(&client, &[&lean], Migrate::Apply).await?;
+    same("what is applied", &made, &vec!["let people.email be null".to_owned()])?;
+    client.apply(client.one(Step::insert(&lean, [2.into()]).set("name", "bob"))).await?;
+    client.apply(client.one(Step::update(&lean, [1.into()]).set("age", 1))).await?;
+    // It comes back with a default, which rows without a value get.
+    let back = base().defaulted("email", Type::Text, "none").index("by_email", &["email"], &[]).build()?;
+    let made = migrate(&client, &[&back], Migrate::Apply).await?;
+    let expected = vec![
+        "default people.email to 'none'".to_owned(),
+        "require people.email, with 'none' where it is null".into(),
+    ];
+    same("what brings it back", &made, &expected)?;
+    same("once it is there", &migrate(&client, &[&back], Migrate::Show).await?, &none())?;
+    let (one, two) = (client.row(&back, [1.into()]).await?, client.row(&back, [2.into()]).await?);
+    same("the values", &(one.text("email"), two.text("email")), &(Some("ann@x"), Some("none")))?;
+    for email in ["ann@x", "none"] {
+        let query = Query::index(&back, "by_email", &client.tenant, [email.into()])?;
+        client.eventually(&query, |rows| same("the index", &rows.len(), &1)).await?;
+    }
+    // Removed again it has a default, so nothing stops inserts.
+    same("removed again", &migrate(&client, &[&lean], Migrate::Apply).await?, &none())?;
+    client.apply(client.one(Step::insert(&lean, [3.into()]).set("name", "cy"))).await?;
+    let removed = migrate(&client, &[&lean], Migrate::ApplyWithLoss).await?;
+    same("with loss", &removed, &shown.into_iter().skip(1).collect::<Vec<_>>())
+}
+
+pub(super) async fn a_column_is_required_when_every_row_has_a_value(
+    namespace: &dyn TestNamespace,
+) -> Result<()> {
+    let old = base().index("by_age", &[], &["age"]).build()?;
+    let client = with_people(namespace, &old).await?;
+    client.apply(client.one(Step::insert(&old, [3.into()]).set("name", "cy"))).await?;
+    let new = Table::named("people")
+        .partition("id", Type::Int)
+        .required("name", Type::Text)
+        .required("age", Type::Int)
+        .index("by_age", &[], &["age"])
+        .build()?;
+    let extra = Table::named("aardvarks").partition("id", Type::Int).build()?;
+    for how in [Migrate::Show, Migrate::Apply, Migrate::ApplyWithLoss] {
+        let listed = |error: &StoreError| {
+            let said = error.to_string();
+            matches!(error, StoreError::Schema { .. })
+                && said.contains("column people.age")
+                && said.contains("id=2)")
+                && said.contains("id=3)")
+                && !said.contains("id=1)")
+        };
+        fails("rows without a value", client.store.migrate(&schema(&[&extra, &new])?, how).await, listed)?;
+    }
+    same("the live schema", &migrate(&client, &[&old], Migrate::Show).await?, &none())?;
+    for id in [2, 3] {
+        client.apply(client.one(Step::update(&old, [id.into()]).set("age", 40 + id))).await?;
+    }
+    let expected = vec!["require people.age".to_owned()];
+    same("what is shown", &migrate(&client, &[&new], Migrate::Show).await?, &expected)?;
+    same("what is applied", &migrate(&client, &[&new], Migrate::Apply).await?, &expected)?;
+    same("once it is made", &migrate(&client, &[&new], Migrate::Show).await?, &none())?;
+    let query = Query::index(&new, "by_age", &client.tenant, [])?;
+    client
+        .eventually(&query, |rows| {
+            same("the index", &column_of(rows, "age"), &vec![30.into(), 42.into(), 43.into()])
+        })
+        .await?;
+    ensure!(
+        client.one(Step::insert(&new, [4.into()]).set("name", "di")).build().is_err(),
+        "null was planned"
+    );
+    // And back.
+    let made = migrate(&client, &[&old], Migrate::Apply).await?;
+    same("back", &made, &vec!["let people.age be null".to_owned()])?;
+    client.apply(client.one(Step::insert(&old, [4.into()]).set("name", "di"))).await?;
+    same("a row without it", &client.row(&old, [4.into()]).await?.int("age"), &None)
 }
 
 pub(super) async fn layout_numbers_never_shrink(namespace: &dyn TestNamespace) -> Result<()> {
@@ -371,7 +447,7 @@ pub(super) async fn migrations_may_run_at_once(namespace: &dyn TestNamespace) ->
         vec![base().optional("b", Type::Text).build()?, beside.clone()],
         vec![base().defaulted("a", Type::Int, 1).optional("b", Type::Text).build()?],
     ];
-    let mut tasks: JoinSet<Result<Vec<Change>, StoreError>> = JoinSet::new();
+    let mut tasks: JoinSet<Result<Vec<SchemaChange>, StoreError>> = JoinSet::new();
     for tables in wanted.iter().chain(&wanted) {
         let (store, schema) = (client.store.clone(), Schema::new(tables.iter().cloned())?);
         tasks.spawn(async move { store.migrate(&schema, Migrate::Apply).await });
@@ -390,7 +466,7 @@ pub(super) async fn migrations_may_run_at_once(namespace: &dyn TestNamespace) ->
     .map(str::to_owned)
     .to_vec();
     expected.sort();
-    same("every change is made once, by whoever comes first", &made, &expected)?;
+    same("every change is made once, by the first server", &made, &expected)?;
     let all =
         base().defaulted("a", Type::Int, 1).optional("b", Type::Text).index("by_a", &[], &["a"]).build()?;
     same("what is left to do", &migrate(&client, &[&all, &beside], Migrate::Show).await?, &none())?;

@@ -16,19 +16,37 @@ use anyhow::Result;
 
 use crate::harness::engines::TestNamespace;
 
+#[cfg(feature = "suite")]
 mod across;
+#[cfg(feature = "suite")]
+mod blank;
+#[cfg(feature = "suite")]
 mod guards;
+#[cfg(feature = "suite")]
 mod lifecycle;
+#[cfg(feature = "suite")]
 mod limits;
+#[cfg(feature = "suite")]
 mod log;
+#[cfg(feature = "suite")]
 mod looks;
+#[cfg(feature = "suite")]
 mod migration;
+#[cfg(feature = "suite")]
 mod operations;
+#[cfg(feature = "suite")]
 mod plans;
+#[cfg(feature = "suite")]
 mod reads;
+#[cfg(feature = "suite")]
+mod segments;
+#[cfg(feature = "suite")]
 mod steps;
+#[cfg(feature = "suite")]
 mod subjects;
+#[cfg(feature = "suite")]
 mod takes;
+#[cfg(feature = "suite")]
 mod tenants;
 
 /// What a case finds.
@@ -51,13 +69,16 @@ impl Case {
     }
 }
 
-/// A list of cases: their theme, their names, and the size of each one's largest plan.
+/// A list of cases: their theme, their names, and the size of each one's largest plan. After a case of an archetype, the checkers of
+/// the archetypes look at what it has left ([`crate::harness::case_check`]).
 macro_rules! cases {
     ($($theme:ident { $($name:ident ($largest_plan:literal),)* })*) => {
         &[$($(Case {
             name: concat!(stringify!($theme), "::", stringify!($name)),
             largest_plan: $largest_plan,
-            run: |namespace| Box::pin($theme::$name(namespace)),
+            run: |namespace| {
+                Box::pin($crate::harness::case_check::checked(namespace, $theme::$name(namespace)))
+            },
         },)*)*]
     };
 }
@@ -65,6 +86,7 @@ macro_rules! cases {
 pub(crate) use cases;
 
 /// Every case.
+#[cfg(feature = "suite")]
 pub const CASES: &[Case] = cases! {
     guards {
         comparisons_with_constants_of_every_type(1),
@@ -137,6 +159,7 @@ pub const CASES: &[Case] = cases! {
     log {
         offsets_count_from_one_in_the_subjects_partition(1),
         records_say_what_was_committed(2),
+        events_say_who_caused_them(8),
         events_carry_the_rows_of_steps(6),
         rows_in_events_have_every_type(2),
         versions_of_a_row_stand_in_order_and_none_is_missing(3),
@@ -165,6 +188,14 @@ pub const CASES: &[Case] = cases! {
         the_largest_batch(99),
         steps_of_one_shape_are_told_row_by_row(8),
     }
+    blank {
+        positions_names_and_versions_stay(1),
+        copies_in_batches_are_blanked(3),
+        a_row_that_was_created_again_keeps_its_events(1),
+        a_range_is_blanked_in_bounded_steps(1),
+        other_tenants_keep_their_events(1),
+        scrubbing_keeps_what_is_there(1),
+    }
     reads {
         keys_are_in_the_order_of_their_type(9),
         ranges_have_the_bounds_that_were_asked_for(9),
@@ -184,6 +215,15 @@ pub const CASES: &[Case] = cases! {
         partitions_that_are_empty_give_nothing(0),
         scans_return_every_row_once(9),
         tables_must_have_been_migrated_to(3),
+    }
+    segments {
+        segments_tile_a_table_also_for_later_rows(9),
+        segments_of_a_tenant_have_only_its_rows(9),
+        a_segment_is_resumed_after_a_cursor(9),
+        the_rest_of_a_segment_can_be_divided_again(9),
+        segments_of_empty_tables_have_later_rows(9),
+        keys_of_every_type_can_be_boundaries(9),
+        numbers_and_tables_of_segments_are_checked(0),
     }
     looks {
         answers_stand_in_the_order_of_their_asks(9),
@@ -242,6 +282,8 @@ pub const CASES: &[Case] = cases! {
         a_column_can_be_relaxed_and_its_default_changed(1),
         what_cannot_change_in_place_is_refused(1),
         a_table_is_added_beside_others(2),
+        a_required_column_left_behind_is_relaxed(1),
+        a_column_is_required_when_every_row_has_a_value(1),
         layout_numbers_never_shrink(1),
         migrations_may_run_at_once(1),
     }

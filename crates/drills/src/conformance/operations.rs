@@ -1,4 +1,4 @@
-//! Operation ids: applied once, remembered, and settled when nobody knows.
+//! Operation ids: applied once, remembered, and settled when the outcome is unknown.
 
 use anyhow::{Context, Result, bail, ensure};
 use statehouse_store::guard::column;
@@ -58,7 +58,7 @@ pub(super) async fn a_look_up_tells_and_claims_nothing(namespace: &dyn TestNames
     let table = counters("sought")?;
     let client = StoreClient::open(namespace, &[&table]).await?;
     let (store, tenant) = (client.store.as_ref(), &client.tenant);
-    same("an operation that nobody committed", &store.find_operation(tenant, "op").await?, &None)?;
+    same("an operation that was not committed", &store.find_operation(tenant, "op").await?, &None)?;
     // Looking it up has not claimed it: it can still be applied.
     let entry =
         Entry::about("sought", "x").fingerprint("digest").event(EventTemplate::named("made").with_row_of(0));
@@ -117,7 +117,7 @@ pub(super) async fn tenants_have_operation_ids_of_their_own(namespace: &dyn Test
     client.apply(plan(&client)).await?;
     for other in &others {
         let resolution = other.store.resolve(&other.tenant, "elsewhere").await?;
-        same("an operation of nobody", &resolution, &Resolution::Aborted)?;
+        same("an unknown operation", &resolution, &Resolution::Aborted)?;
         let record = other.apply(plan(other)).await?.record.context("the outcome has no record")?;
         same("whose record it is", &record.tenant, &other.tenant)?;
     }

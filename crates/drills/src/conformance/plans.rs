@@ -188,7 +188,7 @@ pub(super) async fn one_insert_of_a_key_wins(namespace: &dyn TestNamespace) -> R
                     same("why a loser lost", &refused.reason, &Reason::Present)?;
                     same("what a loser is shown", &refused.current, &Some(row.clone()))?;
                 }
-                Commit::Fenced => bail!("nobody resolved anything, and contender {contender} is fenced"),
+                Commit::Fenced => bail!("no client resolved anything, and contender {contender} is fenced"),
             }
         }
         same("the winner, and the row's content", &winners, &vec![row.int("n")])?;
@@ -239,7 +239,7 @@ pub(super) async fn blind_increments_are_never_lost(namespace: &dyn TestNamespac
             let mut versions = Vec::new();
             for turn in 0..EACH {
                 let own: Value = format!("own {task} {turn}").into();
-                // Nobody inserts the row first: eight upserts meet where nothing is yet.
+                // No client inserts the row first: eight upserts meet where nothing is yet.
                 let n = Operand::Coalesce("n".into(), 0.into());
                 let steps =
                     [Step::upsert(&table, ["shared".into()]).set("n", n.add(1)), Step::insert(&table, [own])];
@@ -288,7 +288,7 @@ pub(super) async fn guarded_increments_take_turns(namespace: &dyn TestNamespace)
                         );
                         current
                     }
-                    Commit::Fenced => bail!("nobody resolved {}", shown(&plan)),
+                    Commit::Fenced => bail!("no client resolved {}", shown(&plan)),
                 };
             }
             Ok(())
@@ -365,7 +365,7 @@ pub(super) async fn nobody_sees_half_of_a_plan(namespace: &dyn TestNamespace) ->
                 Commit::Refused(refused) => {
                     ensure!(refused.step == 0, "the twins differ: the left is {left:?}, and {refused:?}");
                 }
-                Commit::Fenced => bail!("nobody resolved anything"),
+                Commit::Fenced => bail!("no client resolved anything"),
             }
         }
         Ok(agreed)
@@ -469,7 +469,7 @@ pub(super) async fn what_clients_saw_can_have_happened_in_one_order(
                             known[place] = refused.current.as_ref().map(Row::version);
                             Written::Refused
                         }
-                        Commit::Fenced => bail!("nobody resolved {}", shown(&plan)),
+                        Commit::Fenced => bail!("no client resolved {}", shown(&plan)),
                     };
                     RegisterAction::Write { expected, value, written }
                 };

@@ -9,7 +9,7 @@ use statehouse_store::faulty::{FaultyStore, Odds};
 use statehouse_store::guard::column;
 use statehouse_store::limits::PAGE_MAX;
 use statehouse_store::log::partition_of;
-use statehouse_store::plan::Builder;
+use statehouse_store::plan::PlanBuilder;
 use statehouse_store::{
     Applied, Commit, Entry, EventTemplate, Operand, Plan, Record, Resolution, Step, Store, StoreError,
     SystemClock, Table,
@@ -26,7 +26,7 @@ fn count(table: &Arc<Table>, key: &str) -> Step {
 }
 
 /// A plan that counts rows up, with an event for each that has the row, about that row.
-fn batch(plan: Builder, table: &Arc<Table>, keys: &[&str]) -> Builder {
+fn batch(plan: PlanBuilder, table: &Arc<Table>, keys: &[&str]) -> PlanBuilder {
     let first = keys.first().copied().unwrap_or_default();
     let mut entry = Entry::about("row", first).fingerprint("digest");
     for (place, key) in keys.iter().enumerate() {
@@ -374,7 +374,7 @@ pub(super) async fn the_largest_batch(namespace: &dyn TestNamespace) -> Result<(
 }
 
 /// A plan that changes rows in the same way, with an event for each that has no row.
-fn alike(plan: Builder, keys: &[&str], step: impl Fn(&str) -> Step, turn: i64) -> Builder {
+fn alike(plan: PlanBuilder, keys: &[&str], step: impl Fn(&str) -> Step, turn: i64) -> PlanBuilder {
     let mut entry = Entry::about("row", keys.first().copied().unwrap_or_default());
     for (place, key) in keys.iter().enumerate() {
         let event = EventTemplate::named("row.set").with("key", *key).with("turn", turn);

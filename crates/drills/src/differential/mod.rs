@@ -18,12 +18,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use statehouse_store::guard::{Comparison, column};
-use statehouse_store::plan::{Builder, Expect, Verb};
+use statehouse_store::plan::{Expect, PlanBuilder, Verb};
 use statehouse_store::table::{self, VERSION};
 use statehouse_store::{
-    Address, Change, Clock, Column, Commit, Consistency, Entry, EventTemplate, Expr, Guard, ManualClock,
-    Migrate, ModelStore, Operand, Plan, Query, Random, Record, Resolution, Row, Scan, Schema, Step, Store,
-    StoreError, Table, Tenant, Time, Type, Value, eval,
+    Address, Clock, Column, Commit, Consistency, Entry, EventTemplate, Expr, Guard, ManualClock, Migrate,
+    ModelStore, Operand, Plan, Query, Random, Record, Resolution, Row, Scan, Schema, SchemaChange, Step,
+    Store, StoreError, Table, Tenant, Time, Type, Value, eval,
 };
 
 use crate::harness::engines::TestNamespace;
@@ -124,7 +124,8 @@ impl StorePair {
     }
 
     async fn migrate(&self, schema: &Schema) -> Result<()> {
-        let printed = |changes: Vec<Change>| changes.iter().map(Change::to_string).collect::<Vec<_>>();
+        let printed =
+            |changes: Vec<SchemaChange>| changes.iter().map(SchemaChange::to_string).collect::<Vec<_>>();
         let model = printed(self.model.migrate(schema, Migrate::Apply).await?);
         let other = printed(self.other.migrate(schema, Migrate::Apply).await?);
         ensure!(model == other, "the migrations differ:\n  model: {model:?}\n  other: {other:?}");
@@ -422,7 +423,12 @@ impl PlanGenerator {
         Ok(Column { name: name.to_owned(), kind, required, default })
     }
 
-    fn index(&mut self, builder: table::Builder, table: &Table, name: &str) -> Result<table::Builder> {
+    fn index(
+        &mut self,
+        builder: table::TableBuilder,
+        table: &Table,
+        name: &str,
+    ) -> Result<table::TableBuilder> {
         let mut names: Vec<&str> = table
             .columns()
             .iter()
@@ -542,7 +548,7 @@ impl PlanGenerator {
         Ok(builder.build()?)
     }
 
-    fn entry(&mut self, builder: Builder) -> Result<Builder> {
+    fn entry(&mut self, builder: PlanBuilder) -> Result<PlanBuilder> {
         let writing: Vec<usize> =
             (0..builder.steps.len()).filter(|&step| builder.steps[step].writes()).collect();
         let resource = self.pick(&["post", "póst"])?;

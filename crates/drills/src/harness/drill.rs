@@ -97,11 +97,11 @@ impl Drill {
         matches!(self.kind, DrillKind::AnyResource { .. })
     }
 
-    /// What it is about if nobody says otherwise.
-    fn own_target(&self) -> Result<Option<Target>> {
+    /// The default target.
+    fn own_target(&self) -> Result<Option<DrillTarget>> {
         match self.kind {
             DrillKind::AnyResource { blueprint, resource, .. } => {
-                Target::of(&Blueprint::read("drill.toml", blueprint)?, resource).map(Some)
+                DrillTarget::of(&Blueprint::read("drill.toml", blueprint)?, resource).map(Some)
             }
             DrillKind::Case(_) => Ok(None),
         }
@@ -129,7 +129,12 @@ impl Drill {
     }
 
     /// Runs it on an engine. If it is red, looks for the shortest history that shows it.
-    pub async fn report(&self, engine: &dyn TestEngine, target: Option<&Target>, seed: u64) -> DrillReport {
+    pub async fn report(
+        &self,
+        engine: &dyn TestEngine,
+        target: Option<&DrillTarget>,
+        seed: u64,
+    ) -> DrillReport {
         let watch = Stopwatch::start();
         let target = target.filter(|_| self.takes_any_resource());
         let settings = DrillSettings { target, seed, rounds: ROUNDS };
@@ -253,7 +258,7 @@ pub(crate) async fn bounded<T>(trial: impl Future<Output = Result<T>>, patience:
 /// How a drill is run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DrillSettings<'p> {
-    pub target: Option<&'p Target>,
+    pub target: Option<&'p DrillTarget>,
     pub seed: u64,
     pub rounds: u64,
 }
@@ -306,44 +311,49 @@ pub struct DrillFailure {
 
 /// What is drilled: a resource among others.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct DrillTarget {
     house: String,
     resources: Vec<Resource>,
     pub(crate) resource: String,
 }
 
-impl Target {
+impl DrillTarget {
     /// A resource of a blueprint.
-    pub fn of(blueprint: &Blueprint, resource: &str) -> Result<Target> {
-        Ok(Target::among(&blueprint.name, resource::declare(blueprint)?, resource))
+    pub fn of(blueprint: &Blueprint, resource: &str) -> Result<DrillTarget> {
+        Ok(DrillTarget::among(&blueprint.name, resource::declare(blueprint)?, resource))
     }
 
     /// A resource of a house that was not declared by a blueprint.
-    pub fn among(house: &str, resources: Vec<Resource>, resource: &str) -> Target {
-        Target { house: house.to_owned(), resources, resource: resource.to_owned() }
+    pub fn among(house: &str, resources: Vec<Resource>, resource: &str) -> DrillTarget {
+        DrillTarget { house: house.to_owned(), resources, resource: resource.to_owned() }
     }
 
     /// The first thing of each archetype that a blueprint declares: what its drills are run on.
-    pub fn all_of(blueprint: &Blueprint) -> Result<Vec<(&'static str, Target)>> {
-        let mut targets: Vec<(&'static str, Target)> = Vec::new();
+    pub fn all_of(blueprint: &Blueprint) -> Result<Vec<(&'static str, DrillTarget)>> {
+        let mut targets: Vec<(&'static str, DrillTarget)> = Vec::new();
         for thing in &blueprint.things {
             let keyword = thing.archetype.keyword();
             if !targets.iter().any(|(known, _)| *known == keyword) {
-                targets.push((keyword, Target::of(blueprint, &thing.name)?));
+                targets.push((keyword, DrillTarget::of(blueprint, &thing.name)?));
             }
         }
         Ok(targets)
     }
 
-    pub(crate) fn build_house(&self, store: Arc<dyn Store>, clock: Arc<dyn Clock>, ids: Ids) -> House {
-        House::of(&self.house, self.resources.clone(), None, store, clock, ids)
+    pub(crate) fn build_house(
+        &self,
+        store: Arc<dyn Store>,
+        clock: Arc<dyn Clock>,
+        ids: Ids,
+    ) -> Result<House> {
+        Ok(House::of(&self.house, self.resources.clone(), None, store, clock, ids)?)
     }
 }
 
 /// Where a drill takes place: an empty namespace, and a resource to put into it.
 pub struct DrillRun {
     pub(crate) namespace: Arc<dyn TestNamespace>,
-    pub(crate) target: Target,
+    pub(crate) target: DrillTarget,
     pub(crate) seed: u64,
     pub(crate) rounds: u64,
     pub(crate) faulty: Mutex<Vec<Arc<FaultyStore>>>,
@@ -382,7 +392,7 @@ impl DrillRun {
         let number = self.houses.fetch_add(1, Ordering::Relaxed);
         let random = Random::seeded(self.seed.wrapping_mul(1_000_003).wrapping_add(number));
         let ids = Ids::new(clock.clone(), random);
-        TenantClient::enter(self.target.build_house(store, clock, ids)).await
+        TenantClient::enter(self.target.build_house(store, clock, ids)?).await
     }
 
     /// The same store in a bad world, which begins well.
@@ -440,7 +450,7 @@ pub(crate) fn input(action: &Action, number: i64, given: Map<String, Json>) -> J
     Json::Object(input)
 }
 
-/// A clock that the drill moves. Pauses of the house pass by themselves, so that whoever lost a race can try again.
+/// A clock that the drill moves. Pauses of the house pass by themselves, so that a caller that lost a race can retry.
 #[derive(Clone, Debug)]
 pub(crate) struct DrillClock(ManualClock);
 
@@ -452,6 +462,11 @@ impl DrillClock {
     /// Lets time pass.
     pub(crate) fn advance(&self, span: Duration) {
         self.0.advance(span);
+    }
+
+    /// Moves to a time, also back.
+    pub(crate) fn set(&self, time: Time) {
+        self.0.set(time);
     }
 
     /// Moves on to a time; not back.
@@ -556,7 +571,7 @@ mod tests {
     async fn histories_hide_the_plans_of_the_system_itself() {
         let text = "[booking.seat]\nkey = { event_id = \"text\", seat_no = \"int\" }\n\
                     [view.states]\nof = \"seat\"\ngroup_by = [\"state\"]\n";
-        let target = Target::of(&Blueprint::read("statehouse.toml", text).unwrap(), "seat").unwrap();
+        let target = DrillTarget::of(&Blueprint::read("statehouse.toml", text).unwrap(), "seat").unwrap();
         let drill = booking::drills::DRILLS
             .iter()
             .find(|drill| drill.failure == "expired hold not released")

@@ -23,7 +23,7 @@ use statehouse_store::{Clock, ModelStore, Random, Store, SystemClock, Time};
 #[cfg(feature = "dynamodb")]
 use statehouse_store_dynamodb::DynamoStore;
 use statehouse_store_postgres::PostgresStore;
-use statehouse_store_sqlite::{Options, SqliteStore};
+use statehouse_store_sqlite::{SqliteOptions, SqliteStore};
 use tempfile::TempDir;
 
 /// A kind of store.
@@ -85,11 +85,11 @@ pub fn at(url: &str) -> Result<Arc<dyn TestEngine>, OpenError> {
             NamespaceLocation::Files(folder.unwrap_or(Path::new(".")).to_owned())
         }
         EngineKind::Postgres => {
-            NamespaceLocation::Schemas(Box::new(statehouse_store_postgres::Options::from_url(url)?))
+            NamespaceLocation::Schemas(Box::new(statehouse_store_postgres::PostgresOptions::from_url(url)?))
         }
         #[cfg(feature = "dynamodb")]
         EngineKind::Dynamodb => {
-            NamespaceLocation::Prefixes(statehouse_store_dynamodb::Options::from_url(url)?)
+            NamespaceLocation::Prefixes(statehouse_store_dynamodb::DynamoOptions::from_url(url)?)
         }
         #[cfg(not(feature = "dynamodb"))]
         EngineKind::Dynamodb => return Err(OpenError::NotBuilt { engine: "dynamodb" }),
@@ -107,9 +107,9 @@ struct EngineAtUrl {
 enum NamespaceLocation {
     Nothing,
     Files(PathBuf),
-    Schemas(Box<statehouse_store_postgres::Options>),
+    Schemas(Box<statehouse_store_postgres::PostgresOptions>),
     #[cfg(feature = "dynamodb")]
-    Prefixes(statehouse_store_dynamodb::Options),
+    Prefixes(statehouse_store_dynamodb::DynamoOptions),
 }
 
 impl TestEngine for EngineAtUrl {
@@ -200,7 +200,7 @@ struct SqliteNamespace {
 #[async_trait]
 impl TestNamespace for SqliteNamespace {
     async fn open_at(&self, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
-        let options = Options { clock, ..Options::at(self.folder.path().join("house.db")) };
+        let options = SqliteOptions { clock, ..SqliteOptions::at(self.folder.path().join("house.db")) };
         Ok(Arc::new(SqliteStore::open(options).await?))
     }
 }
@@ -239,7 +239,7 @@ impl TestEngine for Postgres {
         let url = std::env::var(self.variable).with_context(|| {
             format!("{} has to hold the URL that `{}` prints", self.variable, self.script)
         })?;
-        let mut options = statehouse_store_postgres::Options::from_url(&url)?;
+        let mut options = statehouse_store_postgres::PostgresOptions::from_url(&url)?;
         options.schema = own_name("lab", '_');
         Ok(Arc::new(PostgresNamespace { options }))
     }
@@ -250,7 +250,7 @@ impl TestEngine for Postgres {
 }
 
 struct PostgresNamespace {
-    options: statehouse_store_postgres::Options,
+    options: statehouse_store_postgres::PostgresOptions,
 }
 
 #[async_trait]
@@ -274,7 +274,7 @@ impl Drop for PostgresNamespace {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.is_ok_and(|runtime| runtime.block_on(PostgresStore::erase(&options)).is_ok())
         });
-        // A schema that stays behind disturbs nobody.
+        // A schema that stays behind is harmless.
         let _ = erased.join();
     }
 }
@@ -325,7 +325,7 @@ impl TestEngine for DynamoDb {
 
 #[cfg(feature = "dynamodb")]
 fn dynamodb_namespace(endpoint: String, transaction_items: usize) -> Result<Arc<dyn TestNamespace>> {
-    let mut options = statehouse_store_dynamodb::Options::new(own_name("lab", '-'));
+    let mut options = statehouse_store_dynamodb::DynamoOptions::new(own_name("lab", '-'));
     options.endpoint = Some(endpoint);
     options.credentials = statehouse_store_dynamodb::Credentials::Emulator;
     options.transaction_items = transaction_items;
@@ -342,14 +342,14 @@ fn dynamodb_namespace(_: String, _: usize) -> Result<Arc<dyn TestNamespace>> {
 
 #[cfg(feature = "dynamodb")]
 struct DynamoDbNamespace {
-    options: statehouse_store_dynamodb::Options,
+    options: statehouse_store_dynamodb::DynamoOptions,
 }
 
 #[cfg(feature = "dynamodb")]
 #[async_trait]
 impl TestNamespace for DynamoDbNamespace {
     async fn open_at(&self, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
-        let options = statehouse_store_dynamodb::Options { clock, ..self.options.clone() };
+        let options = statehouse_store_dynamodb::DynamoOptions { clock, ..self.options.clone() };
         Ok(Arc::new(DynamoStore::open(options).await?))
     }
 }
@@ -363,7 +363,7 @@ impl Drop for DynamoDbNamespace {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.is_ok_and(|runtime| runtime.block_on(DynamoStore::erase(options)).is_ok())
         });
-        // Tables that stay behind disturb nobody.
+        // Tables that stay behind are harmless.
         let _ = erased.join();
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
 use async_trait::async_trait;
-use statehouse::outside::{Courier, Environment, Outside, Parcel, Reply, Sent};
+use statehouse::egress::{Egress, Environment, OutboundRequest, SendOutcome, TargetResponse, Transport};
 use statehouse_store::Clock;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -20,10 +20,10 @@ use tokio::sync::watch;
 #[derive(Clone, Debug)]
 pub enum TargetBehavior {
     /// It answers. An answer of success means that it has acted, unless it has acted on this key before.
-    Answers(Reply),
+    Answers(TargetResponse),
     /// It acts, and the answer is lost.
     Loses,
-    /// Nothing arrives, and nobody knows.
+    /// Nothing arrives, and the outcome is unknown.
     Swallows,
     /// It cannot be reached.
     Unreachable,
@@ -34,12 +34,12 @@ pub enum TargetBehavior {
 impl TargetBehavior {
     /// It answers with this status.
     pub fn status(status: u16) -> TargetBehavior {
-        TargetBehavior::Answers(Reply { status, complete: true, ..Reply::default() })
+        TargetBehavior::Answers(TargetResponse { status, complete: true, ..TargetResponse::default() })
     }
 
     /// It answers with this status and body.
     pub fn body(status: u16, body: &str) -> TargetBehavior {
-        TargetBehavior::Answers(Reply {
+        TargetBehavior::Answers(TargetResponse {
             status,
             body: body.as_bytes().to_vec(),
             complete: true,
@@ -71,7 +71,7 @@ impl Latch {
 }
 
 /// Decides what a target does: from the request and how many came before it.
-type TargetScript = Box<dyn Fn(&Parcel, usize) -> TargetBehavior + Send + Sync>;
+type TargetScript = Box<dyn Fn(&OutboundRequest, usize) -> TargetBehavior + Send + Sync>;
 
 /// A courier to targets that follow a script.
 pub struct FakeTargets {
@@ -82,7 +82,7 @@ pub struct FakeTargets {
 
 #[derive(Default)]
 struct TargetRecord {
-    parcels: Vec<Parcel>,
+    outbounds: Vec<OutboundRequest>,
     /// How often a target acted, by the key of the request.
     acted: BTreeMap<String, usize>,
     in_flight: usize,
@@ -97,7 +97,9 @@ impl fmt::Debug for FakeTargets {
 
 impl FakeTargets {
     /// Targets that do what the script says.
-    pub fn of(script: impl Fn(&Parcel, usize) -> TargetBehavior + Send + Sync + 'static) -> Arc<FakeTargets> {
+    pub fn of(
+        script: impl Fn(&OutboundRequest, usize) -> TargetBehavior + Send + Sync + 'static,
+    ) -> Arc<FakeTargets> {
         Arc::new(FakeTargets {
             script: Box::new(script),
             seen: Mutex::default(),
@@ -107,21 +109,25 @@ impl FakeTargets {
 
     /// Targets that do what the script says, from the request and how many came before it under the same key.
     pub fn by_key(
-        script: impl Fn(&Parcel, usize) -> TargetBehavior + Send + Sync + 'static,
+        script: impl Fn(&OutboundRequest, usize) -> TargetBehavior + Send + Sync + 'static,
     ) -> Arc<FakeTargets> {
         let counts: Mutex<BTreeMap<String, usize>> = Mutex::default();
-        FakeTargets::of(move |parcel, _| {
+        FakeTargets::of(move |outbound, _| {
             let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
-            let count = counts.entry(key_of(parcel)).or_default();
+            let count = counts.entry(key_of(outbound)).or_default();
             *count += 1;
-            script(parcel, *count - 1)
+            script(outbound, *count - 1)
         })
     }
 
     /// An outside that is this script, with these secrets.
-    pub fn outside(self: &Arc<FakeTargets>, secrets: &[(&str, &str)]) -> Outside {
-        let courier: Arc<dyn Courier> = self.clone();
-        Outside { courier: Some(courier), environment: Arc::new(TestSecrets::of(secrets)) }
+    pub fn egress(self: &Arc<FakeTargets>, secrets: &[(&str, &str)]) -> Egress {
+        let transport: Arc<dyn Transport> = self.clone();
+        Egress {
+            transport: Some(transport),
+            environment: Arc::new(TestSecrets::of(secrets)),
+            ..Egress::default()
+        }
     }
 
     fn seen(&self) -> MutexGuard<'_, TargetRecord> {
@@ -129,13 +135,13 @@ impl FakeTargets {
     }
 
     /// Every request that came, in order.
-    pub fn parcels(&self) -> Vec<Parcel> {
-        self.seen().parcels.clone()
+    pub fn outbounds(&self) -> Vec<OutboundRequest> {
+        self.seen().outbounds.clone()
     }
 
     /// How many requests came for a host.
     pub fn count(&self, host: &str) -> usize {
-        self.seen().parcels.iter().filter(|parcel| parcel.url.host() == Some(host)).count()
+        self.seen().outbounds.iter().filter(|outbound| outbound.url.host() == Some(host)).count()
     }
 
     /// How often a target acted, by key.
@@ -154,19 +160,19 @@ impl FakeTargets {
         let _ = self.arrived.subscribe().wait_for(|arrived| *arrived >= count).await;
     }
 
-    fn enter(&self, parcel: &Parcel) -> TargetBehavior {
+    fn enter(&self, outbound: &OutboundRequest) -> TargetBehavior {
         let mut seen = self.seen();
-        let play = (self.script)(parcel, seen.parcels.len());
-        seen.parcels.push(parcel.clone());
+        let play = (self.script)(outbound, seen.outbounds.len());
+        seen.outbounds.push(outbound.clone());
         seen.in_flight += 1;
         seen.most_in_flight = seen.most_in_flight.max(seen.in_flight);
         let acts = match &play {
-            TargetBehavior::Answers(reply) => (200..300).contains(&reply.status) && parcel.method != "GET",
+            TargetBehavior::Answers(reply) => (200..300).contains(&reply.status) && outbound.method != "GET",
             TargetBehavior::Loses | TargetBehavior::Holds(_) => true,
             TargetBehavior::Swallows | TargetBehavior::Unreachable => false,
         };
         if acts {
-            *seen.acted.entry(key_of(parcel)).or_default() += 1;
+            *seen.acted.entry(key_of(outbound)).or_default() += 1;
         }
         drop(seen);
         self.arrived.send_modify(|arrived| *arrived += 1);
@@ -175,32 +181,36 @@ impl FakeTargets {
 }
 
 /// The idempotency key of a request.
-pub fn key_of(parcel: &Parcel) -> String {
-    header(parcel, "idempotency-key").unwrap_or_default()
+pub fn key_of(outbound: &OutboundRequest) -> String {
+    header(outbound, "idempotency-key").unwrap_or_default()
 }
 
 /// A header of a request.
-pub fn header(parcel: &Parcel, name: &str) -> Option<String> {
-    Some(parcel.headers.get(name)?.to_str().ok()?.to_owned())
+pub fn header(outbound: &OutboundRequest, name: &str) -> Option<String> {
+    Some(outbound.headers.get(name)?.to_str().ok()?.to_owned())
 }
 
 #[async_trait]
-impl Courier for FakeTargets {
-    async fn send(&self, parcel: &Parcel, _: &dyn Clock) -> Sent {
-        let play = self.enter(parcel);
+impl Transport for FakeTargets {
+    async fn send(&self, outbound: &OutboundRequest, _: &dyn Clock) -> SendOutcome {
+        let play = self.enter(outbound);
         // Others have their turn: what runs together shows.
         for _ in 0..3 {
             tokio::task::yield_now().await;
         }
         let sent = match play {
-            TargetBehavior::Answers(reply) => Sent::Answered(reply),
+            TargetBehavior::Answers(reply) => SendOutcome::Answered(reply),
             TargetBehavior::Loses | TargetBehavior::Swallows => {
-                Sent::Unknown { why: "the connection was cut".into() }
+                SendOutcome::Unknown { why: "the connection was cut".into() }
             }
-            TargetBehavior::Unreachable => Sent::NotSent { why: "nobody listens there".into() },
+            TargetBehavior::Unreachable => SendOutcome::NotSent { why: "nobody listens there".into() },
             TargetBehavior::Holds(door) => {
                 door.passed().await;
-                Sent::Answered(Reply { status: 200, complete: true, ..Reply::default() })
+                SendOutcome::Answered(TargetResponse {
+                    status: 200,
+                    complete: true,
+                    ..TargetResponse::default()
+                })
             }
         };
         self.seen().in_flight -= 1;

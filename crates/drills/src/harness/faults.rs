@@ -3,7 +3,7 @@
 //! Clients count: each adds 1 to one of a few shared counters, again and again, through a [`FaultyStore`]. Whenever a
 //! client does not know what became of an increment, it commits the same plan again, or resolves the operation; a
 //! client that died is followed by one that resolves what it left open. In the end each counter must be exactly the
-//! number of increments that somebody knows to be applied, and the log must say the same. One more is a repetition
+//! number of increments that some client knows to be applied, and the log must say the same. One more is a repetition
 //! that was applied twice, one less an acknowledged write that was lost.
 //!
 //! A seed that provoked nothing has shown nothing: every kind of fault that was asked for must have been achieved.
@@ -56,12 +56,12 @@ const CLIENTS: u64 = 6;
 const EACH: u64 = 60;
 const COUNTERS: u64 = 3;
 
-/// How long a client waits for an answer before somebody else takes it for dead. Being wrong about that is part of
+/// How long a client waits for an answer before another client takes it for dead. Being wrong about that is part of
 /// the test: the one who was taken for dead may still be at work.
 const LIFETIME: Duration = Duration::from_millis(40);
 
 /// How long a client waits the next time, after so many answers that did not come: on a slow server an answer takes
-/// longer than a short life, and whoever starts over again and again is never done.
+/// longer than a short life, and a client that starts over again and again is never done.
 fn patience(silences: u32) -> Duration {
     LIFETIME * (1 << silences.min(7))
 }

@@ -1,6 +1,6 @@
-//! What must hold of an archetype's rows and log, whoever changed them.
+//! Invariants of an archetype's rows and log, whichever actions changed them.
 //!
-//! Each archetype has at most one checker, in `proof/<archetype>/invariants.rs`. Its cases and drills call it when nothing is
+//! Each archetype has one checker, in `proof/<archetype>/invariants.rs`. Its cases and drills call it when nothing is
 //! under way, the simulation at the end of every history, and scenarios when their callers are done.
 
 use std::collections::BTreeMap;
@@ -100,6 +100,26 @@ impl CheckScope<'_> {
         Ok(changes)
     }
 
+    /// The events of each subject of a resource, in the order of the log. All events of a subject are in one partition.
+    pub(crate) async fn events(&self, resource: &str) -> Result<BTreeMap<String, Vec<LoggedChange>>> {
+        let mut events: BTreeMap<String, Vec<LoggedChange>> = BTreeMap::new();
+        for record in whole_log(self.store.as_ref()).await? {
+            if record.status != OperationStatus::Applied || record.tenant != *self.tenant {
+                continue;
+            }
+            for event in &record.events {
+                let Some((of, key)) = subject_of(&record, event) else { continue };
+                if of != resource {
+                    continue;
+                }
+                let name = event.name.split_once('.').map_or("", |(_, name)| name).to_owned();
+                let change = LoggedChange { name, at: record.at, data: event.data.clone() };
+                events.entry(key.to_owned()).or_default().push(change);
+            }
+        }
+        Ok(events)
+    }
+
     /// The same for a resource that logs every change of its rows: the versions of each row are 1, 2, 3… and end with the one that
     /// is stored.
     pub(crate) async fn histories(
@@ -140,7 +160,6 @@ pub(crate) fn columns_text(row: &Row, columns: &[(String, Type)]) -> Result<Stri
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
     use statehouse::archetypes::Archetype;
     use statehouse_store::Step;
 
@@ -149,26 +168,11 @@ mod tests {
     use crate::harness::tenant_client::TenantClient;
     use crate::proof::PROOFS;
 
-    /// An action with its key and input.
-    type Made = (&'static str, &'static [i64], Json);
-
-    /// The specimen's resource of an archetype, what makes a row of it, and the table of that row.
-    fn made(archetype: &str) -> (&'static str, Vec<Made>, &'static str) {
-        match archetype {
-            "booking" => {
-                let hold = json!({"booking_id": "b", "group_id": "g", "id": [1], "holder": "ann"});
-                let create = ("unit.create", &[][..], json!({"group_id": "g", "id": 1}));
-                ("unit", vec![create, ("unit_booking.hold", &[], hold)], "unit_bookings")
-            }
-            "entity" => ("thing", vec![("thing.create", &[], json!({"id": 1}))], "things"),
-            "lease" => ("claim", vec![("claim.acquire", &[1], json!({"holder": "ann"}))], "claims"),
-            "relation" => ("edge", vec![("edge.add", &[1, 2], json!({}))], "edges"),
-            "thread" => {
-                let append = json!({"about": 1, "note_id": "a", "body": "hello"});
-                ("note", vec![("note.append", &[], append)], "notes")
-            }
-            "timer" => ("alarm", vec![("alarm.set", &[1], json!({"after_ms": 1_000}))], "alarms"),
-            other => panic!("what makes a row of {other}?"),
+    #[test]
+    fn every_archetype_has_a_checker_and_a_workload() {
+        for proof in PROOFS {
+            assert!(proof.invariants.is_some(), "{} has no checker of invariants", proof.archetype);
+            assert!(proof.workload.is_some(), "{} has no simulated workload", proof.archetype);
         }
     }
 
@@ -176,23 +180,31 @@ mod tests {
     #[tokio::test]
     async fn each_checker_notices_a_change_that_is_not_in_the_log() {
         for proof in PROOFS {
-            let Some(check) = proof.invariants else { continue };
-            let (resource, calls, table) = made(proof.archetype);
-            let blueprint = Archetype::of(proof.archetype).unwrap().specimen_blueprint();
-            let namespace = Model.namespace("invariants").unwrap();
-            let client = TenantClient::open(&*namespace, &blueprint).await.unwrap();
-            for (action, key, input) in calls {
-                let key: Vec<Value> = key.iter().map(|part| (*part).into()).collect();
-                client.done(action, &key, input, None).await.unwrap();
+            let check = proof.invariants.unwrap();
+            for tampering in (proof.tamperings)() {
+                let what = format!("{}: {}", proof.archetype, tampering.table);
+                let blueprint = Archetype::of(tampering.specimen).unwrap().specimen_blueprint();
+                let namespace = Model.namespace("invariants").unwrap();
+                let client = TenantClient::open(&*namespace, &blueprint).await.unwrap();
+                for (action, key, input) in tampering.calls {
+                    let key: Vec<Value> = key.iter().map(|part| (*part).into()).collect();
+                    client.done(action, &key, input, None).await.unwrap();
+                }
+                if tampering.by_workers {
+                    client.drain_workers().await.unwrap();
+                }
+                let scope = client.scope(tampering.resource);
+                check(&scope).await.unwrap_or_else(|error| panic!("{what}: {error:#}"));
+                let mut rows = scope.rows(client.table(tampering.table).unwrap()).await.unwrap();
+                rows.retain(|row| tampering.consumer.is_none_or(|name| row.text("consumer") == Some(name)));
+                assert_eq!(rows.len(), 1, "{what}");
+                let store_client = client.store_client().unwrap();
+                let step = Step::update(rows[0].table(), rows[0].key().to_vec());
+                let changes = tampering.changes.into_iter();
+                let step = changes.fold(step, |step, (column, value)| step.set(column, value));
+                store_client.apply(store_client.one(step)).await.unwrap();
+                assert!(check(&scope).await.is_err(), "{what}");
             }
-            let scope = client.scope(resource);
-            check(&scope).await.unwrap_or_else(|error| panic!("{}: {error:#}", proof.archetype));
-            let rows = scope.rows(client.table(table).unwrap()).await.unwrap();
-            assert_eq!(rows.len(), 1, "{table}");
-            let store_client = client.store_client().unwrap();
-            let step = Step::update(rows[0].table(), rows[0].key().to_vec());
-            store_client.apply(store_client.one(step)).await.unwrap();
-            assert!(check(&scope).await.is_err(), "{}", proof.archetype);
         }
     }
 }

@@ -52,7 +52,7 @@ pub enum Written {
     Applied,
     /// The condition did not hold.
     Refused,
-    /// Nobody knows.
+    /// The outcome is unknown.
     Unknown,
 }
 
@@ -109,7 +109,7 @@ fn check_key(calls: &[&RegisterCall]) -> Result<(), Violation> {
         let fits = |place: usize| Some((place, after(calls[place].action, state)?));
         let candidates = left().filter(|&place| calls[place].invoked < horizon).filter_map(fits);
         let mut candidates: Vec<(usize, RegisterState)> = candidates.collect();
-        // A call that fits here and changes nothing stands in nobody's way here, so no other choice need be tried.
+        // A call that fits here and changes nothing does not exclude any other call, so no other choice need be tried.
         if let Some(idle) = candidates.iter().position(|(_, next)| *next == state) {
             candidates = vec![candidates[idle]];
         }
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_nobody_wrote_is_found() {
+    fn a_value_that_was_never_written_is_found() {
         assert!(check(&[write(0, 1, None, 10, Applied), read(2, 3, Some((1, 11)))]).is_err());
     }
 

@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use statehouse_store::{
-    Address, Change, Commit, Consistency, ExplainRequest, Explanation, LogPage, Migrate, Page, Plan, Query,
-    Record, Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
+    Address, BlankRange, BlankedPage, Commit, Consistency, ExplainRequest, Explanation, LogPage, Migrate,
+    Page, Plan, Query, Record, Resolution, Row, Scan, Schema, SchemaChange, Segment, Store, StoreError,
+    Tenant, Time,
 };
 
 use crate::harness::recorder::unattributed;
@@ -42,10 +43,21 @@ pub(crate) trait Interceptor: Send + Sync + fmt::Debug {
         inner.query(query).await
     }
 
-    /// StoreProxy a scan.
+    /// Intercepts a scan.
     async fn scan(&self, inner: &Arc<dyn Store>, scan: &Scan) -> Result<Page, StoreError> {
         self.read().await?;
         inner.scan(scan).await
+    }
+
+    /// Intercepts a division into segments.
+    async fn segments(
+        &self,
+        inner: &Arc<dyn Store>,
+        scan: &Scan,
+        max: usize,
+    ) -> Result<Vec<Segment>, StoreError> {
+        self.read().await?;
+        inner.segments(scan, max).await
     }
 
     /// StoreProxy a get.
@@ -261,7 +273,7 @@ impl<H: Interceptor> Store for StoreProxy<H> {
         self.inner.partitions()
     }
 
-    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
+    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<SchemaChange>, StoreError> {
         self.inner.migrate(schema, how).await
     }
 
@@ -294,6 +306,10 @@ impl<H: Interceptor> Store for StoreProxy<H> {
         self.interceptor.scan(&self.inner, scan).await
     }
 
+    async fn segments(&self, scan: &Scan, max: usize) -> Result<Vec<Segment>, StoreError> {
+        self.interceptor.segments(&self.inner, scan, max).await
+    }
+
     async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
         self.interceptor.read().await?;
         self.inner.read_log(partition, after, limit).await
@@ -305,6 +321,18 @@ impl<H: Interceptor> Store for StoreProxy<H> {
 
     async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError> {
         self.inner.trim_log(partition, through).await
+    }
+
+    async fn blank_events(&self, range: &BlankRange) -> Result<BlankedPage, StoreError> {
+        self.inner.blank_events(range).await
+    }
+
+    async fn scrub(&self) -> Result<(), StoreError> {
+        self.inner.scrub().await
+    }
+
+    async fn now(&self) -> Result<Time, StoreError> {
+        self.inner.now().await
     }
 
     fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {

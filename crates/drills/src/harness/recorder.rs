@@ -1,12 +1,12 @@
 //! A recorder between a house and its store: it remembers every plan and its outcome, knows on whose behalf each was
 //! made, and can take one guard out of the plans of one action.
 //!
-//! On whose behalf is said by the caller ([`acting`]): for an action of a resource, or a worker. A plan that nobody spoke
-//! for, because a case commits it itself, is told by the events that it leaves.
+//! On whose behalf is said by the caller ([`acting`]): for an action of a resource, or a worker. A plan without an actor
+//! because a case commits it itself, is attributed by its events.
 //!
 //! A [`GuardSite`] is one condition of one kind of step of one action or worker: *confirm, update seat_bookings, `expires_at >
 //! now`*. Constants are left out of it, so that all plans of an action have the same few sites. Besides conjuncts there are
-//! the alternatives of an `or` (without one of them the guard asks for more, and somebody is turned away who should not be),
+//! the alternatives of an `or` (without one of them the guard asks for more, and a call is refused that should not be),
 //! and that a row is there or is not, wherever a plan without this can be built.
 
 use std::collections::BTreeSet;
@@ -39,12 +39,12 @@ pub struct Actor {
     pub name: String,
 }
 
-/// Does something on somebody's behalf.
+/// Runs a future on behalf of an actor.
 pub(crate) async fn acting<T>(actor: Actor, work: impl Future<Output = T>) -> T {
     ACTOR.scope(actor, work).await
 }
 
-/// Does something on nobody's behalf, while somebody else acts.
+/// Runs a future without an actor, while another acts.
 pub(crate) async fn unattributed<T>(work: impl Future<Output = T>) -> T {
     acting(Actor { archetype: "", name: String::new() }, work).await
 }
@@ -75,12 +75,12 @@ pub struct GuardSite {
     pub step: String,
     /// What is taken out: a conjunct, an alternative of one, or that the row is absent or present.
     pub condition: String,
-    part: Part,
+    part: PlanPart,
 }
 
 /// Which part of a step a site is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Part {
+enum PlanPart {
     Conjunct(usize),
     /// One of the alternatives of a conjunct, by its words.
     Alternative(usize, String),
@@ -89,7 +89,7 @@ enum Part {
 
 impl GuardSite {
     /// What it is in any resource of its archetype, and whatever comes of the plan: without the resource's name and the
-    /// event. The same code makes the plans of all of them, so that whoever notices in one of them has noticed.
+    /// event. The same code makes the plans of all of them, so that a check that notices in one of them has noticed.
     pub(crate) fn kind(&self) -> GuardSite {
         let (whose, action) = self.actor.name.rsplit_once('.').unwrap_or(("", &self.actor.name));
         let (worker, resource) = match whose.strip_prefix(WORKER) {
@@ -128,7 +128,7 @@ impl GuardSite {
         Some(GuardSite { actor, ..first.clone() })
     }
 
-    /// Whether it is the same in a plan that nobody speaks for, because a case commits it itself.
+    /// Whether it is the same in a plan without an actor, because a case commits it itself.
     pub(crate) fn is_like(&self, nobodys: &GuardSite) -> bool {
         !self.event.is_empty() && *self == GuardSite { actor: self.actor.clone(), ..nobodys.clone() }
     }
@@ -233,7 +233,7 @@ impl PlanRecorder {
             let theirs: Vec<&GuardSite> = self.removed.iter().filter(is_theirs).collect();
             if !theirs.is_empty() {
                 let outline = outline(step);
-                let parts: Vec<&Part> =
+                let parts: Vec<&PlanPart> =
                     theirs.iter().filter(|site| site.step == outline).map(|site| &site.part).collect();
                 remove(step, &parts);
             }
@@ -245,7 +245,7 @@ impl PlanRecorder {
 #[async_trait]
 impl Interceptor for PlanRecorder {
     async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
-        // Whoever reads and then writes lets others in between, also where a store never waits.
+        // A caller that reads and then writes lets others in between, also where a store never waits.
         tokio::task::yield_now().await;
         if self.finds_sites {
             let found = sites(plan);
@@ -286,6 +286,8 @@ impl TestNamespace for RecordedNamespace {
     }
 }
 
+/// A column that the rows of effects have, and no others.
+const SENT_KEY: &str = "sent_key";
 /// How the operation ids of programs that hold leases begin.
 const LEASES: &str = "lease.";
 /// How the names of tables begin that are the house's own.
@@ -301,7 +303,7 @@ fn speaker(plan: &Plan) -> Option<Actor> {
     })
 }
 
-/// On whose behalf a step is committed. The house's own tables tell whose code has made it, whoever has it run.
+/// On whose behalf a step is committed. The house's own tables tell which code has made it, whichever task runs it.
 fn actor(plan: &Plan, step: &Step) -> Option<Actor> {
     let of = |archetype, name: &str| Some(Actor { archetype, name: name.to_owned() });
     let speaker = speaker(plan);
@@ -314,6 +316,10 @@ fn actor(plan: &Plan, step: &Step) -> Option<Actor> {
             of("log", "a reader of the house")
         }
         PROJECTIONS => of("projection", "a builder"),
+        // The code of `effect` writes the rows of every effect, also of those that belong to another archetype.
+        _ if step.table.type_of(SENT_KEY).is_some() => speaker.map(|actor| {
+            if actor.archetype.is_empty() { actor } else { Actor { archetype: "effect", ..actor } }
+        }),
         _ => speaker,
     }
 }
@@ -338,13 +344,13 @@ fn events(plan: &Plan) -> impl Iterator<Item = &str> {
     plan.entry().into_iter().flat_map(|entry| &entry.events).map(|event| event.name.as_str())
 }
 
-/// The sites of a plan. Where nobody speaks for it they are nobody's; see [`GuardSite::is_like`].
+/// The sites of a plan. Without an actor they are unattributed; see [`GuardSite::is_like`].
 fn sites(plan: &Plan) -> Vec<GuardSite> {
     let event = events(plan).next().unwrap_or_default();
     let mut found = Vec::new();
     for (number, step) in plan.steps().iter().enumerate().filter(|(_, step)| is_judged(step)) {
         let actor = actor(plan, step).unwrap_or(Actor { archetype: "", name: String::new() });
-        let site = |condition: String, part: Part| GuardSite {
+        let site = |condition: String, part: PlanPart| GuardSite {
             actor: actor.clone(),
             event: event.to_owned(),
             step: outline(step),
@@ -352,9 +358,9 @@ fn sites(plan: &Plan) -> Vec<GuardSite> {
             part,
         };
         for (place, conjunct) in step.guard.conjuncts().iter().enumerate() {
-            found.push(site(condition(conjunct), Part::Conjunct(place)));
+            found.push(site(condition(conjunct), PlanPart::Conjunct(place)));
             for words in alternatives(conjunct) {
-                let part = Part::Alternative(place, words.clone());
+                let part = PlanPart::Alternative(place, words.clone());
                 found.push(site(format!("or {words}"), part));
             }
         }
@@ -369,13 +375,13 @@ fn sites(plan: &Plan) -> Vec<GuardSite> {
             step.expect = Expect::Either;
         }
         if builder.build().is_ok() {
-            found.push(site(is_there.to_owned(), Part::Expect));
+            found.push(site(is_there.to_owned(), PlanPart::Expect));
         }
     }
     found
 }
 
-/// Whether somebody has to notice what is missing in a step: not in what the house keeps for itself, its own leases and
+/// Whether a check has to notice what is missing in a step: not in what the house keeps for itself, its own leases and
 /// secrets, which stand on what is judged elsewhere.
 fn is_judged(step: &Step) -> bool {
     let name = step.table.name();
@@ -395,14 +401,14 @@ fn alternatives(conjunct: &Guard) -> Vec<String> {
     }
 }
 
-fn remove(step: &mut Step, parts: &[&Part]) {
-    if parts.contains(&&Part::Expect) {
+fn remove(step: &mut Step, parts: &[&PlanPart]) {
+    if parts.contains(&&PlanPart::Expect) {
         step.expect = Expect::Either;
     }
     let conjuncts = step.guard.conjuncts().iter().enumerate();
-    let kept = conjuncts.filter(|(place, _)| !parts.contains(&&Part::Conjunct(*place)));
+    let kept = conjuncts.filter(|(place, _)| !parts.contains(&&PlanPart::Conjunct(*place)));
     let kept = kept.map(|(place, conjunct)| {
-        let is_gone = |words: String| parts.contains(&&Part::Alternative(place, words));
+        let is_gone = |words: String| parts.contains(&&PlanPart::Alternative(place, words));
         match conjunct {
             Guard::Any(alternatives) => {
                 let left = alternatives.iter().filter(|one| !is_gone(condition(one)));

@@ -8,13 +8,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use statehouse_store::limits::PAGE_MAX;
-use statehouse_store::plan::Builder;
+use statehouse_store::plan::PlanBuilder;
 use statehouse_store::{
-    Address, Applied, Clock, Commit, Consistency, Cursor, Entry, EventTemplate, Migrate, Page, Plan, Query,
-    Reason, Record, Refused, Row, Scan, Schema, Step, Store, StoreError, SystemClock, Table, Tenant, Value,
+    Address, Applied, Clock as _, Commit, Consistency, Cursor, Entry, EventTemplate, Page, Plan, Record,
+    Refused, Row, Scan, Step, Store, SystemClock, Table, Tenant, Value,
 };
 
-use crate::harness::engines::TestNamespace;
+#[cfg(feature = "suite")]
+mod suite;
+
+#[cfg(feature = "suite")]
+pub(crate) use self::suite::{column_of, fails, keys_of, rows};
 
 /// How often a read that may lag is tried, and how long lies between two tries. Ten seconds in all, which is a
 /// bound and not an expectation: on most engines the first try succeeds.
@@ -30,61 +34,29 @@ pub(crate) struct StoreClient {
 }
 
 impl StoreClient {
-    /// Opens a namespace, migrates it to these tables, and works there for the tenant `acme`.
-    pub(crate) async fn open(namespace: &dyn TestNamespace, tables: &[&Arc<Table>]) -> Result<StoreClient> {
-        StoreClient::over(namespace.open().await?, tables).await
-    }
-
-    /// The same on a clock.
-    pub(crate) async fn open_at(
-        namespace: &dyn TestNamespace,
-        clock: Arc<dyn Clock>,
-        tables: &[&Arc<Table>],
-    ) -> Result<StoreClient> {
-        StoreClient::over(namespace.open_at(clock).await?, tables).await
-    }
-
-    async fn over(store: Arc<dyn Store>, tables: &[&Arc<Table>]) -> Result<StoreClient> {
-        if !tables.is_empty() {
-            let schema = Schema::new(tables.iter().map(|&table| table.clone()))?;
-            store.migrate(&schema, Migrate::Apply).await.context("migrating to the case's tables")?;
-        }
-        StoreClient::of(store, "acme")
-    }
-
     /// Works on a store that was opened elsewhere.
     pub(crate) fn of(store: Arc<dyn Store>, tenant: &str) -> Result<StoreClient> {
         Ok(StoreClient { store, tenant: Tenant::new(tenant)?, next: Arc::default() })
     }
 
-    /// The same store, for another tenant.
-    pub(crate) fn for_tenant(&self, tenant: &str) -> Result<StoreClient> {
-        Ok(StoreClient { tenant: Tenant::new(tenant)?, ..self.clone() })
-    }
-
     /// A plan under an operation id that was not given out before.
-    pub(crate) fn plan(&self) -> Builder {
+    pub(crate) fn plan(&self) -> PlanBuilder {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         Plan::of(&self.tenant, format!("{}-{number}", self.tenant))
     }
 
-    /// Goes on with operation ids from this number: for a client that takes over from another.
-    pub(crate) fn skip_ids(&self, to: u64) {
-        self.next.fetch_max(to, Ordering::Relaxed);
-    }
-
     /// A plan of one step.
-    pub(crate) fn one(&self, step: Step) -> Builder {
+    pub(crate) fn one(&self, step: Step) -> PlanBuilder {
         self.plan().step(step)
     }
 
     /// A plan that leaves a record about a subject, with an event of that name and no data.
-    pub(crate) fn noted(&self, resource: &str, key: &str, event: &str) -> Builder {
+    pub(crate) fn noted(&self, resource: &str, key: &str, event: &str) -> PlanBuilder {
         self.plan().log(Entry::about(resource, key).event(EventTemplate::named(event)))
     }
 
     /// Commits a plan that must be applied, and not as a repetition.
-    pub(crate) async fn apply(&self, plan: Builder) -> Result<Applied> {
+    pub(crate) async fn apply(&self, plan: PlanBuilder) -> Result<Applied> {
         let plan = plan.build()?;
         match self.store.commit(&plan).await.with_context(|| format!("committing {}", shown(&plan)))? {
             Commit::Applied(applied) if !applied.repeated => Ok(applied),
@@ -93,32 +65,12 @@ impl StoreClient {
     }
 
     /// Commits a plan that must be refused.
-    pub(crate) async fn refuse(&self, plan: Builder) -> Result<Refused> {
+    pub(crate) async fn refuse(&self, plan: PlanBuilder) -> Result<Refused> {
         let plan = plan.build()?;
         match self.store.commit(&plan).await.with_context(|| format!("committing {}", shown(&plan)))? {
             Commit::Refused(refused) => Ok(refused),
             other => bail!("expected {} to be refused, got {other:?}", shown(&plan)),
         }
-    }
-
-    /// Commits a plan that must be refused at this step, for this reason, with the row as it is now.
-    pub(crate) async fn refuse_as(&self, plan: Builder, step: usize, reason: &Reason) -> Result<()> {
-        let built = plan.clone().build()?;
-        let address = built.addresses().nth(step).context("the plan has no such step")?;
-        let refused = self.refuse(plan).await?;
-        ensure!(
-            refused.step == step && refused.reason == *reason,
-            "expected {} to be refused at step {step} because {reason:?}, got {refused:?}",
-            shown(&built)
-        );
-        let current = self.get(&address).await?;
-        ensure!(
-            refused.current == current,
-            "the refusal of {} shows {:?}; the row is {current:?}",
-            shown(&built),
-            refused.current
-        );
-        Ok(())
     }
 
     /// The address of a row of this tenant.
@@ -150,29 +102,6 @@ impl StoreClient {
     pub(crate) async fn row(&self, table: &Arc<Table>, key: impl IntoIterator<Item = Value>) -> Result<Row> {
         let address = self.address(table, key)?;
         self.get(&address).await?.with_context(|| format!("{address} is missing"))
-    }
-
-    /// Reads all pages of a query.
-    pub(crate) async fn rows(&self, query: Query) -> Result<Vec<Row>> {
-        rows(self.store.as_ref(), query).await
-    }
-
-    /// Reads all pages of a query again and again until they are what is expected.
-    pub(crate) async fn eventually(
-        &self,
-        query: &Query,
-        mut expect: impl FnMut(&[Row]) -> Result<()>,
-    ) -> Result<()> {
-        let mut last = None;
-        for _ in 0..TRIES {
-            match expect(&self.rows(query.clone()).await?) {
-                Ok(()) => return Ok(()),
-                Err(error) => last = Some(error),
-            }
-            pause().await;
-        }
-        let last = last.context("a read that is never tried cannot succeed")?;
-        Err(last.context(format!("after {TRIES} reads of {}", query.source())))
     }
 
     /// All records of the log, by partition and offset, once there are at least so many.
@@ -227,17 +156,6 @@ pub(crate) async fn pause() {
     SystemClock.sleep(PAUSE).await;
 }
 
-/// Reads all pages of a query. Each cursor goes through its text, as it would on its way to a caller and back.
-pub(crate) async fn rows(store: &dyn Store, query: Query) -> Result<Vec<Row>> {
-    let mut found = Vec::new();
-    let mut next = query.clone();
-    loop {
-        let page = store.query(&next).await?;
-        let Some(cursor) = take_page(&mut found, page, query.page_limit())? else { return Ok(found) };
-        next = query.clone().after(cursor)?;
-    }
-}
-
 /// Reads all pages of a scan.
 pub(crate) async fn scan(store: &dyn Store, scan: Scan) -> Result<Vec<Row>> {
     let mut found = Vec::new();
@@ -281,30 +199,8 @@ pub(crate) async fn whole_log(store: &dyn Store) -> Result<Vec<Record>> {
     Ok(records)
 }
 
-/// The values of one column, in the order of the rows.
-pub(crate) fn column_of(rows: &[Row], column: &str) -> Vec<Value> {
-    rows.iter().map(|row| row.get(column).cloned().unwrap_or(Value::Null)).collect()
-}
-
-/// The keys of rows, in their order.
-pub(crate) fn keys_of(rows: &[Row]) -> Vec<Vec<Value>> {
-    rows.iter().map(|row| row.key().to_vec()).collect()
-}
-
 /// Requires two things to be equal, and says which read or plan they are about when they are not.
 pub(crate) fn same<T: PartialEq + std::fmt::Debug>(about: &str, got: &T, expected: &T) -> Result<()> {
     ensure!(got == expected, "{about}: expected {expected:?}, got {got:?}");
     Ok(())
-}
-
-/// Requires an error of the kind that the closure accepts.
-pub(crate) fn fails<T: std::fmt::Debug>(
-    about: &str,
-    result: Result<T, StoreError>,
-    kind: impl FnOnce(&StoreError) -> bool,
-) -> Result<()> {
-    match result {
-        Err(error) if kind(&error) => Ok(()),
-        other => bail!("{about}: expected another error, got {other:?}"),
-    }
 }

@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value as Json, json};
+use statehouse::egress::Egress;
 use statehouse::infra::lease::Leases;
-use statehouse::outside::Outside;
-use statehouse::worker::{Progress, Shift};
-use statehouse::{Answer, Blueprint, Code, Expected, House, Operation, Refusal, Request, own};
+use statehouse::worker::{StepContext, StepProgress};
+use statehouse::{Answer, Blueprint, Code, Expected, House, Operation, Refusal, Request, system};
 use statehouse_store::{
     Clock, Commit, Ids, Migrate, Plan, Random, Store, StoreError, SystemClock, Table, Tenant, Value,
 };
 
 use tokio::task::JoinHandle;
 
+use crate::harness::case_check;
 use crate::harness::engines::TestNamespace;
 use crate::harness::invariants::CheckScope;
 use crate::harness::recorder::{Actor, WORKER, acting, on_behalf};
@@ -46,7 +47,7 @@ impl TenantClient {
     }
 
     pub async fn over(store: Arc<dyn Store>, blueprint: &str, clock: Arc<dyn Clock>) -> Result<TenantClient> {
-        TenantClient::before(store, blueprint, clock, Outside::default()).await
+        TenantClient::before(store, blueprint, clock, Egress::default()).await
     }
 
     /// The same with ids that follow from a seed.
@@ -56,6 +57,7 @@ impl TenantClient {
         clock: Arc<dyn Clock>,
         seed: u64,
     ) -> Result<TenantClient> {
+        case_check::note_blueprint(blueprint);
         let blueprint = Blueprint::read("statehouse.toml", blueprint)?;
         let ids = Ids::new(clock.clone(), Random::seeded(seed));
         TenantClient::enter(House::with(store, &blueprint, clock, ids)?).await
@@ -66,11 +68,12 @@ impl TenantClient {
         store: Arc<dyn Store>,
         blueprint: &str,
         clock: Arc<dyn Clock>,
-        outside: Outside,
+        egress: Egress,
     ) -> Result<TenantClient> {
+        case_check::note_blueprint(blueprint);
         let blueprint = Blueprint::read("statehouse.toml", blueprint)?;
         let ids = Ids::new(clock.clone(), Random::from_entropy());
-        TenantClient::enter(House::with(store, &blueprint, clock, ids)?.with_outside(outside)).await
+        TenantClient::enter(House::with(store, &blueprint, clock, ids)?.with_egress(egress)).await
     }
 
     /// Makes the store fit a house, and works there for the tenant `acme`.
@@ -81,12 +84,16 @@ impl TenantClient {
 
     /// Works in a house whose tables are there, for the tenant `acme`.
     pub fn of(house: Arc<House>) -> Result<TenantClient> {
-        Ok(TenantClient { house, tenant: Tenant::new("acme")? })
+        let tenant = Tenant::new("acme")?;
+        case_check::note_tenant(&tenant);
+        Ok(TenantClient { house, tenant })
     }
 
     /// The same house, for another tenant.
     pub fn for_tenant(&self, tenant: &str) -> Result<TenantClient> {
-        Ok(TenantClient { tenant: Tenant::new(tenant)?, ..self.clone() })
+        let tenant = Tenant::new(tenant)?;
+        case_check::note_tenant(&tenant);
+        Ok(TenantClient { tenant, ..self.clone() })
     }
 
     /// The store below, as this tenant's client.
@@ -205,15 +212,24 @@ impl TenantClient {
     }
 
     /// One step of every shard of every worker of the house.
-    pub async fn work(&self, limit: usize) -> Result<Vec<Progress>, StoreError> {
+    pub async fn work(&self, limit: usize) -> Result<Vec<StepProgress>, StoreError> {
         Ok(self.work_by_name(limit).await?.into_iter().map(|(_, progress)| progress).collect())
     }
 
     /// The same, each step with the name of its worker.
-    async fn work_by_name(&self, limit: usize) -> Result<Vec<(String, Progress)>, StoreError> {
+    async fn work_by_name(&self, limit: usize) -> Result<Vec<(String, StepProgress)>, StoreError> {
+        self.work_where(limit, |_| true).await
+    }
+
+    /// The same for some workers, by name.
+    async fn work_where(
+        &self,
+        limit: usize,
+        is_run: impl Fn(&str) -> bool,
+    ) -> Result<Vec<(String, StepProgress)>, StoreError> {
         let house = &self.house;
         let missing = || StoreError::schema("the house", "it has no place for leases");
-        let (Some(tenant), Ok(table)) = (own::tenant(), own::leases()) else { return Err(missing()) };
+        let (Some(tenant), Ok(table)) = (system::tenant(), system::leases()) else { return Err(missing()) };
         let leases = Leases::of(house.store().clone(), house.clock().clone(), table, tenant);
         let key = ["drill".into(), house.ids().next().into()];
         let held = match leases.acquire(&key, "drill", Duration::from_secs(60)).await? {
@@ -221,8 +237,8 @@ impl TenantClient {
             Err(lease) => return Err(StoreError::unavailable(format!("{lease:?} is taken"))),
         };
         let mut progress = Vec::new();
-        for worker in house.workers() {
-            // A worker is called after its resource; those of the house itself are nobody's.
+        for worker in house.workers().iter().filter(|worker| is_run(worker.name())) {
+            // A worker is called after its resource; those of the house itself are unattributed.
             let owner = worker.name().split('.').next().and_then(|name| house.resource(name).ok());
             let name = format!("{WORKER}{}", worker.name());
             let store = match owner {
@@ -230,10 +246,10 @@ impl TenantClient {
                 None => house.store().clone(),
             };
             for shard in 0..worker.shards() {
-                let (clock, ids) = (&**house.clock(), house.ids());
-                let outside = house.outside();
-                let shift = Shift { store: &store, clock, ids, outside, shard, held: &held };
-                progress.push((worker.name().to_owned(), worker.step(&shift, limit).await?));
+                let (clock, ids) = (house.clock(), house.ids());
+                let (egress, wakeups) = (house.egress(), house.bells());
+                let context = StepContext { store: &store, clock, ids, egress, wakeups, shard, held: &held };
+                progress.push((worker.name().to_owned(), worker.step(&context, limit).await?));
             }
         }
         Ok(progress)
@@ -249,6 +265,19 @@ impl TenantClient {
     /// view over it, process rows of their own.
     pub async fn drain_workers_of(&self, resource: &str) -> Result<usize> {
         self.drain_workers_where(|worker| worker.split('.').next() == Some(resource)).await
+    }
+
+    /// Steps only the workers of this resource until nothing is left to do, and returns how many rows were done: what other
+    /// resources have to do stays as it is.
+    pub async fn work_of(&self, resource: &str) -> Result<usize> {
+        let is_run = |worker: &str| worker.split('.').next() == Some(resource);
+        let (mut rows, mut quiet) = (0, 0);
+        while quiet < 3 {
+            let done: usize = self.work_where(7, is_run).await?.iter().map(|(_, step)| step.rows).sum();
+            rows += done;
+            quiet = if done == 0 { quiet + 1 } else { 0 };
+        }
+        Ok(rows)
     }
 
     async fn drain_workers_where(&self, is_counted: impl Fn(&str) -> bool) -> Result<usize> {

@@ -11,23 +11,41 @@ use crate::harness::drill::Drill;
 use crate::harness::invariants::InvariantCheck;
 use crate::harness::mutation::Redundant;
 use crate::harness::simulation::Workload;
+#[cfg(test)]
+use crate::harness::tampering::Tampering;
 
+pub(crate) mod auction;
+mod audit;
 mod blueprint;
 pub(crate) mod booking;
 mod changes;
+mod conditions;
+mod constraints;
 pub(crate) mod effect;
 pub(crate) mod entity;
+mod erasure;
 pub(crate) mod feed;
+#[cfg(feature = "suite")]
 pub mod generated;
+mod inbound;
+mod indexes;
+pub(crate) mod inventory;
 pub(crate) mod lease;
 pub(crate) mod log;
+mod machines;
+pub(crate) mod on;
+pub(crate) mod payment;
 pub mod projection;
 pub(crate) mod relation;
+mod row_constraints;
+mod rules;
+pub(crate) mod scan;
 pub(crate) mod schedule;
 pub(crate) mod sequence;
 pub(crate) mod thread;
 pub(crate) mod timer;
 pub(crate) mod view;
+pub(crate) mod workflow;
 
 /// What is proven of one archetype.
 pub struct Proof {
@@ -42,6 +60,12 @@ pub struct Proof {
     /// What must hold of the stored rows and the log: checked by cases, after each drill on a resource, at the end of each simulated
     /// history and by scenarios.
     pub(crate) invariants: Option<InvariantCheck>,
+    /// Writes a declaration with settings by chance, if a blueprint can declare it.
+    #[cfg(feature = "suite")]
+    pub(crate) generate: Option<generated::GenerateDeclaration>,
+    /// Changes of rows that no action makes: its checker has to notice each.
+    #[cfg(test)]
+    pub(crate) tamperings: fn() -> Vec<Tampering>,
     /// Other archetypes, by keyword, whose guards its drills and cases judge as well.
     pub also_judges: &'static [&'static str],
     /// Guards that follow from others: whose they are, the condition, and why nothing goes wrong without it.
@@ -61,7 +85,7 @@ macro_rules! list_proofs {
         pub const PROOFS: &[Proof] = &[$($name::PROOF),*];
 
         /// Every list of cases.
-        pub const CASES: &[&[Case]] = &[blueprint::CASES, changes::CASES, $($name::PROOF.cases),*];
+        pub const CASES: &[&[Case]] = &[audit::CASES, blueprint::CASES, changes::CASES, conditions::CASES, constraints::CASES, erasure::CASES, inbound::CASES, indexes::CASES, machines::CASES, row_constraints::CASES, rules::CASES, $($name::PROOF.cases),*];
 
         /// Every list of drills.
         pub const DRILLS: &[&[Drill]] = &[$($name::PROOF.drills),*];
@@ -69,6 +93,10 @@ macro_rules! list_proofs {
 }
 
 statehouse::for_archetypes!(list_proofs);
+
+/// Cases of what every archetype gets from the declaration kit. They judge the guards of each archetype that they use.
+pub(crate) const KIT_CASES: &[&[Case]] =
+    &[conditions::CASES, constraints::CASES, erasure::CASES, row_constraints::CASES];
 
 /// Every drill.
 pub fn drills() -> impl Iterator<Item = &'static Drill> {

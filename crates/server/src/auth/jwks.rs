@@ -2,7 +2,8 @@
 //!
 //! Issuers rotate keys: a token may name a key that this server has not seen. The server then fetches the set again, but
 //! not more often than [`REFETCH_MIN`], so that forged tokens cannot cause a flood of requests to the issuer. If the
-//! issuer is unreachable, the cached keys stay in use.
+//! issuer is unreachable, the cached keys stay in use. A key that the issuer removed is trusted for at most
+//! `credential_cache_ms`, or [`REFETCH_MIN`] if the set comes from an address.
 
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -15,14 +16,14 @@ use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, JwkSet};
+use jsonwebtoken::jwk::{
+    AlgorithmParameters, EllipticCurve, JwkSet, KeyAlgorithm, KeyOperations, PublicKeyUse,
+};
 use jsonwebtoken::{Algorithm, DecodingKey};
 use statehouse_store::{Clock, Time};
 
 use crate::SetupError;
 
-/// Age at which a set is fetched again.
-const MAX_AGE: Duration = Duration::from_secs(300);
 /// Minimum time between two fetches.
 const REFETCH_MIN: Duration = Duration::from_secs(10);
 /// Timeout of a fetch.
@@ -32,14 +33,16 @@ const BYTES_MAX: usize = 1 << 20;
 
 /// A key set.
 pub struct KeySet {
-    source: Source,
+    source: KeySource,
+    /// Age at which the set is loaded again.
+    max_age: Duration,
     clock: Arc<dyn Clock>,
     cached: RwLock<CachedKeys>,
     /// Held during a fetch, so that concurrent callers share one fetch.
     fetching: tokio::sync::Mutex<()>,
 }
 
-enum Source {
+enum KeySource {
     File(PathBuf),
     Url(Uri, Box<Fetcher>),
 }
@@ -61,14 +64,22 @@ struct VerificationKey {
 
 impl KeySet {
     /// Loads a set from a file.
-    pub async fn in_file(path: PathBuf, clock: Arc<dyn Clock>) -> Result<KeySet, SetupError> {
-        KeySet::load(Source::File(path), clock).await
+    pub async fn in_file(
+        path: PathBuf,
+        clock: Arc<dyn Clock>,
+        max_age: Duration,
+    ) -> Result<KeySet, SetupError> {
+        KeySet::load(KeySource::File(path), clock, max_age).await
     }
 
     /// Loads a set from an address. Plain `http` is allowed for loopback addresses only.
-    pub async fn at_url(url: &str, clock: Arc<dyn Clock>) -> Result<KeySet, SetupError> {
+    pub async fn at_url(url: &str, clock: Arc<dyn Clock>, max_age: Duration) -> Result<KeySet, SetupError> {
         let bad = |why: &str| SetupError::Tokens(format!("the address of the key set, {url}, {why}"));
         let uri: Uri = url.parse().map_err(|_| bad("is not a URL"))?;
+        let authority = uri.authority().map_or("", http::uri::Authority::as_str);
+        if has_port(authority) && uri.port_u16().is_none() {
+            return Err(bad("has a port that is not between 0 and 65535"));
+        }
         let local =
             uri.host().is_some_and(|host| host == "localhost" || host == "127.0.0.1" || host == "[::1]");
         if uri.scheme_str() != Some("https") && !(local && uri.scheme_str() == Some("http")) {
@@ -81,12 +92,12 @@ impl KeySet {
             .enable_http1()
             .build();
         let client = Client::builder(TokioExecutor::new()).build(connector);
-        KeySet::load(Source::Url(uri, Box::new(client)), clock).await
+        KeySet::load(KeySource::Url(uri, Box::new(client)), clock, max_age.max(REFETCH_MIN)).await
     }
 
-    async fn load(source: Source, clock: Arc<dyn Clock>) -> Result<KeySet, SetupError> {
+    async fn load(source: KeySource, clock: Arc<dyn Clock>, max_age: Duration) -> Result<KeySet, SetupError> {
         let cached = RwLock::new(CachedKeys { keys: Vec::new(), tried_at: clock.now() });
-        let set = KeySet { source, clock, cached, fetching: tokio::sync::Mutex::default() };
+        let set = KeySet { source, max_age, clock, cached, fetching: tokio::sync::Mutex::default() };
         let keys = set.fetch().await.map_err(SetupError::Tokens)?;
         set.cached.write().unwrap_or_else(PoisonError::into_inner).keys = keys;
         Ok(set)
@@ -97,7 +108,7 @@ impl KeySet {
         let cached = self.cached();
         let age = self.clock.now().since(cached.tried_at);
         let found = matching(&cached.keys, id);
-        if age > MAX_AGE || (found.is_empty() && age > REFETCH_MIN) {
+        if age >= self.max_age || (found.is_empty() && age > REFETCH_MIN) {
             self.refresh(cached.tried_at).await;
             return matching(&self.cached().keys, id);
         }
@@ -126,19 +137,38 @@ impl KeySet {
 
     async fn fetch(&self) -> Result<Vec<VerificationKey>, String> {
         let document = match &self.source {
-            Source::File(path) => {
+            KeySource::File(path) => {
                 let read = tokio::fs::read(path).await;
                 read.map_err(|error| format!("the key set in {} cannot be read: {error}", path.display()))?
             }
-            Source::Url(uri, client) => tokio::select! {
+            KeySource::Url(uri, client) => tokio::select! {
                 document = download(uri, client) => document?,
                 () = self.clock.sleep(FETCH_TIMEOUT) => return Err(format!("{uri} did not respond in time")),
             },
         };
-        let set: JwkSet = serde_json::from_slice(&document)
-            .map_err(|error| format!("the document is not a key set: {error}"))?;
-        Ok(set.keys.iter().filter_map(verification_key).collect())
+        read_keys(&document)
     }
+}
+
+/// The keys of a document that can verify tokens.
+fn read_keys(document: &[u8]) -> Result<Vec<VerificationKey>, String> {
+    let set: JwkSet = serde_json::from_slice(document)
+        .map_err(|error| format!("the document is not a key set: {error}"))?;
+    Ok(set.keys.iter().filter_map(verification_key).collect())
+}
+
+/// A fuzz target: each key of a set has an algorithm that a public set may have.
+#[cfg(feature = "fuzzing")]
+pub fn fuzz_keys(document: &[u8]) {
+    for key in read_keys(document).unwrap_or_default() {
+        assert!([Algorithm::RS256, Algorithm::EdDSA].contains(&key.algorithm), "{:?}", key.algorithm);
+    }
+}
+
+/// Whether an authority names a port, valid or not.
+fn has_port(authority: &str) -> bool {
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    host.rsplit_once(':').is_some_and(|(_, port)| !port.contains(']'))
 }
 
 async fn download(uri: &Uri, client: &Fetcher) -> Result<Vec<u8>, String> {
@@ -158,6 +188,13 @@ fn verification_key(jwk: &jsonwebtoken::jwk::Jwk) -> Option<VerificationKey> {
         // Shared secrets do not belong in a public set, and no other key type is accepted.
         _ => return None,
     };
+    let common = &jwk.common;
+    let signs = common.public_key_use.as_ref().is_none_or(|purpose| *purpose == PublicKeyUse::Signature)
+        && common.key_operations.as_ref().is_none_or(|all| all.contains(&KeyOperations::Verify));
+    let expected = if algorithm == Algorithm::RS256 { KeyAlgorithm::RS256 } else { KeyAlgorithm::EdDSA };
+    if !signs || common.key_algorithm.is_some_and(|given| given != expected) {
+        return None;
+    }
     let key = DecodingKey::from_jwk(jwk).ok()?;
     Some(VerificationKey { id: jwk.common.key_id.clone(), algorithm, key })
 }

@@ -11,16 +11,16 @@ use statehouse_store::Tenant;
 
 use crate::problem::{OPERATION_IN_PROGRESS, Problem};
 
-type KeySet = Arc<Mutex<HashSet<(Tenant, String)>>>;
+type InFlightKeySet = Arc<Mutex<HashSet<(Tenant, String)>>>;
 
 /// The keys in use.
 #[derive(Clone, Debug, Default)]
-pub struct InFlightKeys(KeySet);
+pub struct InFlightKeys(InFlightKeySet);
 
 /// A key in use, until this is dropped.
 #[derive(Debug)]
 pub struct InFlightKey {
-    keys: KeySet,
+    keys: InFlightKeySet,
     entry: (Tenant, String),
 }
 

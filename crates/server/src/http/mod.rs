@@ -4,16 +4,17 @@
 //! In every case the client gets a response with a code, and the log gets one line without bodies, row keys or secrets.
 //! A handler returns a response or a [`Problem`].
 //!
-//! There is no general router: a match distinguishes seven fixed paths and three patterns, and paths below `/v1` are
+//! There is no general router: a match distinguishes eight fixed paths and four patterns, and paths below `/v1` are
 //! looked up in the table of actions ([`routes`]). A general router would cost each request more than a cached read.
 
-mod batch;
-mod body;
-mod call;
-mod conditions;
+pub(crate) mod batch;
+pub(crate) mod body;
+pub(crate) mod call;
+pub(crate) mod conditions;
 mod context;
 mod in_flight;
-mod path;
+mod inbound;
+pub(crate) mod path;
 mod pending_writes;
 mod routes;
 pub(crate) mod strict;
@@ -21,7 +22,7 @@ pub(crate) mod strict;
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -41,23 +42,36 @@ use tower::{Layer as _, ServiceExt as _};
 use tower_http::compression::CompressionLayer;
 use tower_http::compression::predicate::{NotForContentType, Predicate as _, SizeAbove};
 
-use crate::auth::{Authenticator, Scope};
+use crate::auth::networks::PeerAddress;
+use crate::auth::{Access, Authenticator, open_mode, secret};
 use crate::config::{Config, millis};
+use crate::console::ConsoleState;
+use crate::engine_clock::EngineClock;
+use crate::fair_queue::FairQueue;
 use crate::metrics::{GaugeGuard, Metrics};
 use crate::problem::{self, HEADERS_TOO_LARGE, INTERNAL, NOT_FOUND, Problem, SCHEMA_MISMATCH, UNAVAILABLE};
+use crate::quota::Quotas;
 use crate::seal::CursorSeal;
-use crate::{cors, events, openapi};
+use crate::unsent::{ConnectionUnsent, UnsentBytes};
+use crate::usage::TenantUsage;
+use crate::wait_hub::WaitHub;
+use crate::write_rate::WriteRate;
+use crate::{audit, console, cors, events, openapi};
 pub(crate) use context::Context;
 use in_flight::InFlightKeys;
 pub(crate) use path::pairs as query_pairs;
 pub(crate) use pending_writes::PendingWrites;
-use routes::{RoutePattern, Routes};
+pub(crate) use routes::ActionPath;
+use routes::Routes;
 
 /// Minimum size of a response to be compressed.
 const COMPRESS_ABOVE_BYTES: u64 = 1024;
 
+/// Smaller responses are not counted as unsent: the limit of concurrent streams bounds them.
+const COUNTED_BYTES_MIN: usize = 4096;
+
 /// State shared by all requests.
-pub(crate) struct Shared {
+pub(crate) struct HttpShared {
     pub house: Arc<House>,
     pub config: Config,
     pub authenticator: Authenticator,
@@ -68,30 +82,66 @@ pub(crate) struct Shared {
     pub stopping: watch::Receiver<bool>,
     /// One permit for each event stream that may still be opened.
     pub streams: Arc<Semaphore>,
+    /// Bytes of responses that clients have not accepted.
+    pub unsent: Arc<UnsentBytes>,
+    /// Limits per tenant and per key.
+    pub quotas: Quotas,
+    /// Limit of the bytes that a tenant writes.
+    pub write_rate: WriteRate,
+    /// Limits of what a tenant has in the store.
+    pub usage: TenantUsage,
+    /// Lets the writes of tenants take turns.
+    pub write_queue: FairQueue,
+    /// The time by which deadlines are judged.
+    pub engine_clock: EngineClock,
+    /// Wakes reads that wait for a row.
+    pub wait_hub: WaitHub,
     /// Writes in progress, with or without their clients.
     pub pending_writes: PendingWrites,
+    /// Idempotency keys of writes in progress.
+    pub in_flight_keys: InFlightKeys,
+    /// What the console has beside the house.
+    pub console: ConsoleState,
     /// Whether a request found tables of another blueprint, and no probe has found the right ones since.
     has_mismatch: AtomicBool,
+    /// Whether a write found the store unavailable, and no write has succeeded since.
+    has_write_failure: AtomicBool,
+    /// The failures of workers after which the store was found to accept writes.
+    worker_failures_seen: AtomicU64,
     routes: Routes,
-    in_flight_keys: InFlightKeys,
     openapi: Bytes,
 }
 
-impl Shared {
+impl HttpShared {
     pub fn new(
         house: Arc<House>,
         config: Config,
         authenticator: Authenticator,
         cursors: CursorSeal,
+        console: ConsoleState,
         metrics: Arc<Metrics>,
         stopping: watch::Receiver<bool>,
-    ) -> Shared {
-        Shared {
+    ) -> HttpShared {
+        HttpShared {
             has_mismatch: AtomicBool::new(false),
+            has_write_failure: AtomicBool::new(false),
+            worker_failures_seen: AtomicU64::new(0),
             routes: Routes::of(&house),
             openapi: openapi::document(&house).to_string().into(),
             streams: Arc::new(Semaphore::new(config.limits.streams)),
+            unsent: Arc::new(UnsentBytes::new(&config.limits)),
+            quotas: Quotas::new(&config.limits),
+            write_rate: WriteRate::new(config.limits.tenant_write_bytes_per_minute, house.clock().clone()),
+            usage: TenantUsage::new(&house, &config.limits),
+            write_queue: FairQueue::new(
+                config.limits.concurrent_writes,
+                config.limits.tenant_concurrent_writes,
+                house.clock().clone(),
+            ),
+            engine_clock: EngineClock::default(),
+            wait_hub: WaitHub::new(metrics.clone(), stopping.clone()),
             in_flight_keys: InFlightKeys::default(),
+            console,
             pending_writes: PendingWrites::default(),
             house,
             config,
@@ -103,14 +153,14 @@ impl Shared {
     }
 
     /// Limits of a body.
-    fn bounds(&self) -> body::Bounds {
+    pub fn bounds(&self) -> body::Bounds {
         let limits = &self.config.limits;
         body::Bounds { bytes: limits.body_bytes, time: millis(limits.body_timeout_ms) }
     }
 }
 
 /// An incoming request.
-pub(crate) type Request = http::Request<Incoming>;
+pub(crate) type HttpRequest = http::Request<Incoming>;
 
 /// Facts about a request for log and metrics.
 #[derive(Debug)]
@@ -122,16 +172,12 @@ pub(crate) struct RequestInfo {
     pub tenant: Option<Tenant>,
 }
 
-/// The three path patterns below `/v1`.
-#[derive(Clone, Copy, Debug)]
-enum PathShape {
-    Collection,
-    Item,
-    ItemAction,
-}
-
 /// Handles every request.
-pub(crate) async fn handle_request(shared: Arc<Shared>, request: Request) -> Response {
+pub(crate) async fn handle_request(
+    shared: Arc<HttpShared>,
+    request: HttpRequest,
+    connection: &ConnectionUnsent,
+) -> Response {
     let stopwatch = Stopwatch::start();
     let _counted = GaugeGuard::enter(&shared.metrics, |metrics| &metrics.in_flight);
     let context = Context::of(request.headers(), shared.house.ids());
@@ -147,9 +193,11 @@ pub(crate) async fn handle_request(shared: Arc<Shared>, request: Request) -> Res
         Ok(Some(response)) => Ok(response),
         Err(problem) => Err(problem),
     };
+    let answered = answered.and_then(|response| count_unsent(&shared, connection, &method, &info, response));
     if matches!(&answered, Err(problem) if problem.kind.code == SCHEMA_MISMATCH.code) {
         shared.has_mismatch.store(true, Ordering::Relaxed);
     }
+    note_write(&shared, &method, &answered);
     let (mut response, problem) = match answered {
         Ok(response) => (compress(accepted, response).await, None),
         Err(problem) => (problem_response(&problem, uri.path(), &info.context), Some(problem)),
@@ -157,16 +205,52 @@ pub(crate) async fn handle_request(shared: Arc<Shared>, request: Request) -> Res
     if method == Method::HEAD {
         strip_body(&mut response);
     }
-    finish_headers(response.headers_mut(), &info.context, uri.path().starts_with("/v1/"));
+    finish_headers(
+        response.headers_mut(),
+        &info.context,
+        uri.path().starts_with("/v1/") || inbound::is_path(uri.path()),
+    );
     cors::allow(&shared.config.cors_origins, origin.as_ref(), response.headers_mut());
     record_request(&shared, &method, uri.path(), &info, response.status(), problem.as_ref(), stopwatch);
     response
 }
 
+/// Remembers whether the store accepts writes, for `/readyz`.
+fn note_write(shared: &HttpShared, method: &Method, answered: &Result<Response, Problem>) {
+    if matches!(*method, Method::GET | Method::HEAD) {
+        return;
+    }
+    match answered {
+        Err(problem) if problem.kind == UNAVAILABLE => {
+            shared.has_write_failure.store(true, Ordering::Relaxed);
+        }
+        Err(_) => {}
+        Ok(_) => shared.has_write_failure.store(false, Ordering::Relaxed),
+    }
+}
+
+/// Counts the bytes of a response as unsent until the client has accepted them. A read that exceeds a bound gets a problem.
+fn count_unsent(
+    shared: &HttpShared,
+    connection: &ConnectionUnsent,
+    method: &Method,
+    info: &RequestInfo,
+    mut response: Response,
+) -> Result<Response, Problem> {
+    let bytes = usize::try_from(response.body().size_hint().lower()).unwrap_or(usize::MAX);
+    if bytes < COUNTED_BYTES_MIN || method == Method::HEAD {
+        return Ok(response);
+    }
+    let refuse = method == Method::GET;
+    let guard = shared.unsent.reserve(connection, info.tenant.as_ref(), bytes, refuse)?;
+    response.extensions_mut().insert(Arc::new(guard));
+    Ok(response)
+}
+
 /// Selects the handler of a path.
 async fn dispatch(
-    shared: &Arc<Shared>,
-    request: Request,
+    shared: &Arc<HttpShared>,
+    request: HttpRequest,
     info: &mut RequestInfo,
 ) -> Result<Response, Problem> {
     match request.uri().path() {
@@ -174,27 +258,14 @@ async fn dispatch(
         "/livez" => live(&request),
         "/readyz" => ready(shared, &request).await,
         "/metrics" => metrics(shared, &request).await,
-        "/openapi.json" => document(shared, &request),
+        "/openapi.json" => document(shared, &request).await,
+        audit::PATH => audit::handle(shared, request, info).await,
         "/v1/batch" => batch::handle(shared, request, info).await,
         "/v1/events" => events::handle(shared, request, info).await,
-        path => match path_shape(path) {
-            Some(shape) => call::handle(shared, shape, request, info).await,
-            None => problem_page(&request),
-        },
-    }
-}
-
-/// The pattern of a path below `/v1`, as sent.
-fn path_shape(path: &str) -> Option<PathShape> {
-    let below = path.strip_prefix("/v1/")?;
-    if below.split('/').any(str::is_empty) {
-        return None;
-    }
-    match below.split('/').count() {
-        1 => Some(PathShape::Collection),
-        2 => Some(PathShape::Item),
-        3 => Some(PathShape::ItemAction),
-        _ => None,
+        path if inbound::is_path(path) => inbound::handle(shared, request, info).await,
+        path if console::is_console_path(path) => console::handle(shared, request, info).await,
+        path if ActionPath::parse(path).is_some() => call::handle(shared, request, info).await,
+        _ => problem_page(&request),
     }
 }
 
@@ -232,7 +303,7 @@ fn strip_body(response: &mut Response) {
 }
 
 /// Checks header limits and origin, and answers preflight requests.
-fn check_limits(shared: &Shared, request: &Request) -> Result<Option<Response>, Problem> {
+fn check_limits(shared: &HttpShared, request: &HttpRequest) -> Result<Option<Response>, Problem> {
     let limits = &shared.config.limits;
     let headers = request.headers();
     let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
@@ -247,7 +318,9 @@ fn check_limits(shared: &Shared, request: &Request) -> Result<Option<Response>, 
     if let Some(response) = cors::preflight(&shared.config.cors_origins, request.method(), headers) {
         return Ok(Some(response));
     }
-    shared.authenticator.check_origin(headers, request.uri(), &shared.config.cors_origins)?;
+    if shared.authenticator.is_open() {
+        open_mode::check(headers, request.uri(), &shared.config.cors_origins)?;
+    }
     Ok(None)
 }
 
@@ -281,7 +354,7 @@ fn finish_headers(headers: &mut HeaderMap, context: &Context, of_tenant: bool) {
 }
 
 fn record_request(
-    shared: &Shared,
+    shared: &HttpShared,
     method: &Method,
     path: &str,
     info: &RequestInfo,
@@ -320,8 +393,10 @@ fn pattern(path: &str) -> &'static str {
         "/readyz" => "/readyz",
         "/metrics" => "/metrics",
         "/openapi.json" => "/openapi.json",
+        audit::PATH => audit::PATH,
         "/v1/batch" => "/v1/batch",
         "/v1/events" => "/v1/events",
+        _ if console::is_console_path(path) => console::pattern(path),
         _ if path.starts_with("/problems/") => "/problems/{code}",
         _ => "unmatched",
     }
@@ -340,31 +415,32 @@ fn plain(text: &'static str) -> Response {
 }
 
 /// `/livez`: the process responds.
-fn live(request: &Request) -> Result<Response, Problem> {
+fn live(request: &HttpRequest) -> Result<Response, Problem> {
     only_get(request.method())?;
     Ok(plain("ok\n"))
 }
 
 /// `/healthz`: the process and the store respond.
-async fn health(shared: &Shared, request: &Request) -> Result<Response, Problem> {
+async fn health(shared: &HttpShared, request: &HttpRequest) -> Result<Response, Problem> {
     only_get(request.method())?;
     check_store(shared).await?;
     Ok(plain("ok\n"))
 }
 
-/// `/readyz`: the store responds and the server is not stopping.
-async fn ready(shared: &Shared, request: &Request) -> Result<Response, Problem> {
+/// `/readyz`: the store responds and accepts writes, and the server is not stopping.
+async fn ready(shared: &HttpShared, request: &HttpRequest) -> Result<Response, Problem> {
     only_get(request.method())?;
     if *shared.stopping.borrow() {
         return Err(Problem::new(UNAVAILABLE, "the server is stopping"));
     }
     check_store(shared).await?;
+    check_writes(shared).await?;
     check_schema(shared).await?;
     Ok(plain("ok\n"))
 }
 
 /// After a request found tables of another blueprint: checks whether they are right now.
-async fn check_schema(shared: &Shared) -> Result<(), Problem> {
+async fn check_schema(shared: &HttpShared) -> Result<(), Problem> {
     if !shared.has_mismatch.load(Ordering::Relaxed) {
         return Ok(());
     }
@@ -382,7 +458,26 @@ async fn check_schema(shared: &Shared) -> Result<(), Problem> {
     }
 }
 
-async fn check_store(shared: &Shared) -> Result<(), Problem> {
+/// After a write of a request or of a worker failed because the store was unavailable, for example because its disk is full:
+/// checks whether it accepts writes now. A store may answer reads all the while.
+async fn check_writes(shared: &HttpShared) -> Result<(), Problem> {
+    let worker_failures = shared.house.worker_store_failures();
+    let is_news = worker_failures != shared.worker_failures_seen.load(Ordering::Relaxed);
+    if !is_news && !shared.has_write_failure.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let timeout = millis(shared.config.limits.header_timeout_ms);
+    let written = tokio::select! {
+        written = secret::write_probe(&shared.house) => written.map_err(|error| error.to_string()),
+        () = shared.house.clock().sleep(timeout) => Err("the store did not accept a write in time".to_owned()),
+    };
+    written.map_err(|cause| Problem::hidden(UNAVAILABLE, cause))?;
+    shared.has_write_failure.store(false, Ordering::Relaxed);
+    shared.worker_failures_seen.store(worker_failures, Ordering::Relaxed);
+    Ok(())
+}
+
+async fn check_store(shared: &HttpShared) -> Result<(), Problem> {
     let read = shared.house.store().read_log(0, 0, 1);
     let timeout = millis(shared.config.limits.header_timeout_ms);
     let answered = tokio::select! {
@@ -392,22 +487,29 @@ async fn check_store(shared: &Shared) -> Result<(), Problem> {
     answered.map_err(|cause| Problem::hidden(UNAVAILABLE, cause))
 }
 
-async fn metrics(shared: &Shared, request: &Request) -> Result<Response, Problem> {
+async fn metrics(shared: &HttpShared, request: &HttpRequest) -> Result<Response, Problem> {
     only_get(request.method())?;
     if !shared.config.open_metrics {
-        shared.authenticator.authenticate(request.headers()).await?.require(Scope::Admin)?;
+        shared
+            .authenticator
+            .authenticate(request.headers(), PeerAddress::of(request.extensions()))
+            .await?
+            .require(Access::Operator)?;
     }
     let text = shared.metrics.text(&shared.house);
     Ok(([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response())
 }
 
-fn document(shared: &Shared, request: &Request) -> Result<Response, Problem> {
+async fn document(shared: &HttpShared, request: &HttpRequest) -> Result<Response, Problem> {
     only_get(request.method())?;
+    if !shared.config.open_openapi {
+        shared.authenticator.authenticate(request.headers(), PeerAddress::of(request.extensions())).await?;
+    }
     Ok(([(CONTENT_TYPE, "application/json")], shared.openapi.clone()).into_response())
 }
 
 /// The page of a problem code, or 404 for every other path.
-fn problem_page(request: &Request) -> Result<Response, Problem> {
+fn problem_page(request: &HttpRequest) -> Result<Response, Problem> {
     let code = request.uri().path().strip_prefix("/problems/").filter(|code| !code.contains('/'));
     let code = code.ok_or_else(|| Problem::new(NOT_FOUND, "unknown path"))?;
     only_get(request.method())?;

@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value as Json};
 use statehouse::Resource;
-use statehouse::form::{Form, Property};
+use statehouse::form::Property;
 use statehouse_store::{Type, Value};
 
 use crate::problem::{INVALID_INPUT, MALFORMED, Problem};
@@ -68,10 +68,22 @@ pub fn decoded(text: &str, plus_is_space: bool) -> Result<String, Problem> {
     String::from_utf8(bytes).map_err(|_| Problem::new(MALFORMED, "the decoded URL is not UTF-8"))
 }
 
+/// Maximum number of query parameters. It also bounds the search for repeated names.
+const PARAMETERS_MAX: usize = 64;
+
 /// Names and values of a query. Rejects a repeated name.
 pub fn pairs(query: Option<&str>) -> Result<Vec<(String, String)>, Problem> {
+    pairs_up_to(PARAMETERS_MAX, query)
+}
+
+/// Names and values of a query or of a form in a web page, so many at most. Rejects a repeated name.
+pub fn pairs_up_to(max: usize, query: Option<&str>) -> Result<Vec<(String, String)>, Problem> {
     let mut pairs: Vec<(String, String)> = Vec::new();
     for part in query.unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
+        if pairs.len() == max {
+            let detail = format!("the query has more than {max} parameters");
+            return Err(Problem::new(MALFORMED, detail));
+        }
         let (name, value) = part.split_once('=').unwrap_or((part, ""));
         let (name, value) = (decoded(name, true)?, decoded(value, true)?);
         if pairs.iter().any(|(other, _)| *other == name) {
@@ -95,10 +107,8 @@ pub fn at(name: &str, detail: &str) -> Problem {
 pub fn input(query: Option<&str>, form: &[Property]) -> Result<Map<String, Json>, Problem> {
     let typed = |(name, text): (String, String)| {
         let property = form.iter().find(|property| property.name == name);
-        let plain = match property.map(|property| &property.form) {
-            Some(Form::Range(..) | Form::Value(Type::Int | Type::Float | Type::Bool | Type::Json)) => {
-                serde_json::from_str(&text).ok()
-            }
+        let plain = match property.and_then(|property| property.form.kind()) {
+            Some(Type::Int | Type::Float | Type::Bool | Type::Json) => serde_json::from_str(&text).ok(),
             _ => None,
         };
         (name, plain.unwrap_or(Json::String(text)))

@@ -45,8 +45,13 @@ async fn check(arguments: &[&str]) {
 }
 
 async fn the_document_is_valid(site: Site) {
+    is_valid(&site, &openapi::document(&*site.house().await)).await;
+}
+
+/// Asks a validator of OpenAPI.
+pub async fn is_valid(site: &Site, document: &serde_json::Value) {
     let file = site.folder().join("openapi.json");
-    std::fs::write(&file, pretty(&openapi::document(&*site.house().await))).unwrap();
+    std::fs::write(&file, pretty(document)).unwrap();
     check(&["validate", file.to_str().unwrap()]).await;
 }
 

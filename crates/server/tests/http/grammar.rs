@@ -17,6 +17,7 @@ cases![
     lists_are_paged_with_sealed_cursors,
     cursors_belong_to_their_tenant_and_filter,
     a_batch_is_all_or_nothing,
+    conditions_stand_in_the_query_or_the_body,
     a_caller_can_wait_for_a_change,
     waiting_ends_when_patience_does,
     answers_are_compressed_and_requests_may_be,
@@ -46,6 +47,39 @@ async fn a_row_lives_its_life(site: Site) {
     server.get("/v1/profile/8").await.problem(404, "not_found");
     let again = server.put("POST", "/v1/profile", &[], json!({"user_id": 7, "display_name": "B"})).await;
     assert_eq!(again.problem(409, "already_exists")["current_version"], 4);
+}
+
+async fn conditions_stand_in_the_query_or_the_body(site: Site) {
+    let server = site.server().await;
+    server.create(1).await;
+    let any = [("if-match", "*")];
+    let path = "/v1/profile/1?if=display_name+%3D+'Ann'";
+    server.put("PATCH", path, &any, json!({"display_name": "B"})).await.ok(200);
+    let failed = server.put("PATCH", path, &any, json!({"display_name": "C"})).await;
+    let problem = failed.problem(412, "condition_failed");
+    assert_eq!((&problem["current_version"], failed.header("etag")), (&json!(2), "\"2\""));
+    assert!(problem["detail"].as_str().unwrap().contains("display_name is 'B'"), "{problem}");
+    server.put("PUT", path, &any, json!({"display_name": "C"})).await.problem(412, "condition_failed");
+    server.send("DELETE", path, &[], "").await.problem(412, "condition_failed");
+    // The body of a patch is the row.
+    let in_row = json!({"display_name": "C", "if": "version = 2"});
+    let problem = server.put("PATCH", "/v1/profile/1", &any, in_row).await.problem(400, "invalid_input");
+    assert_eq!(problem["errors"][0]["pointer"], "/if", "{problem}");
+    let check = |body: Json| server.put("POST", "/v1/profile/1/check", &[], body);
+    check(json!({"if": "version = 2"})).await.ok(200);
+    check(json!({"if": "version = 1"})).await.problem(412, "condition_failed");
+    check(json!({})).await.problem(400, "invalid_input");
+    server.send("POST", "/v1/profile/1/check?if=version+%3D+2", &[], "").await.ok(200);
+    let batch = |condition: &str| {
+        let check = json!({"action": "profile.check", "key": "1", "if": condition});
+        let create = json!({"action": "profile.create", "input": {"user_id": 2, "display_name": "D"}});
+        server.put("POST", "/v1/batch", &[], json!([create, check]))
+    };
+    assert_eq!(batch("version = 1").await.problem(412, "condition_failed")["call"], 1);
+    let problem = batch("vers = 1").await.problem(400, "invalid_input");
+    assert_eq!(problem["errors"][0]["pointer"], "/1/if", "{problem}");
+    batch("version = 2").await.ok(200);
+    server.send("DELETE", "/v1/profile/1?if=version+%3D+2", &[], "").await.ok(200);
 }
 
 async fn conflicts_name_the_current_version(site: Site) {
@@ -294,7 +328,7 @@ async fn a_caller_can_wait_for_a_change(site: Site) {
     let reply = waiter.await.unwrap().ok(200);
     assert_eq!((reply.header("etag"), &reply.json()["display_name"]), ("\"2\"", &json!("B")));
     assert_eq!(reply.header("preference-applied"), "wait=30");
-    // Somebody who holds an older version need not wait.
+    // A caller with an older version need not wait.
     server.get_with("/v1/profile/1", &[("if-none-match", "\"1\""), ("prefer", "wait=30")]).await.ok(200);
 }
 

@@ -9,17 +9,19 @@ use crate::support::{Running, Site, cases};
 cases![the_examples_work_when_pasted];
 
 /// What the answers to each block of commands must hold, in the order of the guide.
-const EXPECTED: [&[&str]; 11] = [
+const EXPECTED: [&[&str]; 13] = [
     &["HTTP/1.1 201 Created", "location: /v1/profile/42", "etag: \"1\""],
     &["HTTP/1.1 200 OK", "HTTP/1.1 304 Not Modified"],
     &["HTTP/1.1 200 OK", "etag: \"2\""],
     &["HTTP/1.1 412 Precondition Failed", "etag: \"2\"", "\"current_version\":2"],
     &["HTTP/1.1 200 OK", "\"points\":5"],
+    &["HTTP/1.1 200 OK", "\"points\":10", "HTTP/1.1 412", "points < 9 does not hold: points is 10"],
     &["201\n", "\"display_name\":\"Bob\""],
     &["HTTP/1.1 200 OK", "rel=\"next\""],
-    &["HTTP/1.1 200 OK", "\"location\":\"/v1/profile/44\"", "\"version\":4"],
+    &["HTTP/1.1 200 OK", "\"location\":\"/v1/profile/44\"", "\"version\":5"],
+    &["HTTP/1.1 200 OK", "\"if\":\"points >= 0\"", "\"version\":6"],
     &["HTTP/1.1 304 Not Modified", "preference-applied: wait=5"],
-    &["\"points\":6"],
+    &["\"points\":12"],
     &["\"type\":\"profile.created\"", "\"specversion\":\"1.0\"", "\"subject\":\"profile/42\""],
 ];
 

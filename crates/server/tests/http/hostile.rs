@@ -25,6 +25,9 @@ cases![
     chunked_bodies_are_bounded,
     strange_tenants,
     foreign_hosts,
+    field_errors_are_bounded,
+    query_parameters_are_bounded,
+    gzip_members_are_bounded,
 ];
 
 async fn still_answers(server: &Running) {
@@ -118,7 +121,7 @@ async fn large_bodies(site: Site) {
     server.send("POST", "/v1/profile", &[json_type()], text(10 << 20)).await.problem(413, "too_large");
     // A body that may be, with a row that may not.
     server.send("POST", "/v1/profile", &[json_type()], text(1 << 20)).await.problem(413, "too_large");
-    // A length that nobody would wait for.
+    // A length that is too long to wait for.
     let mut raw = server.raw().await;
     raw.say("POST /v1/profile HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99999999999\r\n\r\n{").await;
     assert!(raw.until("too_large").await.starts_with("HTTP/1.1 413"));
@@ -351,5 +354,47 @@ async fn foreign_hosts(site: Site) {
         let reply = raw.rest().await;
         assert!(reply.starts_with("HTTP/1.1 403") && reply.contains("\"forbidden\""), "{reply}");
     }
+    still_answers(&server).await;
+}
+
+async fn field_errors_are_bounded(site: Site) {
+    let server = site.server().await;
+    let many: serde_json::Map<String, Json> = (0..5_000).map(|n| (format!("f{n}"), json!(1))).collect();
+    let batch: Vec<Json> = vec![json!({"action": "profile.create", "input": many})];
+    for (path, body) in [("/v1/profile", json!(many)), ("/v1/batch", json!(batch))] {
+        let problem = server.put("POST", path, &[], body).await.problem(400, "invalid_input");
+        assert_eq!(problem["errors"].as_array().unwrap().len(), 20);
+        assert!(problem["detail"].as_str().unwrap().len() < 500, "{}", problem["detail"]);
+    }
+    still_answers(&server).await;
+}
+
+async fn query_parameters_are_bounded(site: Site) {
+    let server = site.server().await;
+    let query = |count: usize| (0..count).map(|n| format!("p{n}=1&")).collect::<String>();
+    for path in ["/v1/profile", "/v1/events"] {
+        let problem = server.get(&format!("{path}?{}", query(65))).await.problem(400, "malformed");
+        assert!(problem["detail"].as_str().unwrap().contains("64"), "{problem}");
+        server.get(&format!("{path}?{}", query(64))).await.problem(400, "invalid_input");
+    }
+    still_answers(&server).await;
+}
+
+async fn gzip_members_are_bounded(site: Site) {
+    let server = site.server().await;
+    let member = |bytes: &[u8]| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    };
+    let headers = [json_type(), ("content-encoding", "gzip")];
+    let split = |members: usize| {
+        let mut body = member(b"").repeat(members - 1);
+        body.extend(member(br#"{"user_id": 1}"#));
+        body
+    };
+    server.send("POST", "/v1/profile", &headers, split(17)).await.problem(400, "malformed");
+    // The body itself lacks a field.
+    server.send("POST", "/v1/profile", &headers, split(16)).await.problem(400, "invalid_input");
     still_answers(&server).await;
 }

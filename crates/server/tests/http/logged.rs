@@ -4,12 +4,14 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Value as Json, json};
+use statehouse::audit::AuditActor;
 use statehouse_server::Config;
 use statehouse_server::auth::Scope;
 use statehouse_server::auth::keys::{self, NewKey};
-use statehouse_server::auth::secret::Secret;
+use statehouse_server::auth::networks::AllowedNetworks;
+use statehouse_server::auth::secret::HouseSecret;
 use statehouse_server::config::{Auth, Jwt, JwtKeys};
-use statehouse_server::logs::{self, Format, Level, Logs, Options};
+use statehouse_server::logs::{self, Format, Level, LogOptions, Logs};
 use statehouse_store::Tenant;
 
 use crate::support::{Running, Site, cases};
@@ -32,11 +34,11 @@ impl Write for Memory {
 
 /// Keeps everything that is logged in this process.
 pub fn start() -> Logs {
-    logs::start(Options { level: Level::Trace, format: Format::Json }, Memory).unwrap()
+    logs::start(LogOptions { level: Level::Trace, format: Format::Json }, Memory).unwrap()
 }
 
 /// Everything that was logged, at least up to the line of this request.
-async fn logged_until(request_id: &str) -> String {
+pub async fn logged_until(request_id: &str) -> String {
     loop {
         let text = String::from_utf8(LOG.lock().unwrap_or_else(PoisonError::into_inner).clone()).unwrap();
         if text.contains(request_id) {
@@ -78,10 +80,16 @@ async fn secrets_are_not_logged(site: Site) {
     let jwt = Jwt::with(JwtKeys::Secret(shared.into()));
     let auth = Auth { api_keys: true, jwt: Some(jwt) };
     let server = Arc::new(site.server_with(Config { auth, ..Config::default() }).await);
-    let secret = Secret::of(&server.house, None).await.unwrap();
+    let secret = HouseSecret::of(&server.house, None).await.unwrap();
     let tenant = Tenant::new("acme").unwrap();
-    let new = NewKey { tenant, name: "test".into(), scopes: vec![Scope::Admin], expires_in: None };
-    let key = keys::create(&server.house, &secret, new).await.unwrap().key;
+    let new = NewKey {
+        tenant,
+        name: "test".into(),
+        scopes: vec![Scope::Admin],
+        expires_in: None,
+        networks: AllowedNetworks::default(),
+    };
+    let key = keys::create(&server.house, &secret, new, &AuditActor::program("test")).await.unwrap().key;
     let hidden = key.rsplit('_').next().unwrap().to_owned();
     let claims = json!({"tenant": "acme", "scope": "read write", "exp": 4_000_000_000_i64});
     let signing = jsonwebtoken::EncodingKey::from_secret(shared.as_bytes());

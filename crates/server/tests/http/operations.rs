@@ -9,12 +9,13 @@ use statehouse_server::config::Tls;
 use statehouse_server::{Config, Server, SetupError};
 use tokio::net::TcpListener;
 
-use crate::support::{Running, Site, cases, house_over};
-use crate::trap::{FAIL, PANIC, SOUND, TrapStore, UNKNOWN};
+use crate::support::{Running, Site, cases, house_of, house_over};
+use crate::trap::{AHEAD, FAIL, PANIC, SOUND, TrapStore, UNKNOWN};
 
 cases![
     probes_and_figures,
     failures_of_the_store_are_told_without_details,
+    reads_of_deadlines_tell_the_time_that_decides,
     a_panic_is_answered_and_survived,
     without_credentials_only_loopback,
     stopping_lets_requests_finish,
@@ -66,6 +67,23 @@ async fn failures_of_the_store_are_told_without_details(site: Site) {
     assert!(!String::from_utf8_lossy(&reply.body).contains("secret"), "{reply:?}");
     store.set(SOUND);
     server.get("/v1/profile/1").await.ok(200);
+}
+
+async fn reads_of_deadlines_tell_the_time_that_decides(site: Site) {
+    let text = "[timer.alarm]\nkey = { name = \"text\" }\n[entity.note]\nkey = { id = \"int\" }\n";
+    let store = TrapStore::over(site.store().await);
+    store.set(AHEAD);
+    let server = Running::of(house_of(text, store).await, Config::default()).await;
+    server.put("PUT", "/v1/alarm/wake", &[], json!({"after_ms": 60_000})).await.ok(200);
+    server.put("POST", "/v1/note", &[], json!({"id": 1})).await.ok(201);
+    let now = || server.house.clock().now().micros() / 1000;
+    let before = now();
+    let read = server.get("/v1/alarm/wake").await.ok(200);
+    let told: i64 = read.header("statehouse-now").parse().unwrap();
+    // The engine is an hour ahead of this process; PostgreSQL's own clock is that of this machine.
+    assert!((before + 3_500_000..=now() + 3_700_000).contains(&told), "{told} is not an hour after {before}");
+    let note = server.get("/v1/note/1").await.ok(200);
+    assert!(!note.headers.contains_key("statehouse-now"), "{note:?}");
 }
 
 async fn a_panic_is_answered_and_survived(site: Site) {
@@ -210,7 +228,7 @@ async fn tls_by_files(site: Site) {
     std::fs::write(&certificates, made.cert.pem()).unwrap();
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
     let mut config = Config {
-        tls: Some(Tls { certificates: certificates.clone(), key: key.clone() }),
+        tls: Some(Tls { certificates: certificates.clone(), key: key.clone(), client_authorities: None }),
         ..Config::default()
     };
     config.limits.header_timeout_ms = 200;
@@ -234,7 +252,8 @@ async fn tls_by_files(site: Site) {
     for (certificates, key) in
         [(key.clone(), key.clone()), (certificates.clone(), certificates), (key, site.folder().join("none"))]
     {
-        let config = Config { tls: Some(Tls { certificates, key }), ..Config::default() };
+        let config =
+            Config { tls: Some(Tls { certificates, key, client_authorities: None }), ..Config::default() };
         assert!(matches!(Server::new(server.house.clone(), config).await, Err(SetupError::Tls(_))));
     }
 }

@@ -92,7 +92,12 @@ async fn http2_over_tls(site: Site) {
     let (certificates, key) = (site.folder().join("cert.pem"), site.folder().join("key.pem"));
     std::fs::write(&certificates, made.cert.pem()).unwrap();
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
-    let server = site.server_with(Config { tls: Some(Tls { certificates, key }), ..Config::default() }).await;
+    let server = site
+        .server_with(Config {
+            tls: Some(Tls { certificates, key, client_authorities: None }),
+            ..Config::default()
+        })
+        .await;
     let mut roots = rustls::RootCertStore::empty();
     roots.add(made.cert.der().clone()).unwrap();
     for (offered, agreed) in [(vec!["h2", "http/1.1"], "h2"), (vec!["http/1.1"], "http/1.1")] {

@@ -160,7 +160,7 @@ async fn what_was_begun_is_finished_without_its_client(site: Site) {
     assert_eq!(server.written().await, 1);
 }
 
-/// Without a key nobody can ask what became of a write. So it must not stop half-way when its client goes.
+/// Without a key no client can ask what became of a write. So it must not stop half-way when its client goes.
 async fn a_write_without_a_key_is_finished_without_its_client(site: Site) {
     let store = TrapStore::over(site.store().await);
     let server = Running::of(house_over(store.clone()).await, Config::default()).await;

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use statehouse::House;
+use statehouse::audit::AuditActor;
 use statehouse_server::Config;
 use statehouse_server::auth::Scope;
 use statehouse_server::auth::keys::{self, NewKey};
-use statehouse_server::auth::secret::Secret;
+use statehouse_server::auth::networks::AllowedNetworks;
+use statehouse_server::auth::secret::HouseSecret;
 use statehouse_server::config::{Auth, Jwt, JwtKeys};
 use statehouse_store::{ManualClock, Tenant, Time};
 
@@ -19,6 +21,8 @@ cases![
     a_stream_goes_on_where_it_was_cut_off,
     only_the_callers_tenant_is_told,
     one_resource_can_be_followed,
+    one_row_can_be_followed,
+    the_newest_event_of_each_row_is_told,
     a_batch_is_told_whole,
     a_rows_events_come_in_the_order_of_its_versions,
     silence_is_filled_with_heartbeats,
@@ -32,22 +36,42 @@ cases![
     a_stream_ends_when_its_token_expires,
 ];
 
-struct Stream {
+pub struct Stream {
     raw: Raw,
+    /// Bytes of the chunked body that are not decoded yet.
+    encoded: Vec<u8>,
     text: String,
 }
 
 impl Stream {
-    async fn open(server: &Running, path: &str, headers: &str) -> Stream {
+    pub async fn open(server: &Running, path: &str, headers: &str) -> Stream {
         let mut raw = server.raw().await;
         raw.say(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n")).await;
-        let text = raw.until("\n\n").await;
-        assert!(text.starts_with("HTTP/1.1 200") && text.contains("text/event-stream"), "{text}");
-        Stream { raw, text }
+        let head = raw.until("\n\n").await;
+        assert!(head.starts_with("HTTP/1.1 200") && head.contains("text/event-stream"), "{head}");
+        let (_, body) = head.split_once("\r\n\r\n").unwrap();
+        let mut stream = Stream { raw, encoded: body.as_bytes().to_vec(), text: String::new() };
+        stream.decode();
+        stream
+    }
+
+    /// Moves the chunks that have arrived whole to the text.
+    fn decode(&mut self) {
+        loop {
+            let Some(end) = self.encoded.windows(2).position(|bytes| bytes == b"\r\n") else { return };
+            let length = std::str::from_utf8(&self.encoded[..end]).unwrap();
+            let length = usize::from_str_radix(length, 16).unwrap();
+            let (start, next) = (end + 2, end + 2 + length + 2);
+            if length == 0 || self.encoded.len() < next {
+                return;
+            }
+            self.text.push_str(std::str::from_utf8(&self.encoded[start..start + length]).unwrap());
+            self.encoded.drain(..next);
+        }
     }
 
     /// The next so many events or more, each with its id.
-    async fn take(&mut self, count: usize) -> Vec<(String, Json)> {
+    pub async fn take(&mut self, count: usize) -> Vec<(String, Json)> {
         let mut events = Vec::new();
         loop {
             // What follows the last empty line has not arrived whole.
@@ -61,12 +85,13 @@ impl Stream {
             let mut buffer = [0; 16 << 10];
             let read = tokio::io::AsyncReadExt::read(&mut self.raw.0, &mut buffer).await.unwrap();
             assert!(read > 0, "the stream ended after {}", events.len());
-            self.text.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
+            self.encoded.extend_from_slice(&buffer[..read]);
+            self.decode();
         }
     }
 }
 
-/// A message in the text of a chunked body: lines that are no fields are the chunks' lengths.
+/// The id and the data of a message.
 fn parse(message: &str) -> Option<(String, Json)> {
     let field = |name: &str| message.lines().find_map(|line| line.trim().strip_prefix(name));
     let data = field("data: ")?;
@@ -144,6 +169,42 @@ async fn one_resource_can_be_followed(site: Site) {
     server.get("/v1/events?resource=nothing").await.problem(400, "invalid_input");
 }
 
+async fn one_row_can_be_followed(site: Site) {
+    let server = site.server().await;
+    for id in 1..=3 {
+        server.create(id).await;
+    }
+    let path = "/v1/events?after=oldest&resource=profile&key=2";
+    let events = Stream::open(&server, path, "").await.take(1).await;
+    assert_eq!(events[0].1["subject"], "profile/2");
+    for path in ["/v1/events?key=2", "/v1/events?newest=yes"] {
+        server.get(path).await.problem(400, "invalid_input");
+    }
+}
+
+async fn the_newest_event_of_each_row_is_told(site: Site) {
+    let server = site.server().await;
+    for id in [1, 2] {
+        server.create(id).await;
+        for number in 0..5 {
+            let name = json!({"display_name": format!("{id} {number}")});
+            server.put("PATCH", &format!("/v1/profile/{id}"), &[("if-match", "*")], name).await.ok(200);
+        }
+    }
+    let path = "/v1/events?after=oldest&newest=true&resource=profile";
+    let mut stream = Stream::open(&server, path, "").await;
+    let mut told: Vec<(Json, Json)> = Vec::new();
+    for (_, event) in stream.take(2).await {
+        told.push((event["subject"].clone(), event["data"]["row"]["display_name"].clone()));
+    }
+    told.sort_by_key(|(subject, _)| subject.to_string());
+    let newest = |id: u64| (json!(format!("profile/{id}")), json!(format!("{id} 4")));
+    assert_eq!(told, [newest(1), newest(2)]);
+    // It goes on behind them.
+    server.create(3).await;
+    assert_eq!(stream.take(1).await[0].1["subject"], "profile/3");
+}
+
 async fn a_batch_is_told_whole(site: Site) {
     let server = site.server().await;
     let mut stream = Stream::open(&server, "/v1/events", "").await;
@@ -162,7 +223,7 @@ async fn a_batch_is_told_whole(site: Site) {
     // Each row's event stands in the row's own partition, and between partitions there is no order.
     assert_eq!(subjects_of(&events), ["profile/1", "seat/gala,1"]);
     assert!(events.iter().all(|(_, event)| event["data"].get("subject").is_none()), "it is said once");
-    // Whoever is cut off between them gets the rest, or, within one record, all of that record again.
+    // A client that is cut off between them gets the rest, or, within one record, all of that record again.
     let mut again = Stream::open(&server, &format!("/v1/events?after={}", events[0].0), "").await;
     assert!(subjects_of(&again.take(1).await).contains(&events[1].1["subject"].as_str().unwrap().to_owned()));
     let mut behind = Stream::open(&server, &format!("/v1/events?after={}", events[1].0), "").await;
@@ -309,12 +370,14 @@ async fn a_stream_ends_when_its_key_is_revoked(site: Site) {
     let clock = ManualClock::at(Time::from_millis(1_800_000_000_000));
     let server = Running::of(site.house_at(&clock).await, config).await;
     let (mine, other) = (key(&server.house, None).await, key(&server.house, None).await);
-    let bearer = |created: &keys::CreatedKey| format!("authorization: Bearer {}\r\n", created.key);
+    let bearer = |created: &keys::CreatedKey| {
+        format!("authorization: Bearer {}\r\nconnection: close\r\n", created.key)
+    };
     let mut stream = Stream::open(&server, "/v1/events", &bearer(&mine)).await;
     let mut others = Stream::open(&server, "/v1/events", &bearer(&other)).await;
-    keys::revoke(&server.house, &mine.info.prefix).await.unwrap();
+    keys::revoke(&server.house, &mine.info.prefix, &AuditActor::program("test")).await.unwrap();
     clock.advance(Duration::from_secs(1));
-    // This would wait for ever if nobody looked at the key again.
+    // This would wait for ever if the server did not check the key again.
     assert_eq!(stream.raw.rest().await, "0\r\n\r\n");
     // Others go on.
     clock.advance(Duration::from_secs(15));
@@ -326,7 +389,7 @@ async fn a_stream_ends_when_its_key_expires(site: Site) {
     let clock = ManualClock::at(Time::from_millis(1_800_000_000_000));
     let server = Running::of(site.house_at(&clock).await, config).await;
     let short = key(&server.house, Some(Duration::from_secs(60))).await;
-    let bearer = format!("authorization: Bearer {}\r\n", short.key);
+    let bearer = format!("authorization: Bearer {}\r\nconnection: close\r\n", short.key);
     let mut stream = Stream::open(&server, "/v1/events", &bearer).await;
     clock.advance(Duration::from_secs(30));
     stream.raw.until(": still here").await;
@@ -343,7 +406,12 @@ async fn a_stream_ends_when_its_token_expires(site: Site) {
     let claims = json!({"tenant": "acme", "scope": "read", "exp": 1_800_000_060});
     let secret = jsonwebtoken::EncodingKey::from_secret(shared.as_bytes());
     let token = jsonwebtoken::encode(&jsonwebtoken::Header::default(), &claims, &secret).unwrap();
-    let mut stream = Stream::open(&server, "/v1/events", &format!("authorization: Bearer {token}\r\n")).await;
+    let mut stream = Stream::open(
+        &server,
+        "/v1/events",
+        &format!("authorization: Bearer {token}\r\nconnection: close\r\n"),
+    )
+    .await;
     clock.advance(Duration::from_secs(30));
     stream.raw.until(": still here").await;
     clock.advance(Duration::from_secs(30));
@@ -351,8 +419,14 @@ async fn a_stream_ends_when_its_token_expires(site: Site) {
 }
 
 async fn key(house: &House, expires_in: Option<Duration>) -> keys::CreatedKey {
-    let secret = Secret::of(house, None).await.unwrap();
+    let secret = HouseSecret::of(house, None).await.unwrap();
     let tenant = Tenant::new("acme").unwrap();
-    let new = NewKey { tenant, name: "test".into(), scopes: vec![Scope::Read], expires_in };
-    keys::create(house, &secret, new).await.unwrap()
+    let new = NewKey {
+        tenant,
+        name: "test".into(),
+        scopes: vec![Scope::Read],
+        expires_in,
+        networks: AllowedNetworks::default(),
+    };
+    keys::create(house, &secret, new, &AuditActor::program("test")).await.unwrap()
 }

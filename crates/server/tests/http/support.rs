@@ -14,11 +14,13 @@ use serde_json::Value as Json;
 use statehouse::{Blueprint, House};
 use statehouse_server::{Config, Server};
 use statehouse_store::{Clock, Ids, ManualClock, Migrate, ModelStore, Random, Store};
-use statehouse_store_sqlite::{Options, SqliteStore};
+use statehouse_store_sqlite::{SqliteOptions, SqliteStore};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+
+use crate::postgres::RestrictedSchema;
 
 /// A named case.
 pub type Case = (&'static str, fn(Site) -> Pin<Box<dyn Future<Output = ()> + Send>>);
@@ -33,6 +35,9 @@ pub(crate) use cases;
 
 /// The engines that every case runs on.
 pub const ENGINES: [&str; 2] = ["model", "sqlite"];
+
+/// PostgreSQL with row-level security: for the cases about who may see and do what.
+pub const RESTRICTED: &str = "postgres";
 
 pub const BLUEPRINT: &str = r#"
 [house]
@@ -53,11 +58,13 @@ require_version = false
 pub struct Site {
     engine: &'static str,
     folder: tempfile::TempDir,
+    schema: Option<RestrictedSchema>,
 }
 
 impl Site {
     pub fn on(engine: &'static str) -> Site {
-        Site { engine, folder: tempfile::tempdir().unwrap() }
+        let schema = (engine == RESTRICTED).then(RestrictedSchema::new);
+        Site { engine, folder: tempfile::tempdir().unwrap(), schema }
     }
 
     pub fn folder(&self) -> &std::path::Path {
@@ -65,10 +72,13 @@ impl Site {
     }
 
     pub async fn store(&self) -> Arc<dyn Store> {
+        if let Some(schema) = &self.schema {
+            return schema.open().await;
+        }
         match self.engine {
             "model" => Arc::new(ModelStore::new()),
             "sqlite" => {
-                let options = Options::at(self.folder.path().join("house.db"));
+                let options = SqliteOptions::at(self.folder.path().join("house.db"));
                 Arc::new(SqliteStore::open(options).await.unwrap())
             }
             other => panic!("there is no engine {other}"),
@@ -100,7 +110,7 @@ impl Site {
         house_of(blueprint, self.store().await).await
     }
 
-    /// A server as nobody configured it.
+    /// A server with default settings.
     pub async fn server(&self) -> Running {
         self.server_with(Config::default()).await
     }
@@ -114,7 +124,7 @@ pub async fn house_over(store: Arc<dyn Store>) -> Arc<House> {
     house_of(BLUEPRINT, store).await
 }
 
-async fn house_of(blueprint: &str, store: Arc<dyn Store>) -> Arc<House> {
+pub async fn house_of(blueprint: &str, store: Arc<dyn Store>) -> Arc<House> {
     let blueprint = Blueprint::read("statehouse.toml", blueprint).unwrap();
     let house = House::over(store, &blueprint).unwrap();
     house.migrate(Migrate::Apply).await.unwrap();

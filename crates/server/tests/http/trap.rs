@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use statehouse_store::{
-    Address, Change, Commit, Consistency, ExplainRequest, Explanation, LogPage, Migrate, Page, Plan, Query,
-    Record, Resolution, Row, Scan, Schema, Store, StoreError, Tenant,
+    Address, BlankRange, BlankedPage, Commit, Consistency, ExplainRequest, Explanation, LogPage, Migrate,
+    Page, Plan, Query, Record, Resolution, Row, Scan, Schema, SchemaChange, Segment, Store, StoreError,
+    Tenant, Time,
 };
 use tokio::sync::watch;
 
@@ -15,6 +16,10 @@ pub const SOUND: u8 = 0;
 pub const FAIL: u8 = 1;
 pub const PANIC: u8 = 2;
 pub const UNKNOWN: u8 = 3;
+/// Reads are answered, writes fail: a full disk.
+pub const FAIL_WRITES: u8 = 4;
+/// The engine's clock is an hour ahead of the process's.
+pub const AHEAD: u8 = 5;
 
 /// Another store, with a trap in it.
 #[derive(Debug)]
@@ -25,6 +30,8 @@ pub struct TrapStore {
     held: watch::Sender<bool>,
     waiting: AtomicUsize,
     log_reads: AtomicUsize,
+    /// How many commits failed as on a full disk.
+    refused: AtomicUsize,
 }
 
 impl TrapStore {
@@ -35,6 +42,7 @@ impl TrapStore {
             held: watch::Sender::new(false),
             waiting: AtomicUsize::new(0),
             log_reads: AtomicUsize::new(0),
+            refused: AtomicUsize::new(0),
         })
     }
 
@@ -46,6 +54,13 @@ impl TrapStore {
     /// Returns when a commit waits.
     pub async fn until_held(&self) {
         while self.waiting.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Returns when this many commits have failed as on a full disk.
+    pub async fn until_refused(&self, count: usize) {
+        while self.refused.load(Ordering::SeqCst) < count {
             tokio::task::yield_now().await;
         }
     }
@@ -77,11 +92,15 @@ impl Store for TrapStore {
     fn partitions(&self) -> u32 {
         self.inner.partitions()
     }
-    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<Change>, StoreError> {
+    async fn migrate(&self, schema: &Schema, how: Migrate) -> Result<Vec<SchemaChange>, StoreError> {
         self.inner.migrate(schema, how).await
     }
     async fn commit(&self, plan: &Plan) -> Result<Commit, StoreError> {
         self.spring()?;
+        if self.mode.load(Ordering::SeqCst) == FAIL_WRITES {
+            self.refused.fetch_add(1, Ordering::SeqCst);
+            return Err(StoreError::unavailable("the disk of secret-host-7 is full"));
+        }
         self.waiting.fetch_add(1, Ordering::SeqCst);
         self.held.subscribe().wait_for(|held| !held).await.unwrap();
         self.waiting.fetch_sub(1, Ordering::SeqCst);
@@ -103,6 +122,10 @@ impl Store for TrapStore {
     async fn scan(&self, scan: &Scan) -> Result<Page, StoreError> {
         self.inner.scan(scan).await
     }
+
+    async fn segments(&self, scan: &Scan, max: usize) -> Result<Vec<Segment>, StoreError> {
+        self.inner.segments(scan, max).await
+    }
     async fn read_log(&self, partition: u32, after: u64, limit: usize) -> Result<LogPage, StoreError> {
         if self.mode.load(Ordering::SeqCst) == FAIL {
             self.spring()?;
@@ -116,6 +139,20 @@ impl Store for TrapStore {
     async fn trim_log(&self, partition: u32, through: u64) -> Result<(), StoreError> {
         self.inner.trim_log(partition, through).await
     }
+
+    async fn blank_events(&self, range: &BlankRange) -> Result<BlankedPage, StoreError> {
+        self.inner.blank_events(range).await
+    }
+
+    async fn scrub(&self) -> Result<(), StoreError> {
+        self.inner.scrub().await
+    }
+    async fn now(&self) -> Result<Time, StoreError> {
+        let now = self.inner.now().await?;
+        let is_ahead = self.mode.load(Ordering::SeqCst) == AHEAD;
+        Ok(if is_ahead { now.plus(Duration::from_secs(3600)) } else { now })
+    }
+
     fn explain(&self, asked: ExplainRequest<'_>) -> Explanation {
         self.inner.explain(asked)
     }

@@ -10,9 +10,10 @@
 //! ```
 //!
 //! Reading it has two steps. [`tree`] turns the text into settings that remember where they stand. The archetypes then
-//! read their settings from it, and whatever is wrong becomes a [`Problem`](problem::Problem) with its place in the
+//! read their settings from it, and whatever is wrong becomes a [`BlueprintProblem`](problem::BlueprintProblem) with its place in the
 //! file and advice: all of them at once, not the first one only.
 
+mod field;
 pub mod problem;
 pub mod settings;
 pub mod tree;
@@ -22,14 +23,17 @@ use std::time::Duration;
 use statehouse_store::table::NAME_MAX;
 
 use crate::atlas;
-use crate::infra::log::Keeping;
+use crate::infra::log::LogRetention;
 use crate::resource;
-use problem::{Problem, Problems};
+use problem::{BlueprintProblem, Problems};
 use settings::Settings;
-use tree::{Entry, Node};
+use tree::{Node, TreeEntry};
 
 /// The shortest retention of the log: callers that retry must be recognized, and readers have time to come back.
 const RETENTION_MIN: Duration = Duration::from_secs(60);
+
+/// The section of endpoints. It declares no state, so it is not an archetype.
+const INBOUND: &str = "inbound";
 
 /// A blueprint that could be read. Its things have known archetypes and distinct names; what their settings mean is
 /// for the archetypes to say.
@@ -41,10 +45,23 @@ pub struct Blueprint {
     pub text: String,
     /// The house's name.
     pub name: String,
+    /// The name that the house had before.
+    pub renamed_from: Option<String>,
     /// How long the log is kept; for ever if nothing is said.
-    pub keeping: Option<Keeping>,
+    pub keeping: Option<LogRetention>,
     /// What it declares, in the order of the file.
     pub things: Vec<Thing>,
+    /// Endpoints for signed messages from outside.
+    pub endpoints: Vec<DeclaredEndpoint>,
+}
+
+/// One declared endpoint: `[inbound.psp]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeclaredEndpoint {
+    /// Its name, which is a part of its path.
+    pub name: String,
+    /// What is said about it.
+    pub settings: Settings,
 }
 
 /// One declared thing: `[entity.profile]`.
@@ -71,20 +88,22 @@ impl Blueprint {
     pub(crate) fn read_what_can_be(file: &str, text: &str) -> (Blueprint, Problems) {
         let mut problems = Problems::of(file, text);
         let root = tree::parse(text, &mut problems);
-        let (mut name, mut keeping) = (None, None);
-        let mut things: Vec<Thing> = Vec::new();
-        for Entry { key, key_span, value } in root {
+        let mut house = HouseSettings::default();
+        let (mut things, mut endpoints): (Vec<Thing>, Vec<DeclaredEndpoint>) = (Vec::new(), Vec::new());
+        for TreeEntry { key, key_span, value } in root {
             if key == "house" {
-                (name, keeping) = read_house(value, &mut problems);
+                house = read_house(value, &mut problems);
+            } else if key == INBOUND {
+                endpoints = read_endpoints(value, &mut problems);
             } else if let (Some(archetype), Some(keyword)) =
                 (atlas::by_keyword(&key), atlas::keywords().find(|keyword| *keyword == key))
             {
                 read_things(archetype, keyword, value, &mut things, &mut problems);
             } else {
                 let known = atlas::keywords().filter(|keyword| resource::is_declared_by(keyword));
-                let mut problem = Problem::at(key_span, format!("`{key}` is not an archetype"))
+                let mut problem = BlueprintProblem::at(key_span, format!("`{key}` is not an archetype"))
                     .label("no archetype has this name");
-                if let Some(near) = nearest(&key, known.chain(["house"])) {
+                if let Some(near) = nearest(&key, known.chain(["house", INBOUND])) {
                     problem = problem.advice(format!("did you mean `{near}`?"));
                 } else {
                     problem = problem.advice("`statehouse atlas` lists the archetypes");
@@ -93,8 +112,10 @@ impl Blueprint {
             }
         }
         things.sort_by_key(|thing| thing.settings.span().start);
+        let HouseSettings { name, renamed_from, keeping } = house;
         let name = name.unwrap_or_else(|| "house".to_owned());
-        (Blueprint { file: file.to_owned(), text: text.to_owned(), name, keeping, things }, problems)
+        let (file, text) = (file.to_owned(), text.to_owned());
+        (Blueprint { file, text, name, renamed_from, keeping, things, endpoints }, problems)
     }
 
     /// The thing of that name.
@@ -108,22 +129,59 @@ impl Blueprint {
     }
 }
 
-fn read_house(value: Node, problems: &mut Problems) -> (Option<String>, Option<Keeping>) {
-    let Some(mut settings) = Settings::of("house", value, problems) else { return (None, None) };
+/// What stands under `[house]`.
+#[derive(Default)]
+struct HouseSettings {
+    name: Option<String>,
+    renamed_from: Option<String>,
+    keeping: Option<LogRetention>,
+}
+
+fn read_house(value: Node, problems: &mut Problems) -> HouseSettings {
+    let Some(mut settings) = Settings::of("house", value, problems) else { return HouseSettings::default() };
     let name = settings.text("name", problems);
+    let renamed_from = settings.text("renamed_from", problems);
     let span = settings.duration("log_retention", problems);
     let unread = settings.bool("log_keep_unread", problems);
     settings.finish(problems);
     if span.is_some_and(|span| span < RETENTION_MIN) {
         let title = format!("`log_retention` must be at least {RETENTION_MIN:?}");
         let advice = "a retry is recognized for as long as its first record is kept";
-        problems.add(Problem::at(settings.span_of("log_retention"), title).advice(advice));
+        problems.add(BlueprintProblem::at(settings.span_of("log_retention"), title).advice(advice));
     }
     if span.is_none() && unread.is_some() {
         let title = "`log_keep_unread` says what `log_retention` leaves, which is not given";
-        problems.add(Problem::at(settings.span_of("log_keep_unread"), title));
+        problems.add(BlueprintProblem::at(settings.span_of("log_keep_unread"), title));
     }
-    (name, span.map(|span| Keeping { span, unread: unread.unwrap_or(true) }))
+    if renamed_from.is_some() && renamed_from == name {
+        let title = "`renamed_from` is the name that the house has now";
+        problems.add(BlueprintProblem::at(settings.span_of("renamed_from"), title));
+    }
+    let keeping = span.map(|span| LogRetention { span, unread: unread.unwrap_or(true) });
+    HouseSettings { name, renamed_from, keeping }
+}
+
+/// Reads `[inbound.NAME]`: endpoints have names of their own, because their paths are no resource's.
+fn read_endpoints(value: Node, problems: &mut Problems) -> Vec<DeclaredEndpoint> {
+    let advice = format!("write `[{INBOUND}.NAME]`");
+    let Node { span, value: tree::TreeValue::Table(entries) } = value else {
+        let title = format!("`{INBOUND}` must be followed by a name");
+        problems.add(BlueprintProblem::at(value.span, title).advice(advice));
+        return Vec::new();
+    };
+    if entries.is_empty() {
+        let title = format!("`[{INBOUND}]` declares nothing");
+        problems.add(BlueprintProblem::at(span, title).advice(advice));
+    }
+    let mut endpoints = Vec::new();
+    for TreeEntry { key, key_span, value } in entries {
+        if let Err(why) = check_name(&key) {
+            problems.add(BlueprintProblem::at(key_span, format!("`{key}` cannot be a name: it {why}")));
+        } else if let Some(settings) = Settings::of(&format!("{INBOUND}.{key}"), value, problems) {
+            endpoints.push(DeclaredEndpoint { name: key, settings });
+        }
+    }
+    endpoints
 }
 
 fn read_things(
@@ -134,26 +192,28 @@ fn read_things(
     problems: &mut Problems,
 ) {
     let (span, entries) = match value {
-        Node { span, value: tree::Value::Table(entries) } => (span, entries),
+        Node { span, value: tree::TreeValue::Table(entries) } => (span, entries),
         other => {
             let title = format!("`{keyword}` must be followed by a name");
-            problems.add(Problem::at(other.span, title).advice(format!("write `[{keyword}.NAME]`")));
+            problems.add(BlueprintProblem::at(other.span, title).advice(format!("write `[{keyword}.NAME]`")));
             return;
         }
     };
     if entries.is_empty() {
         let title = format!("`[{keyword}]` declares nothing");
-        problems.add(Problem::at(span, title).advice(format!("write `[{keyword}.NAME]`")));
+        problems.add(BlueprintProblem::at(span, title).advice(format!("write `[{keyword}.NAME]`")));
     }
-    for Entry { key, key_span, value } in entries {
+    for TreeEntry { key, key_span, value } in entries {
         if let Err(why) = check_name(&key) {
-            problems.add(Problem::at(key_span, format!("`{key}` cannot be a name: it {why}")));
+            problems.add(BlueprintProblem::at(key_span, format!("`{key}` cannot be a name: it {why}")));
             continue;
         }
         if let Some(other) = things.iter().find(|thing| thing.name == key) {
             let title = format!("the name `{key}` is taken");
             let label = format!("`[{}.{key}]` has it already", other.keyword);
-            problems.add(Problem::at(key_span, title).label(label).advice("names are unique in a house"));
+            problems.add(
+                BlueprintProblem::at(key_span, title).label(label).advice("names are unique in a house"),
+            );
             continue;
         }
         let subject = format!("{keyword}.{key}");
@@ -257,7 +317,7 @@ error: `entty` is not an archetype
         );
         check("[zebra.product]\n", "`statehouse atlas` lists the archetypes");
         // What is not built is not proposed.
-        check("[aucton.lot]\n", "`statehouse atlas` lists the archetypes");
+        check("[leaderbord.lot]\n", "`statehouse atlas` lists the archetypes");
     }
 
     #[test]
@@ -270,6 +330,7 @@ error: `entty` is not an archetype
         check("[house]\nname = 3\n", "expected text");
         check("[house]\nnome = \"x\"\n", "did you mean `name`?");
         check("[house]\nlog_retention = \"5s\"\n", "must be at least 60s");
+        check("[house]\nname = \"a\"\nrenamed_from = \"a\"\n", "the name that the house has now");
         check("[house]\nlog_keep_unread = false\n", "which is not given");
     }
 

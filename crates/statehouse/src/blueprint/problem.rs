@@ -7,29 +7,37 @@ use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Problem {
+pub struct BlueprintProblem {
     span: Range<usize>,
     title: String,
     label: Option<String>,
     advice: Option<String>,
+    is_warning: bool,
 }
 
-impl Problem {
+impl BlueprintProblem {
     /// A problem at a place in the text.
-    pub fn at(span: Range<usize>, title: impl Into<String>) -> Problem {
-        Problem { span, title: title.into(), label: None, advice: None }
+    pub fn at(span: Range<usize>, title: impl Into<String>) -> BlueprintProblem {
+        BlueprintProblem { span, title: title.into(), label: None, advice: None, is_warning: false }
     }
 
     /// Says something about the place itself.
     #[must_use]
-    pub fn label(mut self, label: impl Into<String>) -> Problem {
+    pub fn label(mut self, label: impl Into<String>) -> BlueprintProblem {
         self.label = Some(label.into());
+        self
+    }
+
+    /// The blueprint is good all the same.
+    #[must_use]
+    pub fn warning(mut self) -> BlueprintProblem {
+        self.is_warning = true;
         self
     }
 
     /// Says what to do.
     #[must_use]
-    pub fn advice(mut self, advice: impl Into<String>) -> Problem {
+    pub fn advice(mut self, advice: impl Into<String>) -> BlueprintProblem {
         self.advice = Some(advice.into());
         self
     }
@@ -40,7 +48,7 @@ impl Problem {
 pub struct Problems {
     file: String,
     text: String,
-    list: Vec<Problem>,
+    list: Vec<BlueprintProblem>,
 }
 
 impl Problems {
@@ -50,8 +58,13 @@ impl Problems {
     }
 
     /// Adds one.
-    pub fn add(&mut self, problem: Problem) {
+    pub fn add(&mut self, problem: BlueprintProblem) {
         self.list.push(problem);
+    }
+
+    /// The text of the file.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
     }
 
     /// Whether there are none.
@@ -79,7 +92,7 @@ impl Problems {
     /// The problems as text with the lines they concern, in the order of the file.
     pub fn render(&self, color: bool) -> String {
         let renderer = if color { Renderer::styled() } else { Renderer::plain() };
-        let mut list: Vec<&Problem> = self.list.iter().collect();
+        let mut list: Vec<&BlueprintProblem> = self.list.iter().collect();
         list.sort_by_key(|problem| problem.span.start);
         let blocks: Vec<String> = list
             .into_iter()
@@ -89,7 +102,8 @@ impl Problems {
                     place = place.label(label);
                 }
                 let snippet = Snippet::source(self.text.as_str()).path(self.file.as_str()).annotation(place);
-                let mut group = Level::ERROR.primary_title(problem.title.as_str()).element(snippet);
+                let level = if problem.is_warning { Level::WARNING } else { Level::ERROR };
+                let mut group = level.primary_title(problem.title.as_str()).element(snippet);
                 if let Some(advice) = &problem.advice {
                     group = group.element(Level::HELP.message(advice.as_str()));
                 }
@@ -101,7 +115,7 @@ impl Problems {
 
     /// The problems for programs: file, line and column from 1, message, advice.
     pub fn to_json(&self) -> serde_json::Value {
-        let entry = |problem: &Problem| {
+        let entry = |problem: &BlueprintProblem| {
             let before = self.text.get(..problem.span.start).unwrap_or(&self.text);
             let line = before.matches('\n').count() + 1;
             let column = before.rsplit('\n').next().map_or(0, |text| text.chars().count()) + 1;

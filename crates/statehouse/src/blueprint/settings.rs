@@ -3,12 +3,15 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use statehouse_store::table::Builder;
+use statehouse_store::table::TableBuilder;
 use statehouse_store::{Type, Value};
 
-use super::problem::{Problem, Problems};
-use super::tree::{self, Entry, Node};
-use super::{check_name, nearest};
+use super::field::read_field;
+use super::nearest;
+use super::problem::{BlueprintProblem, Problems};
+use super::tree::{self, Node, TreeEntry};
+use crate::declare::FieldLimits;
+use crate::declare::row_constraints::FieldReference;
 use crate::form::{Form, Property};
 
 /// The settings of one thing.
@@ -17,7 +20,7 @@ pub struct Settings {
     /// What they belong to, for messages: `entity.profile`.
     subject: String,
     span: Range<usize>,
-    entries: Vec<Entry>,
+    entries: Vec<TreeEntry>,
     /// What was asked for.
     known: Vec<&'static str>,
     /// Which entries were asked for.
@@ -37,31 +40,70 @@ pub struct Field {
     pub optional: bool,
     /// What it is when nothing is given.
     pub default: Option<Value>,
+    /// What its contents must keep.
+    pub limits: Option<FieldLimits>,
+    /// Whether it keeps what it was created with.
+    pub immutable: bool,
+    /// Whether the server makes its value where none is given.
+    pub generated: bool,
+    /// Whether one row at most may have a value.
+    pub unique: bool,
+    /// What it refers to.
+    pub reference: Option<FieldReference>,
+    /// The name that it had before, whose values it has.
+    pub renamed_from: Option<String>,
 }
 
 impl Field {
     /// A field that is not in the file and must always be given.
     pub fn required(name: impl Into<String>, kind: Type) -> Field {
-        Field { name: name.into(), span: 0..0, kind, optional: false, default: None }
+        Field {
+            name: name.into(),
+            span: 0..0,
+            kind,
+            optional: false,
+            default: None,
+            limits: None,
+            immutable: false,
+            generated: false,
+            unique: false,
+            reference: None,
+            renamed_from: None,
+        }
     }
 
-    /// Whether whoever makes a row has to give it.
+    /// Whether a caller that creates a row has to give it.
     pub fn is_required(&self) -> bool {
-        !self.optional && self.default.is_none()
+        !self.optional && self.default.is_none() && !self.generated
+    }
+
+    /// Whether it is unique or refers to a row.
+    pub(crate) fn is_constrained(&self) -> bool {
+        self.unique || self.reference.is_some()
     }
 
     /// What an action takes for it.
     pub(crate) fn property(&self) -> Property {
-        let property = Property::required(&self.name, Form::Value(self.kind), "");
+        let form = match &self.limits {
+            Some(limits) => Form::Limited(Box::new(limits.clone())),
+            None => Form::Value(self.kind),
+        };
+        let property = Property::required(&self.name, form, "");
         Property { required: self.is_required(), nullable: self.optional, ..property }
     }
 
     /// A table with columns for fields.
-    pub(crate) fn columns(fields: &[Field], table: Builder) -> Builder {
-        fields.iter().fold(table, |table, field| match (&field.default, field.optional) {
-            (Some(default), _) => table.defaulted(&field.name, field.kind, default.clone()),
-            (None, true) => table.optional(&field.name, field.kind),
-            (None, false) => table.required(&field.name, field.kind),
+    pub(crate) fn columns(fields: &[Field], table: TableBuilder) -> TableBuilder {
+        fields.iter().fold(table, |table, field| {
+            let table = match (&field.default, field.optional) {
+                (Some(default), _) => table.defaulted(&field.name, field.kind, default.clone()),
+                (None, true) => table.optional(&field.name, field.kind),
+                (None, false) => table.required(&field.name, field.kind),
+            };
+            match &field.renamed_from {
+                Some(former) => table.renamed(&field.name, former),
+                None => table,
+            }
         })
     }
 }
@@ -70,7 +112,7 @@ impl Settings {
     /// The settings in a table.
     pub fn of(subject: &str, node: Node, problems: &mut Problems) -> Option<Settings> {
         match node.value {
-            tree::Value::Table(entries) => Some(Settings {
+            tree::TreeValue::Table(entries) => Some(Settings {
                 subject: subject.to_owned(),
                 span: node.span,
                 entries,
@@ -79,7 +121,7 @@ impl Settings {
             }),
             other => {
                 let title = format!("`{subject}` must be a table, not {}", other.kind());
-                problems.add(Problem::at(node.span, title).advice(format!("write `[{subject}]`")));
+                problems.add(BlueprintProblem::at(node.span, title).advice(format!("write `[{subject}]`")));
                 None
             }
         }
@@ -108,18 +150,23 @@ impl Settings {
     }
 
     /// What the settings declare, like fields.
-    fn declared(&self) -> impl Iterator<Item = &Entry> {
+    fn declared(&self) -> impl Iterator<Item = &TreeEntry> {
         self.entries.iter().flat_map(|entry| match &entry.value.value {
-            tree::Value::Table(inner) => inner.as_slice(),
+            tree::TreeValue::Table(inner) => inner.as_slice(),
             _ => &[],
         })
     }
 
-    fn take(&mut self, name: &'static str) -> Option<Node> {
+    pub(super) fn take(&mut self, name: &'static str) -> Option<Node> {
         self.known.push(name);
         let entry = self.entries.iter().find(|entry| entry.key == name)?;
         self.read.push(name.to_owned());
         Some(entry.value.clone())
+    }
+
+    /// A setting as it stands in the file.
+    pub(crate) fn node(&mut self, name: &'static str) -> Option<Node> {
+        self.take(name)
     }
 
     fn take_as<T>(
@@ -127,13 +174,14 @@ impl Settings {
         name: &'static str,
         expected: &str,
         problems: &mut Problems,
-        read: impl FnOnce(&tree::Value) -> Option<T>,
+        read: impl FnOnce(&tree::TreeValue) -> Option<T>,
     ) -> Option<T> {
         let node = self.take(name)?;
         let value = read(&node.value);
         if value.is_none() {
             let title = format!("`{name}` of `{}`: expected {expected}", self.subject);
-            problems.add(Problem::at(node.span, title).label(format!("this is {}", node.value.kind())));
+            problems
+                .add(BlueprintProblem::at(node.span, title).label(format!("this is {}", node.value.kind())));
         }
         value
     }
@@ -141,7 +189,7 @@ impl Settings {
     /// A text.
     pub fn text(&mut self, name: &'static str, problems: &mut Problems) -> Option<String> {
         self.take_as(name, "text", problems, |value| match value {
-            tree::Value::Text(text) => Some(text.clone()),
+            tree::TreeValue::Text(text) => Some(text.clone()),
             _ => None,
         })
     }
@@ -149,7 +197,7 @@ impl Settings {
     /// An integer.
     pub fn int(&mut self, name: &'static str, problems: &mut Problems) -> Option<i64> {
         self.take_as(name, "an integer", problems, |value| match value {
-            tree::Value::Int(int) => Some(*int),
+            tree::TreeValue::Int(int) => Some(*int),
             _ => None,
         })
     }
@@ -157,7 +205,7 @@ impl Settings {
     /// A switch.
     pub fn bool(&mut self, name: &'static str, problems: &mut Problems) -> Option<bool> {
         self.take_as(name, "true or false", problems, |value| match value {
-            tree::Value::Bool(bool) => Some(*bool),
+            tree::TreeValue::Bool(bool) => Some(*bool),
             _ => None,
         })
     }
@@ -165,10 +213,10 @@ impl Settings {
     /// A list of texts.
     pub fn texts(&mut self, name: &'static str, problems: &mut Problems) -> Option<Vec<String>> {
         self.take_as(name, "a list of texts", problems, |value| match value {
-            tree::Value::List(items) => items
+            tree::TreeValue::List(items) => items
                 .iter()
                 .map(|item| match &item.value {
-                    tree::Value::Text(text) => Some(text.clone()),
+                    tree::TreeValue::Text(text) => Some(text.clone()),
                     _ => None,
                 })
                 .collect(),
@@ -183,10 +231,10 @@ impl Settings {
         problems: &mut Problems,
     ) -> Option<Vec<(String, String)>> {
         self.take_as(name, "a table of names and texts", problems, |value| match value {
-            tree::Value::Table(entries) => entries
+            tree::TreeValue::Table(entries) => entries
                 .iter()
                 .map(|entry| match &entry.value.value {
-                    tree::Value::Text(text) => Some((entry.key.clone(), text.clone())),
+                    tree::TreeValue::Text(text) => Some((entry.key.clone(), text.clone())),
                     _ => None,
                 })
                 .collect(),
@@ -194,13 +242,13 @@ impl Settings {
         })
     }
 
-    /// Settings within settings: `back_off = { min = "1s" }`. Whoever reads them says when they are finished.
+    /// Settings within settings: `back_off = { min = "1s" }`. The reader calls `finish` at the end.
     pub fn table(&mut self, name: &'static str, problems: &mut Problems) -> Option<Settings> {
         let entries = self.take_as(name, "a table", problems, |value| match value {
-            tree::Value::Table(entries) => Some(entries.clone()),
+            tree::TreeValue::Table(entries) => Some(entries.clone()),
             _ => None,
         })?;
-        let node = Node { span: self.span_of(name), value: tree::Value::Table(entries) };
+        let node = Node { span: self.span_of(name), value: tree::TreeValue::Table(entries) };
         Settings::of(&format!("{}.{name}", self.subject), node, problems)
     }
 
@@ -209,10 +257,17 @@ impl Settings {
         self.entries.iter().any(|entry| entry.key == name)
     }
 
+    /// Whether a setting is given as a text without characters.
+    pub fn is_empty_text(&self, name: &str) -> bool {
+        let entry = self.entries.iter().find(|entry| entry.key == name);
+        entry
+            .is_some_and(|entry| matches!(&entry.value.value, tree::TreeValue::Text(text) if text.is_empty()))
+    }
+
     /// A span of time: a number and `ms`, `s`, `m`, `h` or `d`.
     pub fn duration(&mut self, name: &'static str, problems: &mut Problems) -> Option<Duration> {
         self.take_as(name, "a span of time like \"10m\" (ms, s, m, h, d)", problems, |value| match value {
-            tree::Value::Text(text) => parse_duration(text),
+            tree::TreeValue::Text(text) => parse_duration(text),
             _ => None,
         })
     }
@@ -226,14 +281,14 @@ impl Settings {
     ) -> Option<&'static str> {
         let node = self.take(name)?;
         let given = match &node.value {
-            tree::Value::Text(text) => text.as_str(),
+            tree::TreeValue::Text(text) => text.as_str(),
             _ => "",
         };
         let found = words.iter().find(|word| **word == given).copied();
         if found.is_none() {
             let list: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
             let title = format!("`{name}` of `{}` must be {}", self.subject, list.join(" or "));
-            let mut problem = Problem::at(node.span, title);
+            let mut problem = BlueprintProblem::at(node.span, title);
             if let Some(near) = nearest(given, words.iter().copied()) {
                 problem = problem.advice(format!("did you mean \"{near}\"?"));
             }
@@ -245,13 +300,13 @@ impl Settings {
     /// A table of names and types: `{ display_name = "text", bio = "text?" }`. `None` if it is not given.
     pub fn fields(&mut self, name: &'static str, problems: &mut Problems) -> Option<Vec<Field>> {
         let node = self.take(name)?;
-        let tree::Value::Table(entries) = node.value else {
+        let tree::TreeValue::Table(entries) = node.value else {
             let title = format!("`{name}` of `{}` must be a table of names and types", self.subject);
             let advice = format!("write `{name} = {{ some_name = \"text\" }}`");
-            problems.add(Problem::at(node.span, title).advice(advice));
+            problems.add(BlueprintProblem::at(node.span, title).advice(advice));
             return None;
         };
-        Some(entries.into_iter().filter_map(|entry| field(entry, problems)).collect())
+        Some(entries.into_iter().filter_map(|entry| read_field(entry, problems)).collect())
     }
 
     /// The columns that name a row, all of which must always be given. `None` if there are none, which is a problem.
@@ -260,12 +315,12 @@ impl Settings {
         let Some(key) = key else {
             let title = format!("`{}` has no {name}", self.subject);
             let advice = format!("say what names a row: `{name} = {{ user_id = \"int\" }}`");
-            problems.add(Problem::at(self.span(), title).advice(advice));
+            problems.add(BlueprintProblem::at(self.span(), title).advice(advice));
             return None;
         };
         for field in key.iter().filter(|field| field.optional || field.default.is_some()) {
             let title = format!("`{}` is part of the {name} and must always be given", field.name);
-            problems.add(Problem::at(field.span.clone(), title));
+            problems.add(BlueprintProblem::at(field.span.clone(), title));
         }
         Some(key)
     }
@@ -279,7 +334,7 @@ impl Settings {
                 Some(again) => (again.key_span.clone(), format!("`{name}` is declared twice")),
                 None => (first, format!("every `{}` has a column `{name}` already", self.archetype())),
             };
-            problems.add(Problem::at(span, title).advice("give it another name"));
+            problems.add(BlueprintProblem::at(span, title).advice("give it another name"));
         }
     }
 
@@ -288,11 +343,11 @@ impl Settings {
         self.subject.split('.').next().unwrap_or(&self.subject)
     }
 
-    /// Says which settings nobody asked for.
+    /// Reports the settings that no reader asked for.
     pub fn finish(&self, problems: &mut Problems) {
         for entry in self.entries.iter().filter(|entry| !self.read.contains(&entry.key)) {
             let title = format!("`{}` has no setting `{}`", self.subject, entry.key);
-            let problem = Problem::at(entry.key_span.clone(), title);
+            let problem = BlueprintProblem::at(entry.key_span.clone(), title);
             problems.add(match nearest(&entry.key, self.known.iter().copied()) {
                 Some(near) => problem.advice(format!("did you mean `{near}`?")),
                 None => problem.advice(format!("it has {}", self.known.join(", "))),
@@ -301,69 +356,15 @@ impl Settings {
     }
 }
 
-/// Reads `text`, `text?` or `{ type = "text", optional = true, default = … }`.
-fn field(entry: Entry, problems: &mut Problems) -> Option<Field> {
-    let Entry { key, key_span, value } = entry;
-    if let Err(why) = check_name(&key) {
-        problems.add(Problem::at(key_span, format!("`{key}` cannot be a name: it {why}")));
-        return None;
-    }
-    let (span, word, mut optional, given) = match value {
-        Node { span, value: tree::Value::Text(word) } => (span, word, false, None),
-        Node { span, value: table @ tree::Value::Table(_) } => {
-            let mut settings = Settings::of(&key, Node { span: span.clone(), value: table }, problems)?;
-            let word = settings.text("type", problems);
-            let optional = settings.bool("optional", problems).unwrap_or(false);
-            let default = settings.take("default");
-            settings.finish(problems);
-            let Some(word) = word else {
-                problems.add(Problem::at(span, format!("`{key}` has no type")).advice(TYPES));
-                return None;
-            };
-            (span, word, optional, default)
-        }
-        other => {
-            let title = format!("the type of `{key}` must be text, not {}", other.value.kind());
-            problems.add(Problem::at(other.span, title).advice(TYPES));
-            return None;
-        }
-    };
-    let bare = word.strip_suffix('?').unwrap_or(&word);
-    optional |= bare.len() < word.len();
-    let Some(kind) = Type::ALL.into_iter().find(|kind| kind.name() == bare) else {
-        let mut problem = Problem::at(span, format!("`{word}` is not a type"));
-        problem = match nearest(bare, Type::ALL.map(Type::name)) {
-            Some(near) => {
-                problem.advice(format!("did you mean \"{near}{}\"?", if optional { "?" } else { "" }))
-            }
-            None => problem.advice(TYPES),
-        };
-        problems.add(problem);
-        return None;
-    };
-    let default = given.and_then(|node| match constant(&node.value, kind) {
-        Some(default) => Some(default),
-        None => {
-            let title = format!("the default of `{key}` is not {kind}");
-            problems.add(Problem::at(node.span, title).label(format!("this is {}", node.value.kind())));
-            None
-        }
-    });
-    Some(Field { name: key, span: key_span, kind, optional, default })
-}
-
-const TYPES: &str =
-    "types are text, int, float, bool, bytes, time and json, with a `?` behind if it may be missing";
-
 /// A constant in a blueprint as a value.
-fn constant(value: &tree::Value, kind: Type) -> Option<Value> {
+pub(super) fn constant(value: &tree::TreeValue, kind: Type) -> Option<Value> {
     let json = match value {
-        tree::Value::Text(text) => text.as_str().into(),
-        tree::Value::Int(int) => (*int).into(),
-        tree::Value::Float(float) => serde_json::Number::from_f64(*float)?.into(),
-        tree::Value::Bool(bool) => (*bool).into(),
-        tree::Value::Time(time) => time.as_str().into(),
-        tree::Value::List(_) | tree::Value::Table(_) => return None,
+        tree::TreeValue::Text(text) => text.as_str().into(),
+        tree::TreeValue::Int(int) => (*int).into(),
+        tree::TreeValue::Float(float) => serde_json::Number::from_f64(*float)?.into(),
+        tree::TreeValue::Bool(bool) => (*bool).into(),
+        tree::TreeValue::Time(time) => time.as_str().into(),
+        tree::TreeValue::List(_) | tree::TreeValue::Table(_) => return None,
     };
     Value::from_json(json, kind).ok().filter(|value| !value.is_null())
 }

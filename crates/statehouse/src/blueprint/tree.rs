@@ -5,7 +5,7 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::problem::{Problem, Problems};
+use super::problem::{BlueprintProblem, Problems};
 
 /// A value and its place.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,12 +13,12 @@ pub struct Node {
     /// Where it stands in the text, in bytes.
     pub span: Range<usize>,
     /// What it is.
-    pub value: Value,
+    pub value: TreeValue,
 }
 
 /// What TOML can say.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+pub enum TreeValue {
     /// A string.
     Text(String),
     /// An integer.
@@ -32,12 +32,12 @@ pub enum Value {
     /// An array.
     List(Vec<Node>),
     /// A table.
-    Table(Vec<Entry>),
+    Table(Vec<TreeEntry>),
 }
 
 /// A key of a table with its value.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
+pub struct TreeEntry {
     /// The key.
     pub key: String,
     /// Where the key stands.
@@ -46,35 +46,35 @@ pub struct Entry {
     pub value: Node,
 }
 
-impl Value {
+impl TreeValue {
     /// What it is, for messages.
     pub fn kind(&self) -> &'static str {
         match self {
-            Value::Text(_) => "text",
-            Value::Int(_) => "an integer",
-            Value::Float(_) => "a float",
-            Value::Bool(_) => "true or false",
-            Value::Time(_) => "a time",
-            Value::List(_) => "a list",
-            Value::Table(_) => "a table",
+            TreeValue::Text(_) => "text",
+            TreeValue::Int(_) => "an integer",
+            TreeValue::Float(_) => "a float",
+            TreeValue::Bool(_) => "true or false",
+            TreeValue::Time(_) => "a time",
+            TreeValue::List(_) => "a list",
+            TreeValue::Table(_) => "a table",
         }
     }
 }
 
 /// Reads a text. What cannot be read becomes a problem; the rest is returned.
-pub fn parse(text: &str, problems: &mut Problems) -> Vec<Entry> {
+pub fn parse(text: &str, problems: &mut Problems) -> Vec<TreeEntry> {
     let (root, errors) = DeTable::parse_recoverable(text);
     for error in errors {
         let span = error.span().unwrap_or(0..0);
-        problems.add(Problem::at(span, format!("this is not TOML: {}", error.message())));
+        problems.add(BlueprintProblem::at(span, format!("this is not TOML: {}", error.message())));
     }
     entries(root.into_inner(), problems)
 }
 
-fn entries(table: DeTable<'_>, problems: &mut Problems) -> Vec<Entry> {
-    let mut entries: Vec<Entry> = table
+fn entries(table: DeTable<'_>, problems: &mut Problems) -> Vec<TreeEntry> {
+    let mut entries: Vec<TreeEntry> = table
         .into_iter()
-        .map(|(key, value)| Entry {
+        .map(|(key, value)| TreeEntry {
             key_span: key.span(),
             key: key.into_inner().into_owned(),
             value: node(value, problems),
@@ -88,19 +88,21 @@ fn entries(table: DeTable<'_>, problems: &mut Problems) -> Vec<Entry> {
 fn node(value: Spanned<DeValue<'_>>, problems: &mut Problems) -> Node {
     let span = value.span();
     let value = match value.into_inner() {
-        DeValue::String(text) => Value::Text(text.into_owned()),
+        DeValue::String(text) => TreeValue::Text(text.into_owned()),
         DeValue::Integer(integer) => {
             let digits = i64::from_str_radix(integer.as_str(), integer.radix());
-            Value::Int(digits.unwrap_or_else(|_| {
-                problems.add(Problem::at(span.clone(), "this integer does not fit 64 bits"));
+            TreeValue::Int(digits.unwrap_or_else(|_| {
+                problems.add(BlueprintProblem::at(span.clone(), "this integer does not fit 64 bits"));
                 0
             }))
         }
-        DeValue::Float(float) => Value::Float(float.as_str().parse().unwrap_or(f64::NAN)),
-        DeValue::Boolean(bool) => Value::Bool(bool),
-        DeValue::Datetime(time) => Value::Time(time.to_string()),
-        DeValue::Array(items) => Value::List(items.into_iter().map(|item| node(item, problems)).collect()),
-        DeValue::Table(table) => Value::Table(entries(table, problems)),
+        DeValue::Float(float) => TreeValue::Float(float.as_str().parse().unwrap_or(f64::NAN)),
+        DeValue::Boolean(bool) => TreeValue::Bool(bool),
+        DeValue::Datetime(time) => TreeValue::Time(time.to_string()),
+        DeValue::Array(items) => {
+            TreeValue::List(items.into_iter().map(|item| node(item, problems)).collect())
+        }
+        DeValue::Table(table) => TreeValue::Table(entries(table, problems)),
     };
     Node { span, value }
 }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::Value as Json;
-use statehouse_store::{Address, Consistency, Query, Row, Time, Value};
+use statehouse_store::{Query, Row, Time, Value};
 
 use super::table::TableDef;
-use crate::action::{Answer, Call, Code, Desk, Read, Refusal};
+use crate::action::{ActionContext, Answer, Call, Code, Read, Refusal};
 use crate::form::Property;
 use crate::paging;
 use crate::resource::key_text;
@@ -55,24 +55,33 @@ impl RowRead {
 }
 
 /// The row with the key of a call, or none.
-pub async fn find_row(def: &TableDef, call: &Call, desk: &Desk<'_>) -> Result<Option<Row>, Refusal> {
-    let address = Address::new(def.table(), &call.tenant, call.key.iter().cloned())?;
-    Ok(desk.store.get(&[address], Consistency::Strong).await?.into_iter().next().flatten())
+pub async fn find_row(def: &TableDef, call: &Call, cx: &ActionContext<'_>) -> Result<Option<Row>, Refusal> {
+    cx.row(def.table(), &call.tenant, call.key.iter().cloned()).await
 }
 
 #[async_trait]
 impl Read for RowRead {
-    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
-        let Some(row) = find_row(&self.def, call, desk).await? else {
+    async fn read(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Arc<Answer>, Refusal> {
+        let Some(row) = find_row(&self.def, call, cx).await? else {
             let message = format!("{} {} {}", self.resource, key_text(&call.key), self.missing);
             return Err(Refusal::new(Code::NotFound, message));
         };
-        Ok(Arc::new(Answer::row((self.show)(&self.def, &row, desk.clock.now()))))
+        Ok(Arc::new(Answer::row((self.show)(&self.def, &row, cx.clock.now()))))
+    }
+
+    async fn show(
+        &self,
+        rows: &[Row],
+        _: &Call,
+        cx: &ActionContext<'_>,
+    ) -> Result<Option<Vec<Option<Json>>>, Refusal> {
+        let now = cx.clock.now();
+        Ok(Some(rows.iter().map(|row| Some((self.show)(&self.def, row, now))).collect()))
     }
 }
 
 /// A range read of one of several indexes, each of which has one filter: the first one whose filter is given, or the one
-/// with a default.
+/// with a default. If a call gives several filters, rows that do not fulfil the others are left out, and pages may be short.
 #[derive(Debug)]
 pub struct IndexList {
     def: Arc<TableDef>,
@@ -122,11 +131,8 @@ impl IndexList {
 
     fn choose(&self, call: &Call) -> Result<(&'static str, Value), Refusal> {
         for choice in &self.choices {
-            let column = choice.filter.name.as_str();
-            let kind = self.def.table().type_of(column);
-            if let (Some(given), Some(kind)) = (call.input.get(column), kind) {
-                let value = Value::from_json(given.clone(), kind);
-                return Ok((choice.index, value.map_err(|why| Refusal::field(column, why.to_string()))?));
+            if let Some(given) = call.input.value(&choice.filter.name).filter(|given| !given.is_null()) {
+                return Ok((choice.index, given.clone()));
             }
             if let Some(default) = &choice.default {
                 return Ok((choice.index, default.clone()));
@@ -136,17 +142,35 @@ impl IndexList {
         let message = format!("say which rows: give {}", names.join(" or "));
         Err(Refusal::new(Code::InvalidInput, message))
     }
+
+    /// Whether a row has what the call gives for all filters, also for those whose index is not read.
+    fn holds(&self, row: &Row, call: &Call) -> bool {
+        self.choices.iter().all(|choice| {
+            let given = call.input.value(&choice.filter.name).filter(|given| !given.is_null());
+            given.is_none_or(|given| row.get(&choice.filter.name) == Some(given))
+        })
+    }
 }
 
 #[async_trait]
 impl Read for IndexList {
-    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
+    async fn read(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Arc<Answer>, Refusal> {
         let (index, value) = self.choose(call)?;
         let query = Query::index(self.def.table(), index, &call.tenant, [value])?;
         let query = if self.backward { query.backward() } else { query };
-        let page = desk.store.query(&paging::page_of(query, call)?).await?;
-        let now = desk.clock.now();
-        let rows = page.rows.iter().map(|row| (self.show)(&self.def, row, now));
-        Ok(Arc::new(paging::answer(rows, page.next)))
+        let page = cx.store.query(&paging::page_of(query, call)?).await?;
+        let now = cx.clock.now();
+        let rows = page.rows.iter().filter(|row| self.holds(row, call));
+        Ok(Arc::new(paging::answer(rows.map(|row| (self.show)(&self.def, row, now)), page.next)))
+    }
+
+    async fn show(
+        &self,
+        rows: &[Row],
+        _: &Call,
+        cx: &ActionContext<'_>,
+    ) -> Result<Option<Vec<Option<Json>>>, Refusal> {
+        let now = cx.clock.now();
+        Ok(Some(rows.iter().map(|row| Some((self.show)(&self.def, row, now))).collect()))
     }
 }

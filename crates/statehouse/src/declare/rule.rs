@@ -36,8 +36,8 @@
 //! leaf     = term ( "=" | "<>" | "<" | "<=" | ">" | ">=" ) term
 //!          | term "is" [ "not" ] "null"
 //!          | term [ "not" ] "in" "(" term { "," term } ")"
-//! term     = column | "coalesce" "(" column "," literal ")" | literal
-//!          | "now" [ ( "+" | "-" ) duration ] | "input" "." name | "claim" "." name
+//! term     = [ "row" "." ] column | "coalesce" "(" column "," literal ")" | literal
+//!          | "now" [ ( "+" | "-" ) duration ] | "input" "." name | ( "claim" | "claims" ) "." name
 //! literal  = 3 | -1.5 | 'text, with '' for a quote' | true | false
 //! duration = 250ms | 10m | 1h30m
 //! ```
@@ -48,7 +48,8 @@
 //!
 //! # Null
 //!
-//! A missing input or claim binds to null, and so does one that is not of the type it is compared with. A leaf that
+//! A missing input or claim binds to null, and so does one that is not of the type it is compared with. A claim that is
+//! text and is compared with an integer is read as one: `sub` of a token is always text. A leaf that
 //! touches null is unknown: it does not hold, and neither does its negation. `is null` and `is not null` are the two
 //! exceptions. There is no `not` in the data: [`Rule::negated`] replaces each leaf by its opposite, which is unknown in
 //! the same cases. Negating the guard after binding would be wrong: a leaf that binds to "never" would become "always".
@@ -61,6 +62,7 @@ mod check;
 mod parse;
 #[cfg(test)]
 mod properties;
+mod substitute;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -73,6 +75,7 @@ use statehouse_store::guard::Comparison;
 
 pub use bind::{FailedLeaf, RuleFailure, RuleSource, RuleValues};
 pub use check::{CheckedRule, RuleColumns, RuleError};
+pub use substitute::KnownColumns;
 
 /// What a rule can compare.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,17 +1,19 @@
 //! Reads the settings of a declaration: name, default and allowed range in one call.
 //!
-//! Each method reads one setting, reports a [`Problem`] at the value's place in the file if it does not fit, and returns a
+//! Each method reads one setting, reports a [`BlueprintProblem`] at the value's place in the file if it does not fit, and returns a
 //! usable value in any case. So a declaration reads all its settings and the user sees all problems at once; the caller
 //! drops what was declared if there were any. Every setting that was read is recorded ([`SettingInfo`]) for the generated
 //! documentation.
 
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
 use statehouse_store::Type;
 
-use crate::blueprint::problem::{Problem, Problems};
+use crate::blueprint::problem::{BlueprintProblem, Problems};
 use crate::blueprint::settings::{Field, Settings};
+use crate::blueprint::tree::{Node, TreeEntry, TreeValue};
+use crate::declare::template::TemplateError;
 
 /// One setting as it was read, for the generated settings table.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,17 +46,60 @@ impl<'p> SettingsReader<'p> {
 
     /// The columns that name a row. A placeholder column after a problem.
     pub fn key(&mut self, name: &'static str) -> Vec<Field> {
-        self.record(name, "columns", "required", "");
-        match self.settings.key(name, self.problems) {
-            Some(key) => key,
-            None => vec![Field::required("id", Type::Text)],
+        let key = self.key_or_generated(name);
+        for field in key.iter().filter(|field| field.generated) {
+            let title = format!("`{}` cannot be made by the server: callers name these rows", field.name);
+            self.field_problem(field, title, Some("write `text`"));
         }
+        key
+    }
+
+    /// The columns that name a row, some of which the server may make.
+    pub fn key_or_generated(&mut self, name: &'static str) -> Vec<Field> {
+        self.record(name, "columns", "required", "");
+        let Some(key) = self.settings.key(name, self.problems) else {
+            return vec![Field::required("id", Type::Text)];
+        };
+        for field in key.iter().filter(|field| field.is_constrained()) {
+            let title =
+                format!("`{}` is part of the key, so it cannot be unique or refer to a row", field.name);
+            self.field_problem(field, title, Some("declare a field for it"));
+        }
+        key
     }
 
     /// User-declared columns; none if not given.
     pub fn fields(&mut self, name: &'static str) -> Vec<Field> {
+        let fields = self.fields_or_constrained(name);
+        for field in fields.iter().filter(|field| field.is_constrained()) {
+            let title = format!(
+                "`{}` cannot be unique or refer to a row: only fields of entities and threads can",
+                field.name
+            );
+            self.field_problem(field, title, None);
+        }
+        fields
+    }
+
+    /// User-declared columns, some of which may be unique or refer to rows; none if not given.
+    pub fn fields_or_constrained(&mut self, name: &'static str) -> Vec<Field> {
+        let fields = self.fields_or_immutable(name);
+        for field in fields.iter().filter(|field| field.immutable) {
+            let title = format!("`{}` cannot be immutable: only fields of an entity can", field.name);
+            self.field_problem(field, title, None);
+        }
+        fields
+    }
+
+    /// User-declared columns, some of which may keep what they were created with; none if not given.
+    pub fn fields_or_immutable(&mut self, name: &'static str) -> Vec<Field> {
         self.record(name, "columns", "none", "");
-        self.settings.fields(name, self.problems).unwrap_or_default()
+        let fields = self.settings.fields(name, self.problems).unwrap_or_default();
+        for field in fields.iter().filter(|field| field.generated) {
+            let title = format!("`{}` cannot be \"uuid7\": only the key of an entity can", field.name);
+            self.field_problem(field, title, Some("write `text`"));
+        }
+        fields
     }
 
     /// A number in a range.
@@ -112,6 +157,21 @@ impl<'p> SettingsReader<'p> {
         allowed: RangeInclusive<Duration>,
     ) -> Option<Duration> {
         self.maybe_duration_or(name, "none".into(), &allowed)
+    }
+
+    /// A duration in a range, or none if it is given as an empty text.
+    pub fn duration_or_none(
+        &mut self,
+        name: &'static str,
+        default: Duration,
+        allowed: RangeInclusive<Duration>,
+    ) -> Option<Duration> {
+        if self.settings.is_empty_text(name) {
+            self.settings.text(name, self.problems);
+            self.record(name, "a duration", duration_text(default), "");
+            return None;
+        }
+        Some(self.duration(name, default, allowed))
     }
 
     fn maybe_duration_or(
@@ -208,6 +268,66 @@ impl<'p> SettingsReader<'p> {
         Some(value)
     }
 
+    /// The tables of a table whose names are free, `[workflow.order.on]`: each is read by a function, which gets its name and
+    /// where the name stands. What the function gives after a problem is not used.
+    pub fn each<T>(
+        &mut self,
+        name: &'static str,
+        mut read: impl FnMut(&str, Range<usize>, &mut SettingsReader<'_>) -> Option<T>,
+    ) -> Vec<T> {
+        self.record(name, "a table of tables", "empty", "");
+        let Some(node) = self.settings.node(name) else { return Vec::new() };
+        let subject = format!("{}.{name}", self.settings.subject());
+        let TreeValue::Table(entries) = node.value else {
+            let title = format!("`{name}` must be a table of tables, not {}", node.value.kind());
+            let problem = BlueprintProblem::at(node.span, title);
+            self.problems.add(problem.advice(format!("write `[{subject}]`")));
+            return Vec::new();
+        };
+        let mut read_all = Vec::new();
+        for TreeEntry { key, key_span, value } in entries {
+            let subject = format!("{subject}.{key}");
+            let Some(settings) = Settings::of(&subject, value, self.problems) else { continue };
+            let prefix = format!("{}{name}.{key}.", self.prefix);
+            let problems = &mut *self.problems;
+            let mut inner = SettingsReader { settings, problems, prefix, infos: Vec::new() };
+            read_all.extend(read(&key, key_span, &mut inner));
+            inner.settings.finish(inner.problems);
+            self.infos.append(&mut inner.infos);
+        }
+        read_all
+    }
+
+    /// A value of any kind, or none, for settings whose form only another declaration knows.
+    pub fn node(&mut self, name: &'static str) -> Option<Node> {
+        self.record(name, "a value", "none", "");
+        self.settings.node(name)
+    }
+
+    /// Where a setting's value stands.
+    pub fn span_of(&self, name: &str) -> Range<usize> {
+        self.settings.span_of(name)
+    }
+
+    /// How many problems there are, of this declaration and those before it.
+    pub fn problem_count(&self) -> usize {
+        self.problems.len()
+    }
+
+    /// Reports a problem of a template.
+    pub fn template_problem(&mut self, error: TemplateError) {
+        let problem = BlueprintProblem::at(error.span, error.title);
+        self.problems.add(match error.advice {
+            Some(advice) => problem.advice(advice),
+            None => problem,
+        });
+    }
+
+    /// Reports a problem that was made elsewhere.
+    pub fn add_problem(&mut self, problem: BlueprintProblem) {
+        self.problems.add(problem);
+    }
+
     /// Whether a setting is given.
     pub fn has(&self, name: &str) -> bool {
         self.settings.has(name)
@@ -215,17 +335,17 @@ impl<'p> SettingsReader<'p> {
 
     /// Reports a problem at a setting's value.
     pub fn problem(&mut self, name: &str, title: impl Into<String>) {
-        self.problems.add(Problem::at(self.settings.span_of(name), title));
+        self.problems.add(BlueprintProblem::at(self.settings.span_of(name), title));
     }
 
     /// Reports a problem at a setting's value, with what to write instead.
     pub fn problem_with_advice(&mut self, name: &str, title: impl Into<String>, advice: impl Into<String>) {
-        self.problems.add(Problem::at(self.settings.span_of(name), title).advice(advice));
+        self.problems.add(BlueprintProblem::at(self.settings.span_of(name), title).advice(advice));
     }
 
     /// Reports a problem at a declared field.
     pub fn field_problem(&mut self, field: &Field, title: impl Into<String>, advice: Option<&str>) {
-        let problem = Problem::at(field.span.clone(), title);
+        let problem = BlueprintProblem::at(field.span.clone(), title);
         self.problems.add(match advice {
             Some(advice) => problem.advice(advice),
             None => problem,
@@ -241,7 +361,7 @@ impl<'p> SettingsReader<'p> {
 
     /// Reports a problem of the settings as a whole.
     pub fn whole_problem(&mut self, title: impl Into<String>) {
-        self.problems.add(Problem::at(self.settings.span(), title));
+        self.problems.add(BlueprintProblem::at(self.settings.span(), title));
     }
 
     /// Reports names that cannot be columns, each where it is declared. Whether there are some.
@@ -251,7 +371,7 @@ impl<'p> SettingsReader<'p> {
     }
 
     /// Reports settings that no method asked for. Returns what was read, and the problems.
-    pub(super) fn finish(self) -> (Vec<SettingInfo>, &'p mut Problems) {
+    pub(crate) fn finish(self) -> (Vec<SettingInfo>, &'p mut Problems) {
         self.settings.finish(self.problems);
         (self.infos, self.problems)
     }

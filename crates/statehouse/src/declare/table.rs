@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde_json::Value as Json;
 use statehouse_store::guard::now;
-use statehouse_store::table::{Builder, VERSION};
+use statehouse_store::table::{TableBuilder, VERSION};
 use statehouse_store::{Column, Expr, Row, SchemaError, Step, Table, Tenant, Type, Value};
 
 use crate::blueprint::settings::Field;
@@ -54,11 +54,12 @@ pub struct Deadline {
 /// A table being declared. Modifiers like [`TableSpec::about`] apply to the column that was added last.
 #[derive(Clone, Debug)]
 pub struct TableSpec {
-    builder: Builder,
+    builder: TableBuilder,
     columns: Vec<ColumnDef>,
     key_len: usize,
     state_column: Option<Cow<'static, str>>,
     states: Vec<Cow<'static, str>>,
+    live_states: Vec<Cow<'static, str>>,
     deadline: Option<Deadline>,
 }
 
@@ -70,6 +71,7 @@ pub struct TableDef {
     hidden: Vec<String>,
     state_column: Option<Cow<'static, str>>,
     states: Vec<Cow<'static, str>>,
+    live_states: Vec<Cow<'static, str>>,
     deadline: Option<Deadline>,
 }
 
@@ -82,6 +84,7 @@ impl TableSpec {
             key_len: 0,
             state_column: None,
             states: Vec::new(),
+            live_states: Vec::new(),
             deadline: None,
         }
     }
@@ -124,7 +127,10 @@ impl TableSpec {
                 required,
                 default: field.default.clone(),
             };
-            self.columns.push(plain(column));
+            if let Some(former) = &field.renamed_from {
+                self.builder = self.builder.renamed(&field.name, former);
+            }
+            self.columns.push(ColumnDef { immutable: field.immutable, ..plain(column) });
         }
         self
     }
@@ -218,16 +224,28 @@ impl TableSpec {
 
     /// The column `state`, with these states.
     #[must_use]
-    pub fn states(self, states: &[&'static str]) -> TableSpec {
+    pub fn states<S: Clone + Into<Cow<'static, str>>>(self, states: &[S]) -> TableSpec {
         self.states_in(STATE, states)
     }
 
     /// The states of a row, in a column of another name.
     #[must_use]
-    pub fn states_in(mut self, column: &'static str, states: &[&'static str]) -> TableSpec {
+    pub fn states_in<S: Clone + Into<Cow<'static, str>>>(
+        mut self,
+        column: &'static str,
+        states: &[S],
+    ) -> TableSpec {
         self.state_column = Some(column.into());
-        self.states = states.iter().map(|state| Cow::Borrowed(*state)).collect();
-        self.text(column).one_of(states)
+        self.states = owned(states);
+        let form = Form::OneOf(self.states.clone());
+        self.text(column).shown_as(form)
+    }
+
+    /// The states in which a row counts as existing, if it does not in all of them.
+    #[must_use]
+    pub fn live(mut self, states: &[&'static str]) -> TableSpec {
+        self.live_states = states.iter().map(|state| Cow::Borrowed(*state)).collect();
+        self
     }
 
     /// The column `created_at`, which the insert sets.
@@ -246,8 +264,13 @@ impl TableSpec {
     /// `due_at` itself is used if it is the one that is named, and is then as visible as it was declared. The store records the
     /// number of shards, which the setting `shards` says.
     #[must_use]
-    pub fn deadline(mut self, states: &[&'static str], column: &'static str, shards: u32) -> TableSpec {
-        let states = states.iter().map(|state| Cow::Borrowed(*state)).collect();
+    pub fn deadline<S: Clone + Into<Cow<'static, str>>>(
+        mut self,
+        states: &[S],
+        column: &'static str,
+        shards: u32,
+    ) -> TableSpec {
+        let states = owned(states);
         self.deadline = Some(Deadline { column, states, shards });
         let has_due_at = self.columns.iter().any(|def| def.column.name == DUE_AT);
         let spec = self.column(DUE_SHARD, Type::Int).null().hidden();
@@ -277,20 +300,42 @@ impl TableSpec {
         self
     }
 
+    /// Its name.
+    pub(super) fn name(&self) -> &str {
+        self.builder.name()
+    }
+
+    /// The columns that are declared so far: the key's first.
+    pub(super) fn column_defs(&self) -> &[ColumnDef] {
+        &self.columns
+    }
+
+    /// The column of the state and the state in which rows count as existing, if they do in one state only.
+    pub(super) fn live_state(&self) -> Option<(&str, &str)> {
+        match (self.state_column.as_deref(), self.live_states.as_slice()) {
+            (Some(column), [live]) => Some((column, live)),
+            _ => None,
+        }
+    }
+
     /// The names of columns that cannot be declared, because the table has them already.
     pub(super) fn clashes(&self) -> Vec<String> {
         let others = self.columns.iter().skip(self.key_len).map(|def| def.column.clone());
-        others.fold(self.builder.clone(), Builder::declared).clashes()
+        others.fold(self.builder.clone(), TableBuilder::declared).clashes()
     }
 
     /// Checks the declaration.
     pub fn build(self) -> Result<Arc<TableDef>, SchemaError> {
-        let TableSpec { builder, columns, key_len, state_column, states, deadline } = self;
+        let TableSpec { builder, columns, key_len, state_column, states, live_states, deadline } = self;
         let others = columns.iter().skip(key_len).map(|def| def.column.clone());
-        let table = others.fold(builder, Builder::declared).build()?;
+        let table = others.fold(builder, TableBuilder::declared).build()?;
         let hidden = columns.iter().filter(|def| def.hidden).map(|def| def.column.name.clone()).collect();
-        Ok(Arc::new(TableDef { table, columns, hidden, state_column, states, deadline }))
+        Ok(Arc::new(TableDef { table, columns, hidden, state_column, states, live_states, deadline }))
     }
+}
+
+fn owned<S: Clone + Into<Cow<'static, str>>>(states: &[S]) -> Vec<Cow<'static, str>> {
+    states.iter().cloned().map(Into::into).collect()
 }
 
 fn plain(column: Column) -> ColumnDef {
@@ -318,9 +363,21 @@ impl TableDef {
         self.state_column.as_deref().map(|column| (column, self.states.as_slice()))
     }
 
+    /// The states in which a row counts as existing; empty if it does in all of them.
+    pub fn live_states(&self) -> &[Cow<'static, str>] {
+        &self.live_states
+    }
+
     /// When rows become due.
     pub fn deadline(&self) -> Option<&Deadline> {
         self.deadline.as_ref()
+    }
+
+    /// Whether callers see a time of a row beside those of its creation and its last change.
+    pub fn has_times(&self) -> bool {
+        self.columns.iter().filter(|def| !def.hidden).any(|def| {
+            def.column.kind == Type::Time && ![CREATED_AT, UPDATED_AT].contains(&def.column.name.as_str())
+        })
     }
 
     /// The form of a row as callers see it.

@@ -72,7 +72,7 @@ fn sqlite(_: &Path, _: &Path, _: BackupSteps<'_>) -> Result<u64, BackupError> {
 /// The schema that a URL names.
 #[cfg(feature = "postgres")]
 fn postgres_schema(url: &str) -> String {
-    let options = statehouse_store_postgres::Options::from_url(url);
+    let options = statehouse_store_postgres::PostgresOptions::from_url(url);
     options.map_or_else(|_| "SCHEMA".to_owned(), |options| options.schema)
 }
 

@@ -15,12 +15,12 @@ pub struct Guarantee {
     /// What it is about.
     pub subject: &'static str,
     /// What each engine makes of it, in the order of [`Engine::ALL`].
-    answers: [Standing; 4],
+    answers: [EngineSupport; 4],
 }
 
 /// One engine's answer on a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct EngineSupport {
     /// Compares it with other engines' answers on the same subject; less is weaker.
     pub rank: u8,
     /// What holds.
@@ -29,7 +29,7 @@ pub struct Standing {
 
 impl Guarantee {
     /// What this engine makes of it.
-    pub fn on(&self, engine: Engine) -> Standing {
+    pub fn on(&self, engine: Engine) -> EngineSupport {
         let [model, sqlite, postgres, dynamodb] = self.answers;
         match engine {
             Engine::Model => model,
@@ -42,7 +42,7 @@ impl Guarantee {
 
 /// What changes on one subject when a house moves to another engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Difference {
+pub struct GuaranteeDifference {
     /// What it is about.
     pub subject: &'static str,
     /// What holds now.
@@ -53,7 +53,7 @@ pub struct Difference {
     pub weaker: bool,
 }
 
-impl Difference {
+impl GuaranteeDifference {
     /// For programs.
     pub fn to_json(&self) -> Json {
         json!({"subject": self.subject, "before": self.before, "after": self.after, "weaker": self.weaker})
@@ -61,11 +61,11 @@ impl Difference {
 }
 
 /// What changes with another engine, in the order of [`GUARANTEES`].
-pub fn differences(from: Engine, to: Engine) -> Vec<Difference> {
+pub fn differences(from: Engine, to: Engine) -> Vec<GuaranteeDifference> {
     let pairs = GUARANTEES.iter().map(|guarantee| (guarantee.subject, guarantee.on(from), guarantee.on(to)));
     pairs
         .filter(|(_, before, after)| before != after)
-        .map(|(subject, before, after)| Difference {
+        .map(|(subject, before, after)| GuaranteeDifference {
             subject,
             before: before.holds,
             after: after.holds,
@@ -75,8 +75,8 @@ pub fn differences(from: Engine, to: Engine) -> Vec<Difference> {
 }
 
 /// An answer with its rank.
-const fn at(rank: u8, holds: &'static str) -> Standing {
-    Standing { rank, holds }
+const fn at(rank: u8, holds: &'static str) -> EngineSupport {
+    EngineSupport { rank, holds }
 }
 
 /// Every subject. The answers stand in the order model, sqlite, postgres, dynamodb.

@@ -14,9 +14,9 @@ use statehouse_store::{Table, Type};
 
 use super::Engine;
 use crate::blueprint::Blueprint;
-use crate::blueprint::problem::{Problem, Problems};
-use crate::own;
+use crate::blueprint::problem::{BlueprintProblem, Problems};
 use crate::resource::Resource;
+use crate::system;
 
 /// Columns that every table has beside the declared ones: tenant and version.
 const OWN_COLUMNS: usize = 2;
@@ -56,7 +56,13 @@ pub struct Obstacle {
 /// What of a blueprint an engine cannot carry, each at its line.
 pub fn problems(blueprint: &Blueprint, resources: &[Resource], engine: Engine) -> Problems {
     let mut problems = blueprint.problems();
-    let own = own::tables();
+    let own = match system::tables() {
+        Ok(own) => own,
+        Err(error) => {
+            problems.add(BlueprintProblem::at(0..0, error.to_string()));
+            return problems;
+        }
+    };
     let tables: Vec<&Table> =
         resources.iter().flat_map(|resource| &resource.tables).chain(&own).map(|table| &**table).collect();
     for obstacle in obstacles(&tables, engine) {
@@ -68,7 +74,7 @@ pub fn problems(blueprint: &Blueprint, resources: &[Resource], engine: Engine) -
             Some(column) => thing.settings.span_of_declared(column),
             None => thing.settings.span_of("table"),
         });
-        problems.add(Problem::at(span, obstacle.why).advice(obstacle.advice));
+        problems.add(BlueprintProblem::at(span, obstacle.why).advice(obstacle.advice));
     }
     problems
 }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use statehouse_store::{ExplainRequest, Explanation, ModelStore, Store, StoreError, Time};
 
-use crate::holds::Holds;
+use crate::product::booking::external_holds::ExternalHolds;
 use crate::{Blueprint, House, Problems, resource};
 
 /// An engine, by name: also one that this program was built without.
@@ -119,14 +119,14 @@ impl House {
 
 /// Opens the holds that a URL names, for a house of this name.
 #[cfg(feature = "redis")]
-pub async fn open_holds(url: &str, house: &str) -> Result<Arc<dyn Holds>, OpenError> {
+pub async fn open_holds(url: &str, house: &str) -> Result<Arc<dyn ExternalHolds>, OpenError> {
     let holds = redis::RedisHolds::connect(url, house).await;
     Ok(Arc::new(holds.map_err(|error| StoreError::unavailable(error.to_string()))?))
 }
 
 /// Opens the holds that a URL names, for a house of this name.
 #[cfg(not(feature = "redis"))]
-pub async fn open_holds(_: &str, _: &str) -> Result<Arc<dyn Holds>, OpenError> {
+pub async fn open_holds(_: &str, _: &str) -> Result<Arc<dyn ExternalHolds>, OpenError> {
     Err(OpenError::NotBuilt { engine: "redis" })
 }
 
@@ -145,8 +145,8 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>, OpenError> {
 
 #[cfg(feature = "sqlite")]
 async fn open_sqlite(path: &str) -> Result<Arc<dyn Store>, OpenError> {
-    use statehouse_store_sqlite::{Options, SqliteStore};
-    Ok(Arc::new(SqliteStore::open(Options::at(path)).await?))
+    use statehouse_store_sqlite::{SqliteOptions, SqliteStore};
+    Ok(Arc::new(SqliteStore::open(SqliteOptions::at(path)).await?))
 }
 
 #[cfg(not(feature = "sqlite"))]
@@ -156,8 +156,8 @@ async fn open_sqlite(_: &str) -> Result<Arc<dyn Store>, OpenError> {
 
 #[cfg(feature = "postgres")]
 async fn open_postgres(url: &str) -> Result<Arc<dyn Store>, OpenError> {
-    use statehouse_store_postgres::{Options, PostgresStore};
-    Ok(Arc::new(PostgresStore::open(Options::from_url(url)?).await?))
+    use statehouse_store_postgres::{PostgresOptions, PostgresStore};
+    Ok(Arc::new(PostgresStore::open(PostgresOptions::from_url(url)?).await?))
 }
 
 #[cfg(not(feature = "postgres"))]
@@ -167,8 +167,8 @@ async fn open_postgres(_: &str) -> Result<Arc<dyn Store>, OpenError> {
 
 #[cfg(feature = "dynamodb")]
 async fn open_dynamodb(url: &str) -> Result<Arc<dyn Store>, OpenError> {
-    use statehouse_store_dynamodb::{DynamoStore, Options};
-    Ok(Arc::new(DynamoStore::open(Options::from_url(url)?).await?))
+    use statehouse_store_dynamodb::{DynamoOptions, DynamoStore};
+    Ok(Arc::new(DynamoStore::open(DynamoOptions::from_url(url)?).await?))
 }
 
 #[cfg(not(feature = "dynamodb"))]
@@ -203,8 +203,8 @@ fn explain_sqlite(_: ExplainRequest<'_>) -> Result<Explanation, OpenError> {
 
 #[cfg(feature = "postgres")]
 fn explain_postgres(asked: ExplainRequest<'_>) -> Result<Explanation, OpenError> {
-    use statehouse_store_postgres::{Options, explain};
-    Ok(explain(&Options::from_url("postgres://localhost/house")?, asked))
+    use statehouse_store_postgres::{PostgresOptions, explain};
+    Ok(explain(&PostgresOptions::from_url("postgres://localhost/house")?, asked))
 }
 
 #[cfg(not(feature = "postgres"))]
@@ -215,8 +215,8 @@ fn explain_postgres(_: ExplainRequest<'_>) -> Result<Explanation, OpenError> {
 #[cfg(feature = "dynamodb")]
 fn explain_dynamodb(asked: ExplainRequest<'_>) -> Result<Explanation, OpenError> {
     use statehouse_store::clock::ManualClock;
-    use statehouse_store_dynamodb::{Options, explain};
-    let mut options = Options::from_url("dynamodb://house")?;
+    use statehouse_store_dynamodb::{DynamoOptions, explain};
+    let mut options = DynamoOptions::from_url("dynamodb://house")?;
     options.clock = Arc::new(ManualClock::at(explained_at()));
     Ok(explain(options, asked))
 }

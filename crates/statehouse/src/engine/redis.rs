@@ -8,9 +8,11 @@ use async_trait::async_trait;
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use redis::{ErrorKind, FromRedisValue, RedisError, Script};
 
-use crate::holds::{EXTEND, Hold, Holds, LOOK, RELEASE, TAKE, Unreachable};
+use crate::product::booking::external_holds::{
+    EXTEND, ExternalHold, ExternalHolds, HoldsUnreachable, LOOK, RELEASE, TAKE,
+};
 
-/// How long an answer may take. Nobody buys a seat from a server that does not answer.
+/// Timeout of a request to Redis.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Holds in one Redis.
@@ -25,8 +27,8 @@ pub struct RedisHolds {
 
 impl RedisHolds {
     /// Connects to `redis://host:port/number`. The keys begin with the prefix, so that several houses can share a server.
-    pub async fn connect(url: &str, prefix: &str) -> Result<RedisHolds, Unreachable> {
-        let why = |error: RedisError| Unreachable(described(&error));
+    pub async fn connect(url: &str, prefix: &str) -> Result<RedisHolds, HoldsUnreachable> {
+        let why = |error: RedisError| HoldsUnreachable(described(&error));
         let client = redis::Client::open(url).map_err(why)?;
         let config = ConnectionManagerConfig::new()
             .set_connection_timeout(Some(PATIENCE))
@@ -48,7 +50,7 @@ impl RedisHolds {
         script: &Script,
         names: &[String],
         arguments: &[&str],
-    ) -> Result<T, Unreachable> {
+    ) -> Result<T, HoldsUnreachable> {
         let mut call = script.prepare_invoke();
         for name in names {
             call.key(format!("{}{name}", self.prefix));
@@ -57,7 +59,7 @@ impl RedisHolds {
             call.arg(*argument);
         }
         let answer = call.invoke_async(&mut self.connection.clone()).await;
-        answer.map_err(|error| Unreachable(described(&error)))
+        answer.map_err(|error| HoldsUnreachable(described(&error)))
     }
 }
 
@@ -80,34 +82,34 @@ impl fmt::Debug for RedisHolds {
 }
 
 #[async_trait]
-impl Holds for RedisHolds {
-    async fn take(
+impl ExternalHolds for RedisHolds {
+    async fn acquire(
         &self,
         names: &[String],
         holder: &str,
         span: Duration,
-    ) -> Result<Result<(), usize>, Unreachable> {
+    ) -> Result<Result<(), usize>, HoldsUnreachable> {
         let number: usize = self.run(&self.take, names, &[holder, &millis(span)]).await?;
         Ok(number.checked_sub(1).map_or(Ok(()), Err))
     }
 
-    async fn extend(&self, names: &[String], holder: &str, span: Duration) -> Result<bool, Unreachable> {
+    async fn extend(&self, names: &[String], holder: &str, span: Duration) -> Result<bool, HoldsUnreachable> {
         let extended: i64 = self.run(&self.extend, names, &[holder, &millis(span)]).await?;
         Ok(extended == 1)
     }
 
-    async fn release(&self, names: &[String], holder: &str) -> Result<(), Unreachable> {
+    async fn release(&self, names: &[String], holder: &str) -> Result<(), HoldsUnreachable> {
         self.run::<i64>(&self.release, names, &[holder]).await.map(drop)
     }
 
-    async fn look(&self, names: &[String]) -> Result<Vec<Option<Hold>>, Unreachable> {
+    async fn read_holds(&self, names: &[String]) -> Result<Vec<Option<ExternalHold>>, HoldsUnreachable> {
         if names.is_empty() {
             return Ok(Vec::new());
         }
         let found: Vec<(String, i64)> = self.run(&self.look, names, &[]).await?;
         let hold = |(holder, left): (String, i64)| {
             let left = Duration::from_millis(u64::try_from(left).unwrap_or_default());
-            (!holder.is_empty()).then_some(Hold { holder, left })
+            (!holder.is_empty()).then_some(ExternalHold { holder, left })
         };
         Ok(found.into_iter().map(hold).collect())
     }

@@ -1,7 +1,7 @@
 //! Fields that go to another table of their resource, with their values: an entity's field that becomes hot, or is so no longer.
 //!
 //! The column stays behind in the old table when the new one has been created. Row by row one plan writes the value to the new
-//! place and empties the old one, under the version of the row that has it; so no value is moved twice, whoever else moves, and
+//! place and empties the old one, under the version of the row that has it; so no value is moved twice by concurrent migrations, and
 //! a move that was interrupted goes on with what is left. A row that says its default, or nothing, is not moved: the new place
 //! says the same without it. When a pass over all rows finds nothing more, the column is dropped.
 
@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use statehouse_store::migration::{Difference, keep_surplus};
+use statehouse_store::migration::{Difference, keep_surplus, strip};
 use statehouse_store::{
-    Change, Column, Commit, Entry, EventTemplate, Guard, Ids, Plan, PlanError, Row, Scan, Schema, Step,
+    Column, Commit, Entry, EventTemplate, Guard, Ids, Plan, PlanError, Row, Scan, Schema, SchemaChange, Step,
     Store, StoreError, Table, Value,
 };
 
@@ -45,7 +45,7 @@ struct Relocation {
 
 impl Moves {
     /// What has to move before the planned changes are complete.
-    pub(super) fn pending(resources: &[Resource], planned: &[Change]) -> Result<Moves, StoreError> {
+    pub(super) fn pending(resources: &[Resource], planned: &[SchemaChange]) -> Result<Moves, StoreError> {
         let mut moves = Vec::new();
         for resource in resources {
             let Some(pair) = entity::hot_pair(resource) else { continue };
@@ -76,10 +76,10 @@ impl Moves {
     }
 
     /// The moves, as changes.
-    pub(super) fn changes(&self) -> Vec<Change> {
+    pub(super) fn changes(&self) -> Vec<SchemaChange> {
         let of = |relocation: &Relocation| {
             let to = if relocation.is_outward { &relocation.beside } else { &relocation.main };
-            let change = |column: &Column| Change {
+            let change = |column: &Column| SchemaChange {
                 table: relocation.was.clone(),
                 difference: Difference::MoveColumn { column: column.clone(), to: to.name().to_owned() },
                 statements: Vec::new(),
@@ -90,7 +90,7 @@ impl Moves {
     }
 
     /// Whether a change removes what the moves empty.
-    pub(super) fn empties(&self, change: &Change) -> bool {
+    pub(super) fn empties(&self, change: &SchemaChange) -> bool {
         let of_table = |relocation: &&Relocation| relocation.was.name() == change.table.name();
         self.0.iter().filter(of_table).any(|relocation| match &change.difference {
             Difference::DropColumn(column) => relocation.moves(&column.name),
@@ -100,15 +100,16 @@ impl Moves {
     }
 
     /// Planned changes, with the moves in the place of the removals that follow them.
-    pub(super) fn shown(&self, planned: Vec<Change>) -> Vec<Change> {
-        let mut shown: Vec<Change> = planned.into_iter().filter(|change| !self.empties(change)).collect();
-        let place = shown.iter().position(Change::removes).unwrap_or(shown.len());
+    pub(super) fn shown(&self, planned: Vec<SchemaChange>) -> Vec<SchemaChange> {
+        let mut shown: Vec<SchemaChange> =
+            planned.into_iter().filter(|change| !self.empties(change)).collect();
+        let place = shown.iter().position(SchemaChange::removes).unwrap_or(shown.len());
         shown.splice(place..place, self.changes());
         shown
     }
 
     /// The schema with all that is in the store and not in it, except for what the moves have emptied.
-    pub(super) fn emptied(&self, schema: &Schema, planned: &[Change]) -> Result<Schema, StoreError> {
+    pub(super) fn emptied(&self, schema: &Schema, planned: &[SchemaChange]) -> Result<Schema, StoreError> {
         let mut tables: BTreeMap<String, Arc<Table>> =
             schema.tables().map(|table| (table.name().to_owned(), table.clone())).collect();
         for change in planned.iter().filter(|change| change.removes()) {
@@ -148,7 +149,7 @@ impl Moves {
 }
 
 /// Which columns of a table are no longer its own and another's now, and the table as it was.
-fn left_behind(planned: &[Change], table: &str, other: &Table) -> (Option<Arc<Table>>, Vec<Column>) {
+fn left_behind(planned: &[SchemaChange], table: &str, other: &Table) -> (Option<Arc<Table>>, Vec<Column>) {
     let (mut was, mut columns) = (None, Vec::new());
     for change in planned.iter().filter(|change| change.table.name() == table) {
         let left: &[Column] = match &change.difference {
@@ -198,24 +199,7 @@ impl Relocation {
 
     /// The old table as it is, without what has moved.
     fn without_moved(&self, was: &Table) -> Result<Arc<Table>, StoreError> {
-        let mut table = Table::named(was.name());
-        for column in was.partition_columns() {
-            table = table.partition(&column.name, column.kind);
-        }
-        for column in was.sort_columns() {
-            table = table.sort(&column.name, column.kind);
-        }
-        for column in was.other_columns().iter().filter(|column| !self.moves(&column.name)) {
-            table = table.declared(column.clone());
-        }
-        let is_kept = |index: &&statehouse_store::Index| !index.columns().any(|column| self.moves(column));
-        for index in was.indexes().iter().filter(is_kept) {
-            table = table.declared_index(index.clone());
-        }
-        for number in was.layout() {
-            table = table.declared_layout(number.clone());
-        }
-        table.build().map_err(|error| StoreError::schema(error.table, error.why))
+        strip(was, |column| self.moves(column), |_| false)
     }
 
     /// Goes over all rows once. Returns how many had something to move.
@@ -256,7 +240,7 @@ impl Relocation {
             };
             (main, beside) = (main.set(&column.name, there), beside.set(&column.name, here));
         }
-        // The row gets another version, so whoever follows the log has to hear of it.
+        // The row gets another version, so readers of the log need an event.
         let event = EventTemplate::named(format!("{}.moved", self.resource)).with_row_of(0);
         let entry = Entry::about(&self.resource, key_text(row.key())).event(event);
         let plan =

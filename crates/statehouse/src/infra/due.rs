@@ -2,7 +2,7 @@
 //!
 //! A table that takes part has two columns, `due_at` and `due_shard`, which are set together, and null while the house
 //! has nothing to do ([`set`], [`clear`]). Its index `due` is across tenants, so that a [`Scanner`] finds what is due
-//! without knowing whose it is. What is to be done about a row is said by whoever owns the table ([`Due`]), as a plan
+//! without knowing whose it is. The owner of the table decides what to do about a row ([`Due`]), as a plan
 //! whose guard decides: the index is only a hint, which may be late or wrong.
 //!
 //! - D1. What is due is found. *A row with a due time stands in the index of its shard; each shard is read from its
@@ -17,17 +17,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use serde_json::Value as Json;
 use statehouse_store::log::partition_of;
-use statehouse_store::table::Builder;
+use statehouse_store::table::TableBuilder;
 use statehouse_store::{
-    Commit, Event, Expr, Plan, PlanError, Query, Reason, Refused, RetryPolicy, Row, Step, Store, StoreError,
-    Table, Tenant, Time, Type, Value, commit_known,
+    Commit, Expr, Operand, Plan, PlanError, Query, Reason, Refused, RetryPolicy, Row, Step, Store,
+    StoreError, Table, Tenant, Time, Type, Value, commit_known,
 };
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::worker::{Next, Progress, Shift, Wake, Worker};
+use crate::action::Refusal;
+use crate::worker::{NextStep, StepContext, StepProgress, Wakeup, Worker};
 
 /// When the house acts on a row; null for never.
 pub const DUE_AT: &str = "due_at";
@@ -37,12 +37,12 @@ pub const DUE_SHARD: &str = "due_shard";
 pub const DUE: &str = "due";
 
 /// Adds the columns and the index to a table.
-pub fn columns(builder: Builder) -> Builder {
+pub fn columns(builder: TableBuilder) -> TableBuilder {
     index(builder.optional(DUE_SHARD, Type::Int).optional(DUE_AT, Type::Time))
 }
 
 /// Adds the index to a table that has the columns.
-pub fn index(builder: Builder) -> Builder {
+pub fn index(builder: TableBuilder) -> TableBuilder {
     builder.global_index(DUE, &[DUE_SHARD], &[DUE_AT])
 }
 
@@ -61,12 +61,26 @@ pub fn clear(step: Step) -> Step {
     step.set(DUE_SHARD, Value::Null).set(DUE_AT, Value::Null)
 }
 
-/// Which worker has to know that the row of an event is due, if it is.
-pub fn wake(worker: &str, event: &Event) -> Option<Wake> {
-    let row = event.data.get("row")?;
-    let shard = row.get(DUE_SHARD)?.as_u64().and_then(|shard| u32::try_from(shard).ok())?;
-    let at = row.get(DUE_AT).and_then(Json::as_str)?.parse().ok()?;
-    Some(Wake { worker: worker.to_owned(), shard, at })
+/// When a worker has to look at the row that a step makes due, by the clock of this process.
+pub fn wakeup(worker: &str, step: &Step, now: Time) -> Option<Wakeup> {
+    let assigned = |name: &str| {
+        step.assignments
+            .iter()
+            .find(|assignment| assignment.column == name)
+            .map(|assignment| &assignment.expr)
+    };
+    let shard = assigned(DUE_SHARD)?.as_constant()?.as_int().and_then(|shard| u32::try_from(shard).ok())?;
+    Some(Wakeup { worker: worker.to_owned(), shard, at: due_at(step, now)? })
+}
+
+/// The due time that a step assigns, by the clock of this process.
+pub fn due_at(step: &Step, now: Time) -> Option<Time> {
+    let due = step.assignments.iter().find(|assignment| assignment.column == DUE_AT)?;
+    match &due.expr {
+        Expr::Is(Operand::Value(value)) => value.as_time(),
+        Expr::Is(Operand::Now { plus_micros }) => now.checked_add_micros(*plus_micros),
+        _ => None,
+    }
 }
 
 /// Rows that become due, and what is done about them then.
@@ -75,12 +89,18 @@ pub trait Due: Send + Sync + fmt::Debug {
     fn table(&self) -> &Arc<Table>;
 
     /// What is done about a row that is due, as one plan under this operation id, in the row's tenant (D2).
-    fn plan(&self, row: &Row, now: Time, operation: &str) -> Result<Plan, PlanError>;
+    fn plan(&self, row: &Row, now: Time, operation: &str) -> Result<Plan, Refusal>;
 
-    /// What is done instead if the engine did not agree that it is as late as that: as if it were just due. `None` if being
-    /// late makes no difference.
-    fn plan_just_due(&self, _row: &Row, _now: Time, _operation: &str) -> Option<Result<Plan, PlanError>> {
-        None
+    /// The plan to commit instead if the first one was refused although the row has not changed: the engine's clock is behind
+    /// this one. `None` if the row is tried again later.
+    fn plan_if_early(
+        &self,
+        _row: &Row,
+        _now: Time,
+        _operation: &str,
+        _refused: &Refused,
+    ) -> Result<Option<Plan>, Refusal> {
+        Ok(None)
     }
 }
 
@@ -89,7 +109,7 @@ pub trait Due: Send + Sync + fmt::Debug {
 pub struct Scanner<D> {
     name: String,
     shards: u32,
-    due: D,
+    due: Arc<D>,
     /// Plans that may be in flight, of all shards together.
     room: Arc<Semaphore>,
 }
@@ -101,38 +121,40 @@ const AT_ONCE: usize = 16;
 /// Pages of the index that one step reads past rows that could not be done.
 const PAGES_MAX: usize = 8;
 
-impl<D: Due> Scanner<D> {
+impl<D: Due + 'static> Scanner<D> {
     /// A scanner of so many shards.
     pub fn new(name: impl Into<String>, shards: u32, due: D) -> Scanner<D> {
-        Scanner { name: name.into(), shards, due, room: Arc::new(Semaphore::new(AT_ONCE)) }
+        Scanner { name: name.into(), shards, due: Arc::new(due), room: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 
     /// Has rows done, some at once: an engine makes one of many plans in flight.
-    async fn release(&self, rows: &[&Row], shift: &Shift<'_>) -> Result<Released, StoreError> {
-        let now = shift.clock.now();
-        let mut released = Released::default();
+    async fn release(&self, rows: &[&Row], context: &StepContext<'_>) -> Result<DueOutcome, StoreError> {
+        let now = context.clock.now();
+        let mut released = DueOutcome::default();
         let mut commits: JoinSet<Result<Commit, StoreError>> = JoinSet::new();
         for row in rows {
-            let plan = self.due.plan(row, now, &shift.ids.next());
-            let otherwise = self.due.plan_just_due(row, now, &shift.ids.next()).transpose();
-            match plan.and_then(|plan| Ok((plan, otherwise?))) {
-                Ok((plan, otherwise)) => {
-                    // It is never closed.
-                    let place = self.room.clone().acquire_owned().await.ok();
-                    let done = commit_or(shift.store.clone(), plan, otherwise, row.version());
-                    commits.spawn(async move {
-                        let outcome = done.await;
-                        drop(place);
-                        outcome
-                    });
+            let (operation, second) = (context.ids.next(), context.ids.next());
+            let plan = match self.due.plan(row, now, &operation) {
+                Ok(plan) => plan,
+                Err(error) => {
+                    released.failures.push(format!("{row}: {error}"));
+                    continue;
                 }
-                Err(error) => released.failures.push(format!("{row}: {error}")),
-            }
+            };
+            // It is never closed.
+            let permit = self.room.clone().acquire_owned().await.ok();
+            let attempt = DueAttempt { due: self.due.clone(), row: (*row).clone(), now, second };
+            let committed = attempt.commit(context.store.clone(), plan);
+            commits.spawn(async move {
+                let outcome = committed.await;
+                drop(permit);
+                outcome
+            });
         }
         while let Some(outcome) = commits.join_next().await {
             match outcome {
                 Ok(Ok(Commit::Applied(_))) => released.rows += 1,
-                // Somebody was faster, the row was changed, or the engine's clock is behind this one.
+                // Another process was faster, the row was changed, or the engine's clock is behind this one.
                 Ok(Ok(Commit::Refused(_) | Commit::Fenced)) => {}
                 Ok(Err(error)) if error.is_transient() => released.unreachable = Some(error),
                 Ok(Err(error)) => released.failures.push(error.to_string()),
@@ -144,25 +166,35 @@ impl<D: Due> Scanner<D> {
 }
 
 #[derive(Debug, Default)]
-struct Released {
+struct DueOutcome {
     rows: usize,
     failures: Vec<String>,
     unreachable: Option<StoreError>,
 }
 
-/// Commits a plan until its outcome is known. If it is refused although the row is unchanged, the engine's clock is behind:
-/// commits the other plan then. If the outcome stays unknown, the next step sees it in the row.
-async fn commit_or(
-    store: Arc<dyn Store>,
-    plan: Plan,
-    otherwise: Option<Plan>,
-    version: i64,
-) -> Result<Commit, StoreError> {
-    match (commit_known(&*store, &plan, RetryPolicy::WORKER).await, otherwise) {
-        (Ok(Commit::Refused(refused)), Some(otherwise)) if is_only_early(&refused, version) => {
-            commit_known(&*store, &otherwise, RetryPolicy::WORKER).await
+/// One row that is due.
+struct DueAttempt<D> {
+    due: Arc<D>,
+    row: Row,
+    now: Time,
+    /// The operation id of the second plan.
+    second: String,
+}
+
+impl<D: Due> DueAttempt<D> {
+    /// Commits the plan until its outcome is known, and the second plan if the first was refused because of the engine's clock.
+    /// If the outcome stays unknown, the next step sees it in the row.
+    async fn commit(self, store: Arc<dyn Store>, plan: Plan) -> Result<Commit, StoreError> {
+        let outcome = commit_known(&*store, &plan, RetryPolicy::WORKER).await;
+        let Ok(Commit::Refused(refused)) = &outcome else { return outcome };
+        if !is_only_early(refused, self.row.version()) {
+            return outcome;
         }
-        (outcome, _) => outcome,
+        match self.due.plan_if_early(&self.row, self.now, &self.second, refused) {
+            Ok(Some(second)) => commit_known(&*store, &second, RetryPolicy::WORKER).await,
+            Ok(None) => outcome,
+            Err(error) => Err(StoreError::schema(self.row.to_string(), error.to_string())),
+        }
     }
 }
 
@@ -173,7 +205,7 @@ pub(crate) fn is_only_early(refused: &Refused, version: i64) -> bool {
 }
 
 #[async_trait]
-impl<D: Due> Worker for Scanner<D> {
+impl<D: Due + 'static> Worker for Scanner<D> {
     fn name(&self) -> &str {
         &self.name
     }
@@ -182,20 +214,20 @@ impl<D: Due> Worker for Scanner<D> {
         self.shards
     }
 
-    async fn step(&self, shift: &Shift<'_>, limit: usize) -> Result<Progress, StoreError> {
+    async fn step(&self, context: &StepContext<'_>, limit: usize) -> Result<StepProgress, StoreError> {
         let misuse = |error: PlanError| StoreError::schema(self.name.as_str(), error.to_string());
-        let mut query = Query::all_tenants(self.due.table(), DUE, [i64::from(shift.shard).into()])
+        let mut query = Query::all_tenants(self.due.table(), DUE, [i64::from(context.shard).into()])
             .and_then(|query| query.limit(limit))
             .map_err(misuse)?;
-        let mut progress = Progress::idle();
+        let mut progress = StepProgress::idle();
         for _ in 0..PAGES_MAX {
-            let page = shift.store.query(&query).await?;
-            let now = shift.clock.now();
+            let page = context.store.query(&query).await?;
+            let now = context.clock.now();
             let due: Vec<&Row> =
                 page.rows.iter().take_while(|row| row.time(DUE_AT).is_some_and(|at| at <= now)).collect();
             let oldest = due.first().and_then(|row| row.time(DUE_AT));
             progress.lag = progress.lag.max(oldest.map_or(Duration::ZERO, |at| now.since(at)));
-            let released = self.release(&due, shift).await?;
+            let released = self.release(&due, context).await?;
             progress.rows += released.rows;
             progress.failures.extend(released.failures);
             if let Some(error) = released.unreachable {
@@ -206,13 +238,13 @@ impl<D: Due> Worker for Scanner<D> {
                 return Ok(progress);
             }
             if let Some(first) = page.rows.get(due.len()) {
-                progress.next = first.time(DUE_AT).map_or(Next::Idle, Next::At);
+                progress.next = first.time(DUE_AT).map_or(NextStep::Idle, NextStep::At);
                 return Ok(progress);
             }
             match page.next {
                 None => return Ok(progress),
                 Some(_) if progress.rows > 0 => {
-                    progress.next = Next::Now;
+                    progress.next = NextStep::Now;
                     return Ok(progress);
                 }
                 Some(next) => query = query.after(next).map_err(misuse)?,

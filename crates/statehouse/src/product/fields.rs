@@ -1,29 +1,16 @@
-//! What an input gives for declared fields.
+//! What inputs give for declared fields.
 
-use serde_json::{Map, Value as Json};
 use statehouse_store::Value;
 
-use crate::action::Refusal;
 use crate::blueprint::settings::Field;
-use crate::form::Misfit;
+use crate::inputs::Inputs;
 
-/// The contents that an input gives for fields; of a whole row also those that it leaves out.
-pub(super) fn contents<'a>(
-    fields: &'a [Field],
-    input: &Map<String, Json>,
-    whole: bool,
-) -> Result<Vec<(&'a str, Value)>, Refusal> {
-    let mut contents = Vec::new();
-    for field in fields {
-        let value = match input.get(&field.name) {
-            Some(json) => Value::from_json(json.clone(), field.kind).map_err(|why| {
-                let pointer = format!("/{}", field.name);
-                Refusal::misfits(vec![Misfit { pointer, detail: why.to_string() }])
-            })?,
-            None if whole => field.default.clone().unwrap_or(Value::Null),
-            None => continue,
-        };
-        contents.push((field.name.as_str(), value));
-    }
-    Ok(contents)
+/// The values that inputs give for fields; of a whole row also those that are left out.
+pub(super) fn contents<'a>(fields: &'a [Field], inputs: &Inputs, whole: bool) -> Vec<(&'a str, Value)> {
+    let value = |field: &'a Field| {
+        let left_out = || whole.then(|| field.default.clone().unwrap_or(Value::Null));
+        let value = inputs.value(&field.name).cloned().or_else(left_out)?;
+        Some((field.name.as_str(), value))
+    };
+    fields.iter().filter_map(value).collect()
 }

@@ -1,7 +1,7 @@
 //! Lists of what belongs to an owner, in the order of time, with an exact count: spread over buckets, so that many can
 //! write to one owner at once.
 //!
-//! A list is no truth. Some row elsewhere is, and it says where it stands in the list ([`Place`]); the plan that changes
+//! A list is no truth. Some row elsewhere is, and it says where it stands in the list ([`ListPosition`]); the plan that changes
 //! that row puts it into the list or takes it out ([`Listing::put`], [`Listing::take`]).
 //!
 //! **Rows.** `NAME(tenant, owner…, bucket, at, item…, version)`, one for each item that is in the list, and
@@ -16,7 +16,7 @@
 //!   smaller one is refused.*
 //!
 //! The count is added up from rows that are read one by one: while others write, it is a number that was right for each
-//! part of it, not for one moment. When nobody writes it is exact.
+//! part of it, not for one moment. Without concurrent writes it is exact.
 
 use std::cmp::Ordering;
 use std::collections::HashSet;
@@ -26,13 +26,13 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use statehouse_store::log::partition_of;
-use statehouse_store::table::Builder;
+use statehouse_store::table::TableBuilder;
 use statehouse_store::{
     Address, Consistency, Cursor, Expr, Guard, Operand, Page, PlanError, Query, ReadRequest, ReadResult, Row,
-    Step, Store, Table, Tenant, Time, Type, Value,
+    Step, Store, StoreError, Table, Tenant, Time, Type, Value,
 };
 
-use crate::action::{Call, Refusal};
+use crate::action::{ActionContext, Call, Refusal};
 use crate::blueprint::settings::Field;
 use crate::paging;
 use crate::resource::key_text;
@@ -56,25 +56,43 @@ pub(super) struct Listing {
     shards: u32,
 }
 
+/// The rows of these keys, in their order, read strongly.
+pub(super) async fn rows_of(
+    cx: &ActionContext<'_>,
+    table: &Arc<Table>,
+    tenant: &Tenant,
+    keys: impl IntoIterator<Item = Vec<Value>>,
+) -> Result<Vec<Option<Row>>, Refusal> {
+    let addresses =
+        keys.into_iter().map(|key| Address::new(table, tenant, key)).collect::<Result<Vec<_>, _>>()?;
+    Ok(cx.store.get(&addresses, Consistency::Strong).await?)
+}
+
 /// Where an item stands in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ListPosition {
     pub bucket: i64,
     pub at: Time,
 }
 
 /// An item of a list.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Item {
+pub(super) struct ListItem {
     pub at: Time,
     pub key: Vec<Value>,
 }
 
 /// A setting that says how many parts something is cut in, and its value.
-pub(super) type Cut = (&'static str, u32);
+pub(super) type PartCount = (&'static str, u32);
 
 /// The tables of a list: its rows, cut in buckets, and its counts, cut in shards (L3).
-pub(super) fn tables(name: &str, owner: &[Field], item: &[Field], buckets: Cut, shards: Cut) -> [Builder; 2] {
+pub(super) fn tables(
+    name: &str,
+    owner: &[Field],
+    item: &[Field],
+    buckets: PartCount,
+    shards: PartCount,
+) -> [TableBuilder; 2] {
     let owned = |name: &str| {
         owner.iter().fold(Table::named(name), |table, field| table.partition(&field.name, field.kind))
     };
@@ -95,17 +113,17 @@ impl Listing {
     }
 
     /// Where an item would stand that is put into the list at this time.
-    pub fn place(&self, tenant: &Tenant, item: &[Value], at: Time) -> Place {
-        Place { bucket: self.spread(tenant, item, self.buckets), at }
+    pub fn place(&self, tenant: &Tenant, item: &[Value], at: Time) -> ListPosition {
+        ListPosition { bucket: self.spread(tenant, item, self.buckets), at }
     }
 
-    fn key(owner: &[Value], place: Place, item: &[Value]) -> impl Iterator<Item = Value> {
+    fn key(owner: &[Value], place: ListPosition, item: &[Value]) -> impl Iterator<Item = Value> {
         let place = [place.bucket.into(), place.at.into()];
         owner.iter().cloned().chain(place).chain(item.to_vec())
     }
 
     /// Puts an item into the list (L1).
-    pub fn put(&self, tenant: &Tenant, owner: &[Value], item: &[Value], place: Place) -> [Step; 2] {
+    pub fn put(&self, tenant: &Tenant, owner: &[Value], item: &[Value], place: ListPosition) -> [Step; 2] {
         let count = Expr::Add(Operand::Coalesce(COUNT.to_owned(), 0.into()), 1.into());
         [
             Step::insert(&self.table, Listing::key(owner, place, item)),
@@ -114,7 +132,7 @@ impl Listing {
     }
 
     /// Takes an item out of the list (L1).
-    pub fn take(&self, tenant: &Tenant, owner: &[Value], item: &[Value], place: Place) -> [Step; 2] {
+    pub fn remove(&self, tenant: &Tenant, owner: &[Value], item: &[Value], place: ListPosition) -> [Step; 2] {
         let count = Expr::Subtract(Operand::Coalesce(COUNT.to_owned(), 0.into()), 1.into());
         [
             Step::delete(&self.table, Listing::key(owner, place, item)),
@@ -133,10 +151,15 @@ impl Listing {
     }
 
     /// The parts of the count, as they are.
-    pub async fn tally(&self, store: &dyn Store, tenant: &Tenant, owner: &[Value]) -> Result<Tally, Refusal> {
+    pub async fn tally(
+        &self,
+        store: &dyn Store,
+        tenant: &Tenant,
+        owner: &[Value],
+    ) -> Result<ShardedCount, Refusal> {
         let addresses = self.parts(tenant, owner)?;
         let rows = store.get(&addresses, Consistency::Strong).await?;
-        Ok(Tally::of(addresses.into_iter().zip(rows)))
+        Ok(ShardedCount::of(addresses.into_iter().zip(rows))?)
     }
 
     /// How many parts the count has.
@@ -160,7 +183,7 @@ impl Listing {
         call: &Call,
         owner: &[Value],
         newest_first: bool,
-    ) -> Result<(Vec<Item>, Option<Cursor>), Refusal> {
+    ) -> Result<(Vec<ListItem>, Option<Cursor>), Refusal> {
         let bucket = |bucket: u32| -> Result<Query, Refusal> {
             let bucket = Value::from(i64::from(bucket));
             let query = Query::table(&self.table, &call.tenant, owner.iter().cloned().chain([bucket]))?;
@@ -177,7 +200,7 @@ impl Listing {
         owner: &[Value],
         limit: usize,
         cursor: Option<&str>,
-    ) -> Result<(Vec<Item>, Option<Cursor>), Refusal> {
+    ) -> Result<(Vec<ListItem>, Option<Cursor>), Refusal> {
         let bucket = |bucket: u32| -> Result<Query, Refusal> {
             let bucket = Value::from(i64::from(bucket));
             let query = Query::table(&self.table, tenant, owner.iter().cloned().chain([bucket]))?;
@@ -195,18 +218,19 @@ impl Listing {
         store: &dyn Store,
         queries: Vec<Query>,
         newest_first: bool,
-    ) -> Result<(Vec<Item>, Option<Cursor>), Refusal> {
+    ) -> Result<(Vec<ListItem>, Option<Cursor>), Refusal> {
         let Some(first) = queries.first().cloned() else { return Ok((Vec::new(), None)) };
         let limit = first.page_limit();
         let pages = filled(store, &queries).await?;
-        let parts = pages.into_iter().map(|page| Part { is_whole: page.next.is_none(), rows: page.rows });
+        let parts =
+            pages.into_iter().map(|page| BucketRead { is_whole: page.next.is_none(), rows: page.rows });
         let order = |a: &Row, b: &Row| {
             let order = self.order(a, b);
             if newest_first { order.reverse() } else { order }
         };
         let (rows, goes_on) = merge(parts.collect(), limit, order);
         let next = rows.last().filter(|_| goes_on).map(|row| first.cursor_at(row));
-        Ok((rows.iter().map(|row| self.item(row)).collect(), next))
+        Ok((rows.iter().map(|row| self.item(row)).collect::<Result<_, StoreError>>()?, next))
     }
 
     /// The columns behind the bucket.
@@ -219,35 +243,42 @@ impl Listing {
         pairs.map(|(a, b)| a.compare(b).unwrap_or(Ordering::Equal)).fold(Ordering::Equal, Ordering::then)
     }
 
-    fn item(&self, row: &Row) -> Item {
+    fn item(&self, row: &Row) -> Result<ListItem, StoreError> {
         let key = self.place_in(row).get(1..).unwrap_or_default().to_vec();
-        Item { at: row.time(AT).unwrap_or(Time::MIN), key }
+        Ok(ListItem { at: row.get_time(AT)?, key })
     }
 }
 
 /// The parts of a count. Whatever comes into a list or leaves it changes one of them.
 #[derive(Debug)]
-pub(super) struct Tally(Vec<(Address, Option<Row>)>);
+pub(super) struct ShardedCount {
+    parts: Vec<(Address, Option<Row>)>,
+    sum: i64,
+}
 
-impl Tally {
+impl ShardedCount {
     /// The parts, as they were read.
-    pub fn of(parts: impl IntoIterator<Item = (Address, Option<Row>)>) -> Tally {
-        Tally(parts.into_iter().collect())
+    pub fn of(parts: impl IntoIterator<Item = (Address, Option<Row>)>) -> Result<ShardedCount, StoreError> {
+        let mut read = ShardedCount { parts: parts.into_iter().collect(), sum: 0 };
+        for row in read.parts.iter().filter_map(|(_, row)| row.as_ref()) {
+            read.sum += row.get_int(COUNT)?;
+        }
+        Ok(read)
     }
 
     /// What is different whenever something has come or gone: the versions of the parts, which are never deleted.
     pub fn stamp(&self) -> Vec<i64> {
-        self.0.iter().map(|(_, row)| row.as_ref().map_or(0, Row::version)).collect()
+        self.parts.iter().map(|(_, row)| row.as_ref().map_or(0, Row::version)).collect()
     }
 
     /// The count.
     pub fn sum(&self) -> i64 {
-        self.0.iter().filter_map(|(_, row)| row.as_ref()?.int(COUNT)).sum()
+        self.sum
     }
 
     /// Demands that nothing has come or gone since the parts were read.
     pub fn unchanged(&self) -> impl Iterator<Item = Step> {
-        self.0.iter().map(|(address, row)| match row {
+        self.parts.iter().map(|(address, row)| match row {
             Some(row) => {
                 Step::assert(address.table(), address.key().to_vec()).guard(Guard::version(row.version()))
             }
@@ -257,7 +288,7 @@ impl Tally {
 
     /// How many parts there are.
     pub fn parts(&self) -> usize {
-        self.0.len()
+        self.parts.len()
     }
 }
 
@@ -283,7 +314,7 @@ pub(super) async fn fill(store: &dyn Store, query: &Query, mut page: Page) -> Re
 
 /// What was read of a bucket.
 #[derive(Clone, Debug)]
-pub(super) struct Part<T> {
+pub(super) struct BucketRead<T> {
     pub rows: Vec<T>,
     /// Whether there is nothing behind these rows.
     pub is_whole: bool,
@@ -292,7 +323,7 @@ pub(super) struct Part<T> {
 /// The first so many rows of all parts, in their common order, and whether there are more. A part that is not whole has at
 /// least one row.
 pub(super) fn merge<T>(
-    parts: Vec<Part<T>>,
+    parts: Vec<BucketRead<T>>,
     limit: usize,
     order: impl Fn(&T, &T) -> Ordering,
 ) -> (Vec<T>, bool) {
@@ -337,7 +368,8 @@ mod tests {
     use super::*;
 
     fn check(parts: &[(&[i32], bool)], limit: usize, expect: (&[i32], bool)) {
-        let given = parts.iter().map(|(rows, is_whole)| Part { rows: rows.to_vec(), is_whole: *is_whole });
+        let given =
+            parts.iter().map(|(rows, is_whole)| BucketRead { rows: rows.to_vec(), is_whole: *is_whole });
         let (rows, goes_on) = merge(given.collect(), limit, i32::cmp);
         assert_eq!((rows.as_slice(), goes_on), expect, "{parts:?} by {limit}");
     }
@@ -358,13 +390,13 @@ mod tests {
 
     #[test]
     fn what_was_merged_can_be_merged_with_more() {
-        let part = |rows: &[i32], is_whole: bool| Part { rows: rows.to_vec(), is_whole };
+        let part = |rows: &[i32], is_whole: bool| BucketRead { rows: rows.to_vec(), is_whole };
         let parts = [part(&[1, 9], false), part(&[2, 3], true), part(&[4, 8], false), part(&[5], true)];
         for limit in 1..9 {
             let at_once = merge(parts.to_vec(), limit, i32::cmp);
             let one_by_one = parts.iter().fold(part(&[], true), |so_far, next| {
                 let (rows, goes_on) = merge(vec![so_far, next.clone()], limit, i32::cmp);
-                Part { rows, is_whole: !goes_on }
+                BucketRead { rows, is_whole: !goes_on }
             });
             assert_eq!((one_by_one.rows, !one_by_one.is_whole), at_once, "by {limit}");
         }
@@ -381,7 +413,7 @@ mod tests {
                 let part = |bucket: &Vec<i32>| {
                     let rows: Vec<i32> = bucket.iter().copied().filter(|n| *n > after).collect();
                     let shown = limit.min(short).min(rows.len());
-                    Part { is_whole: shown == rows.len(), rows: rows.into_iter().take(shown).collect() }
+                    BucketRead { is_whole: shown == rows.len(), rows: rows.into_iter().take(shown).collect() }
                 };
                 let (rows, goes_on) = merge(buckets.iter().map(part).collect(), limit, i32::cmp);
                 after = rows.last().copied().unwrap_or(after);

@@ -11,7 +11,7 @@ use statehouse_store::{
     Applied, Commit, Entry, EventTemplate, Guard, Migrate, Plan, Random, Record, Schema, Step, Store, Table,
     Tenant, Type,
 };
-use statehouse_store_dynamodb::{Credentials, DynamoStore, Options};
+use statehouse_store_dynamodb::{Credentials, DynamoOptions, DynamoStore};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -23,8 +23,8 @@ pub fn endpoint(variable: &str) -> String {
 }
 
 /// Options for a new, empty store on dynoxide, reached through this address.
-pub fn options(endpoint: &str) -> Options {
-    let mut options = Options::new(format!("test-{:x}", Random::from_entropy().below(1 << 48)));
+pub fn options(endpoint: &str) -> DynamoOptions {
+    let mut options = DynamoOptions::new(format!("test-{:x}", Random::from_entropy().below(1 << 48)));
     options.endpoint = Some(endpoint.to_owned());
     options.credentials = Credentials::Emulator;
     options.request_timeout = Duration::from_secs(20);
@@ -60,7 +60,7 @@ pub fn acme() -> Tenant {
 }
 
 /// Opens a store and gives it tables.
-pub async fn open(options: Options, tables: &[&Arc<Table>]) -> DynamoStore {
+pub async fn open(options: DynamoOptions, tables: &[&Arc<Table>]) -> DynamoStore {
     let store = DynamoStore::open(options).await.expect("the store opens");
     let schema = Schema::new(tables.iter().map(|table| (*table).clone())).unwrap();
     store.migrate(&schema, Migrate::Apply).await.expect("the tables are created");
@@ -79,7 +79,7 @@ pub fn hold(table: &Arc<Table>, seat: i64, holder: &str) -> Step {
         .set("holder", holder)
 }
 
-pub fn plan(operation: &str, steps: impl IntoIterator<Item = Step>) -> statehouse_store::plan::Builder {
+pub fn plan(operation: &str, steps: impl IntoIterator<Item = Step>) -> statehouse_store::plan::PlanBuilder {
     Plan::of(&acme(), operation).steps(steps)
 }
 
@@ -88,7 +88,7 @@ pub fn entry(key: &str) -> Entry {
 }
 
 /// Commits a plan that must be applied.
-pub async fn apply(store: &DynamoStore, plan: statehouse_store::plan::Builder) -> Applied {
+pub async fn apply(store: &DynamoStore, plan: statehouse_store::plan::PlanBuilder) -> Applied {
     let plan = plan.build().expect("a plan");
     match store.commit(&plan).await {
         Ok(Commit::Applied(applied)) => applied,
@@ -116,7 +116,7 @@ pub async fn log(store: &DynamoStore, partition: u32) -> Vec<Record> {
 pub type Change = Box<dyn Fn(&Json, Json) -> Json + Send>;
 
 /// What happens to a request.
-pub enum Deed {
+pub enum ProxyAction {
     /// The server never sees it, and this is the answer: a status and a body.
     Answer(u16, Json),
     /// The server never sees it, and the connection is cut.
@@ -130,26 +130,26 @@ pub enum Deed {
 }
 
 /// An error as DynamoDB answers it.
-pub fn failure(code: &str) -> Deed {
+pub fn failure(code: &str) -> ProxyAction {
     let status = if code == "InternalServerError" { 500 } else { 400 };
-    Deed::Answer(
+    ProxyAction::Answer(
         status,
         json!({ "__type": format!("com.amazonaws.dynamodb.v20120810#{code}"), "message": "injected" }),
     )
 }
 
 /// A cancelled transaction with one reason for each of its items.
-pub fn cancelled(codes: &[&str]) -> Deed {
+pub fn cancelled(codes: &[&str]) -> ProxyAction {
     let reasons: Vec<Json> = codes.iter().map(|code| json!({ "Code": code })).collect();
     let kind = "com.amazonaws.dynamodb.v20120810#TransactionCanceledException";
-    Deed::Answer(400, json!({ "__type": kind, "Message": "injected", "CancellationReasons": reasons }))
+    ProxyAction::Answer(400, json!({ "__type": kind, "Message": "injected", "CancellationReasons": reasons }))
 }
 
 #[derive(Default)]
 struct Script {
     seen: Vec<(String, Json)>,
     /// For requests of a name, in order; others pass.
-    deeds: VecDeque<(String, Deed)>,
+    actions: VecDeque<(String, ProxyAction)>,
 }
 
 /// A proxy before a server.
@@ -182,23 +182,23 @@ impl Proxy {
     }
 
     /// Does this to the next request of a name for which nothing else is planned before.
-    pub fn plan(&self, request: &str, deed: Deed) {
-        self.script.lock().unwrap().deeds.push_back((request.to_owned(), deed));
+    pub fn plan(&self, request: &str, action: ProxyAction) {
+        self.script.lock().unwrap().actions.push_back((request.to_owned(), action));
     }
 
     /// The requests since the last call, in order.
-    pub fn taken(&self) -> Vec<(String, Json)> {
+    pub fn take_requests(&self) -> Vec<(String, Json)> {
         std::mem::take(&mut self.script.lock().unwrap().seen)
     }
 
     /// Their names.
     pub fn names(&self) -> Vec<String> {
-        self.taken().into_iter().map(|(name, _)| name).collect()
+        self.take_requests().into_iter().map(|(name, _)| name).collect()
     }
 
     /// Whether everything that was planned has happened.
     pub fn is_done(&self) -> bool {
-        self.script.lock().unwrap().deeds.is_empty()
+        self.script.lock().unwrap().actions.is_empty()
     }
 }
 
@@ -260,26 +260,28 @@ async fn serve(mut client: TcpStream, upstream: String, script: Arc<Mutex<Script
         let request = Message::read(&mut client, &mut buffer).await?;
         let name = request.header("x-amz-target")?.rsplit('.').next()?.to_owned();
         let body: Json = serde_json::from_slice(&request.body).ok()?;
-        let deed = {
+        let action = {
             let mut script = script.lock().unwrap();
             script.seen.push((name.clone(), body.clone()));
-            match script.deeds.front() {
-                Some((planned, _)) if *planned == name => script.deeds.pop_front().map(|(_, deed)| deed),
+            match script.actions.front() {
+                Some((planned, _)) if *planned == name => {
+                    script.actions.pop_front().map(|(_, action)| action)
+                }
                 _ => None,
             }
         };
-        let (status, answer) = match deed.unwrap_or(Deed::Pass) {
-            Deed::Answer(status, answer) => (status, answer),
-            Deed::Swallow => return None,
-            Deed::LoseAnswer => {
+        let (status, answer) = match action.unwrap_or(ProxyAction::Pass) {
+            ProxyAction::Answer(status, answer) => (status, answer),
+            ProxyAction::Swallow => return None,
+            ProxyAction::LoseAnswer => {
                 forward(&upstream, &request).await?;
                 return None;
             }
-            Deed::Change(change) => {
+            ProxyAction::Change(change) => {
                 let (status, answer) = forward(&upstream, &request).await?;
                 (status, if status == 200 { change(&body, answer) } else { answer })
             }
-            Deed::Pass => forward(&upstream, &request).await?,
+            ProxyAction::Pass => forward(&upstream, &request).await?,
         };
         let answer = answer.to_string();
         let head = format!(

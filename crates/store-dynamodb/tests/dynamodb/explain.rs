@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use statehouse_store::guard::{column, now, now_plus};
 use statehouse_store::{Entry, EventTemplate, ManualClock, Operand, Plan, Step, Store, Table, Time, Type};
-use statehouse_store_dynamodb::Options;
+use statehouse_store_dynamodb::DynamoOptions;
 
 use crate::common::{acme, endpoint, entry, hold, insert, open, options, plan, seats};
 
@@ -22,7 +22,7 @@ async fn explanations_are_what_is_sent() {
         .unwrap();
     let seats = seats();
     let clock = Arc::new(ManualClock::at(Time::from_millis(1_800_000_000_000)));
-    let options = Options { clock, ..options(&endpoint("STATEHOUSE_TEST_DYNAMODB")) };
+    let options = DynamoOptions { clock, ..options(&endpoint("STATEHOUSE_TEST_DYNAMODB")) };
     let prefix = options.prefix.clone();
     let store = open(options, &[&seats, &holds]).await;
     let key = || ["show".into(), 1.into()];

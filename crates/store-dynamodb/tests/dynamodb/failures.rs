@@ -8,10 +8,10 @@ use statehouse_store::{
     Address, Commit, Consistency, Entry, EventTemplate, Migrate, Operand, Query, Resolution, Scan, Schema,
     Step, Store, StoreError, Table, Type,
 };
-use statehouse_store_dynamodb::{DynamoStore, Options};
+use statehouse_store_dynamodb::{DynamoOptions, DynamoStore};
 
 use crate::common::{
-    Deed, Proxy, acme, apply, cancelled, entry, failure, hold, insert, log, open, options, plan, seats,
+    Proxy, ProxyAction, acme, apply, cancelled, entry, failure, hold, insert, log, open, options, plan, seats,
 };
 
 /// A step whose effect can be counted.
@@ -63,7 +63,7 @@ async fn a_conflict_is_never_a_refusal() {
     ] {
         proxy.plan("TransactWriteItems", cancelled(&codes));
     }
-    proxy.taken();
+    proxy.take_requests();
     let steps = [hold(&seats, 1, "ann"), hold(&seats, 2, "ann")];
     let applied = apply(&store, plan("1", steps).log(entry("1")).without_rows()).await;
     assert!(!applied.repeated);
@@ -78,9 +78,9 @@ async fn a_transaction_in_progress_is_sent_again_as_it_was() {
     apply(&store, plan("0", [insert(&seats, 1)])).await;
     proxy.plan("TransactWriteItems", failure("TransactionInProgressException"));
     proxy.plan("TransactWriteItems", failure("InternalServerError"));
-    proxy.taken();
+    proxy.take_requests();
     apply(&store, plan("1", [count(&seats)]).log(entry("1")).without_rows()).await;
-    let sent = proxy.taken();
+    let sent = proxy.take_requests();
     assert_eq!(sent.len(), 3);
     assert!(sent.iter().all(|request| *request == sent[0]), "the token stands for one content");
     assert!(sent[0].1["ClientRequestToken"].is_string());
@@ -93,10 +93,10 @@ async fn a_lost_answer_of_a_transaction_is_found_again() {
     let store = open(options(&proxy.endpoint), &[&seats]).await;
     apply(&store, plan("0", [insert(&seats, 1)])).await;
     // With a log entry and without one.
-    proxy.plan("TransactWriteItems", Deed::LoseAnswer);
+    proxy.plan("TransactWriteItems", ProxyAction::LoseAnswer);
     let applied = apply(&store, plan("1", [count(&seats)]).log(entry("1")).without_rows()).await;
     assert!(!applied.repeated, "the plan was applied by this call");
-    proxy.plan("TransactWriteItems", Deed::LoseAnswer);
+    proxy.plan("TransactWriteItems", ProxyAction::LoseAnswer);
     apply(
         &store,
         plan("2", [count(&seats), Step::assert_absent(&seats, ["x".into(), 1.into()])]).without_rows(),
@@ -104,7 +104,7 @@ async fn a_lost_answer_of_a_transaction_is_found_again() {
     .await;
     assert_eq!(sold(&store, &seats).await, Some(2));
     // A server that has forgotten the token says that the operation is recorded; the writer knows its own.
-    proxy.plan("TransactWriteItems", Deed::LoseAnswer);
+    proxy.plan("TransactWriteItems", ProxyAction::LoseAnswer);
     proxy.plan("TransactWriteItems", cancelled(&["None", "ConditionalCheckFailed", "None"]));
     let applied = apply(&store, plan("3", [count(&seats)]).log(entry("1")).without_rows()).await;
     assert!(!applied.repeated);
@@ -116,8 +116,8 @@ async fn a_lost_answer_of_a_single_write_is_an_unknown_outcome() {
     let (proxy, seats) = (Proxy::new().await, seats());
     let store = open(options(&proxy.endpoint), &[&seats]).await;
     apply(&store, plan("0", [insert(&seats, 1)])).await;
-    for deed in [Deed::LoseAnswer, Deed::Swallow, failure("InternalServerError")] {
-        proxy.plan("UpdateItem", deed);
+    for action in [ProxyAction::LoseAnswer, ProxyAction::Swallow, failure("InternalServerError")] {
+        proxy.plan("UpdateItem", action);
         let outcome = store.commit(&plan("1", [count(&seats)]).build().unwrap()).await;
         assert!(matches!(outcome, Err(StoreError::OutcomeUnknown { .. })), "{outcome:?}");
     }
@@ -129,10 +129,10 @@ async fn an_unknown_outcome_can_be_resolved() {
     let (proxy, seats) = (Proxy::new().await, seats());
     let store = open(options(&proxy.endpoint), &[&seats]).await;
     apply(&store, plan("0", [insert(&seats, 1)])).await;
-    for (operation, first) in [("applied", Deed::LoseAnswer), ("lost", Deed::Swallow)] {
+    for (operation, first) in [("applied", ProxyAction::LoseAnswer), ("lost", ProxyAction::Swallow)] {
         proxy.plan("TransactWriteItems", first);
         for _ in 0..7 {
-            proxy.plan("TransactWriteItems", Deed::Swallow);
+            proxy.plan("TransactWriteItems", ProxyAction::Swallow);
         }
         for _ in 0..12 {
             proxy.plan("GetItem", failure("InternalServerError"));
@@ -163,7 +163,7 @@ async fn an_unknown_outcome_can_be_resolved() {
 async fn a_claim_whose_answer_is_lost_still_fences() {
     let (proxy, seats) = (Proxy::new().await, seats());
     let store = open(options(&proxy.endpoint), &[&seats]).await;
-    proxy.plan("TransactWriteItems", Deed::LoseAnswer);
+    proxy.plan("TransactWriteItems", ProxyAction::LoseAnswer);
     assert_eq!(store.resolve(&acme(), "op").await.unwrap(), Resolution::Aborted);
     let late = plan("op", [insert(&seats, 1)]).log(entry("1")).build().unwrap();
     assert_eq!(store.commit(&late).await.unwrap(), Commit::Fenced);
@@ -187,10 +187,10 @@ async fn parts_of_a_batch_that_were_left_are_asked_for_again() {
     // All of it left, then a part of it.
     let all =
         |request: &Json, _: Json| json!({ "Responses": {}, "UnprocessedKeys": request["RequestItems"] });
-    proxy.plan("BatchGetItem", Deed::Change(Box::new(all)));
+    proxy.plan("BatchGetItem", ProxyAction::Change(Box::new(all)));
     proxy.plan(
         "BatchGetItem",
-        Deed::Change(Box::new(|request, mut answer| {
+        ProxyAction::Change(Box::new(|request, mut answer| {
             let (table, asked) = request["RequestItems"].as_object().unwrap().iter().next().unwrap();
             let last = answer["Responses"][table].as_array_mut().unwrap().pop().unwrap();
             let mut left = asked.clone();
@@ -210,13 +210,13 @@ async fn parts_of_a_batch_that_were_left_are_asked_for_again() {
 #[tokio::test]
 async fn records_that_a_trim_left_are_deleted_by_another_request() {
     let (proxy, seats) = (Proxy::new().await, seats());
-    let store = open(Options { partitions: Some(1), ..options(&proxy.endpoint) }, &[&seats]).await;
+    let store = open(DynamoOptions { partitions: Some(1), ..options(&proxy.endpoint) }, &[&seats]).await;
     for number in 0..5 {
         apply(&store, plan(&format!("{number}"), []).log(entry("1"))).await;
     }
     assert_eq!(log(&store, 0).await.len(), 5);
     let nothing_done = |request: &Json, _: Json| json!({ "UnprocessedItems": request["RequestItems"] });
-    proxy.plan("BatchWriteItem", Deed::Change(Box::new(nothing_done)));
+    proxy.plan("BatchWriteItem", ProxyAction::Change(Box::new(nothing_done)));
     store.trim_log(0, 3).await.unwrap();
     let page = store.read_log(0, 0, 10).await.unwrap();
     assert_eq!((page.oldest, page.head, page.records.len()), (4, 5, 2));
@@ -224,8 +224,8 @@ async fn records_that_a_trim_left_are_deleted_by_another_request() {
 }
 
 /// Answers a query or a walk with an empty page that is not the last one.
-fn empty_page(start: Json) -> Deed {
-    Deed::Change(Box::new(
+fn empty_page(start: Json) -> ProxyAction {
+    ProxyAction::Change(Box::new(
         move |_, _| json!({ "Items": [], "Count": 0, "ScannedCount": 0, "LastEvaluatedKey": start }),
     ))
 }
@@ -233,7 +233,7 @@ fn empty_page(start: Json) -> Deed {
 #[tokio::test]
 async fn an_empty_page_is_not_the_end() {
     let (proxy, seats) = (Proxy::new().await, seats());
-    let store = open(Options { partitions: Some(1), ..options(&proxy.endpoint) }, &[&seats]).await;
+    let store = open(DynamoOptions { partitions: Some(1), ..options(&proxy.endpoint) }, &[&seats]).await;
     for seat in 0..3 {
         apply(&store, plan(&format!("{seat}"), [insert(&seats, seat)]).log(entry("1"))).await;
     }
@@ -267,8 +267,8 @@ async fn an_empty_page_is_not_the_end() {
     assert_eq!(walked.len(), 3);
     // The pending, then the log itself.
     proxy.plan("Query", empty_page(json!({ "partition": { "N": "0" }, "place": { "S": "!" } })));
-    proxy.plan("Query", Deed::Pass);
-    proxy.plan("Query", Deed::Pass);
+    proxy.plan("Query", ProxyAction::Pass);
+    proxy.plan("Query", ProxyAction::Pass);
     proxy.plan("Query", empty_page(json!({ "partition": { "N": "0" }, "offset": { "N": "0.5" } })));
     assert_eq!(store.read_log(0, 0, 10).await.unwrap().records.len(), 3);
     assert!(proxy.is_done());
@@ -277,16 +277,16 @@ async fn an_empty_page_is_not_the_end() {
 #[tokio::test]
 async fn a_page_of_the_log_ends_before_what_is_not_visible_yet() {
     let (proxy, seats) = (Proxy::new().await, seats());
-    let store = open(Options { partitions: Some(1), ..options(&proxy.endpoint) }, &[&seats]).await;
+    let store = open(DynamoOptions { partitions: Some(1), ..options(&proxy.endpoint) }, &[&seats]).await;
     for number in 0..5 {
         apply(&store, plan(&format!("{number}"), []).log(entry("1"))).await;
     }
     assert_eq!(log(&store, 0).await.len(), 5);
     // Nothing is pending; the log shows all but the third, as while a move is being applied.
-    proxy.plan("Query", Deed::Pass);
+    proxy.plan("Query", ProxyAction::Pass);
     proxy.plan(
         "Query",
-        Deed::Change(Box::new(|_, mut answer| {
+        ProxyAction::Change(Box::new(|_, mut answer| {
             answer["Items"].as_array_mut().unwrap().remove(2);
             answer
         })),
@@ -300,7 +300,7 @@ async fn a_page_of_the_log_ends_before_what_is_not_visible_yet() {
 #[tokio::test]
 async fn a_migration_that_was_cut_off_is_finished_by_the_next() {
     let (proxy, seats) = (Proxy::new().await, seats());
-    let options = Options { schema_lease: Duration::from_millis(20), ..options(&proxy.endpoint) };
+    let options = DynamoOptions { schema_lease: Duration::from_millis(20), ..options(&proxy.endpoint) };
     let store = open(options.clone(), &[&seats]).await;
     for seat in 0..3 {
         apply(&store, plan(&format!("{seat}"), [insert(&seats, seat)])).await;
@@ -319,7 +319,7 @@ async fn a_migration_that_was_cut_off_is_finished_by_the_next() {
         .unwrap();
     let schema = Schema::new([wider.clone()]).unwrap();
     // The definitions can be read; the walk over the rows is refused.
-    proxy.plan("Scan", Deed::Pass);
+    proxy.plan("Scan", ProxyAction::Pass);
     proxy.plan("Scan", failure("AccessDeniedException"));
     let cut = store.migrate(&schema, Migrate::Apply).await;
     assert!(matches!(cut, Err(StoreError::Unavailable { .. })), "{cut:?}");
@@ -335,7 +335,7 @@ async fn a_migration_that_was_cut_off_is_finished_by_the_next() {
 #[tokio::test]
 async fn a_record_that_fills_an_item_finds_its_rows_all_the_same() {
     let (proxy, seats) = (Proxy::new().await, seats());
-    let store = open(Options { partitions: Some(1), ..options(&proxy.endpoint) }, &[&seats]).await;
+    let store = open(DynamoOptions { partitions: Some(1), ..options(&proxy.endpoint) }, &[&seats]).await;
     let long = "n".repeat(450);
     let steps = |holder: &'static str| -> Vec<Step> {
         let key = |seat: i64| [long.as_str().into(), seat.into()];
@@ -351,12 +351,12 @@ async fn a_record_that_fills_an_item_finds_its_rows_all_the_same() {
     // Only the last one is in sight at first.
     proxy.plan(
         "Query",
-        Deed::Change(Box::new(|_, mut answer| {
+        ProxyAction::Change(Box::new(|_, mut answer| {
             answer["Items"].as_array_mut().unwrap().retain(|item| item["operation"]["S"] == "3");
             answer
         })),
     );
-    proxy.plan("Query", Deed::Pass);
+    proxy.plan("Query", ProxyAction::Pass);
     let order: Vec<String> = log(&store, 0).await.into_iter().map(|record| record.operation).collect();
     assert_eq!(order, ["1", "2", "3"]);
 }

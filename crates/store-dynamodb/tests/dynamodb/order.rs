@@ -13,10 +13,10 @@ use statehouse_store::{
     Address, Clock, Commit, Consistency, Entry, EventTemplate, ManualClock, Operand, Query, Random, Record,
     Step, Store, SystemClock, Table, Time, Type,
 };
-use statehouse_store_dynamodb::{DynamoStore, Options};
+use statehouse_store_dynamodb::{DynamoOptions, DynamoStore};
 
 use crate::common::{
-    Deed, Proxy, acme, apply, endpoint, entry, insert, log, open, options, plan, seats, servers,
+    Proxy, ProxyAction, acme, apply, endpoint, entry, insert, log, open, options, plan, seats, servers,
 };
 
 fn operations(records: &[Record]) -> Vec<&str> {
@@ -34,9 +34,9 @@ fn wrong_by(seconds: i64) -> Arc<dyn Clock> {
 async fn rows_that_go_and_come_back_stay_in_order_whatever_the_clocks_say() {
     for (name, endpoint, transaction_items) in servers() {
         let seats = seats();
-        let shared = Options { partitions: Some(1), transaction_items, ..options(&endpoint) };
-        let ahead = open(Options { clock: wrong_by(3_600), ..shared.clone() }, &[&seats]).await;
-        let behind = open(Options { clock: wrong_by(-3_600), ..shared }, &[&seats]).await;
+        let shared = DynamoOptions { partitions: Some(1), transaction_items, ..options(&endpoint) };
+        let ahead = open(DynamoOptions { clock: wrong_by(3_600), ..shared.clone() }, &[&seats]).await;
+        let behind = open(DynamoOptions { clock: wrong_by(-3_600), ..shared }, &[&seats]).await;
         let key = || ["show".into(), 1.into()];
         let mut expected = Vec::new();
         // Insert by one, delete by the other, update in between, with rows and without, logged and not.
@@ -69,7 +69,7 @@ async fn rows_that_go_and_come_back_stay_in_order_whatever_the_clocks_say() {
 #[tokio::test]
 async fn a_record_that_is_not_visible_yet_is_not_overtaken() {
     let (proxy, seats) = (Proxy::new().await, seats());
-    let store = open(Options { partitions: Some(1), ..options(&proxy.endpoint) }, &[&seats]).await;
+    let store = open(DynamoOptions { partitions: Some(1), ..options(&proxy.endpoint) }, &[&seats]).await;
     let change = |number: i64| Step::update(&seats, ["show".into(), 1.into()]).set("sold", number);
     apply(&store, plan("first", [insert(&seats, 1)]).log(entry("a"))).await;
     apply(&store, plan("second", [change(2)]).log(entry("b")).without_rows()).await;
@@ -79,7 +79,7 @@ async fn a_record_that_is_not_visible_yet_is_not_overtaken() {
     // applied item by item. The rows know better.
     proxy.plan(
         "Query",
-        Deed::Change(Box::new(|_, mut answer| {
+        ProxyAction::Change(Box::new(|_, mut answer| {
             let hidden =
                 |item: &Json| ["first", "second"].contains(&item["operation"]["S"].as_str().unwrap());
             answer["Items"].as_array_mut().unwrap().retain(|item| !hidden(item));
@@ -95,10 +95,10 @@ async fn a_record_that_is_not_visible_yet_is_not_overtaken() {
 }
 
 #[tokio::test]
-async fn a_trimmed_record_stands_in_nobodys_way() {
+async fn a_trimmed_record_blocks_no_write() {
     let seats = seats();
     let address = endpoint("STATEHOUSE_TEST_DYNAMODB");
-    let store = open(Options { partitions: Some(1), ..options(&address) }, &[&seats]).await;
+    let store = open(DynamoOptions { partitions: Some(1), ..options(&address) }, &[&seats]).await;
     apply(&store, plan("1", [insert(&seats, 1)]).log(entry("a"))).await;
     apply(&store, plan("2", []).log(entry("a"))).await;
     assert_eq!(log(&store, 0).await.len(), 2);
@@ -115,7 +115,7 @@ async fn a_trimmed_record_stands_in_nobodys_way() {
 async fn a_row_written_often_without_a_reader_makes_its_writers_help() {
     for (name, endpoint, transaction_items) in servers() {
         let seats = seats();
-        let store = open(Options { transaction_items, ..options(&endpoint) }, &[&seats]).await;
+        let store = open(DynamoOptions { transaction_items, ..options(&endpoint) }, &[&seats]).await;
         apply(&store, plan("start", [insert(&seats, 1)])).await;
         let count = || {
             Step::update(&seats, ["show".into(), 1.into()])
@@ -142,7 +142,12 @@ fn accounts() -> Arc<Table> {
     table.build().unwrap()
 }
 
-fn transfer(accounts: &Arc<Table>, operation: &str, from: i64, to: i64) -> statehouse_store::plan::Builder {
+fn transfer(
+    accounts: &Arc<Table>,
+    operation: &str,
+    from: i64,
+    to: i64,
+) -> statehouse_store::plan::PlanBuilder {
     let step = |id: i64, amount: i64| {
         Step::update(accounts, [id.into()]).set("balance", column("balance").add(amount))
     };
@@ -156,7 +161,7 @@ fn transfer(accounts: &Arc<Table>, operation: &str, from: i64, to: i64) -> state
 async fn race(endpoint: &str, transaction_items: usize, writers: i64, each: i64) {
     const ROWS: u64 = 5;
     let accounts = accounts();
-    let shared = Options { partitions: Some(2), transaction_items, ..options(endpoint) };
+    let shared = DynamoOptions { partitions: Some(2), transaction_items, ..options(endpoint) };
     let first = open(shared.clone(), &[&accounts]).await;
     for id in 0..ROWS {
         apply(&first, plan(&format!("open-{id}"), [Step::insert(&accounts, [(id as i64).into()])])).await;
@@ -166,7 +171,7 @@ async fn race(endpoint: &str, transaction_items: usize, writers: i64, each: i64)
         let (accounts, shared) = (accounts.clone(), shared.clone());
         tasks.spawn(async move {
             let clock = wrong_by(writer * 40 - 60);
-            let store = DynamoStore::open(Options { clock, ..shared }).await.unwrap();
+            let store = DynamoStore::open(DynamoOptions { clock, ..shared }).await.unwrap();
             let mut random = Random::seeded(writer as u64);
             for number in 0..each {
                 let from = random.below(ROWS);
@@ -247,7 +252,8 @@ async fn readers_race_on_amazons_server_too() {
 async fn tombstones_are_passed_over_and_swept_when_their_time_has_come() {
     let (proxy, seats) = (Proxy::new().await, seats());
     let clock = ManualClock::at(Time::from_millis(1_800_000_000_000));
-    let store = open(Options { clock: Arc::new(clock.clone()), ..options(&proxy.endpoint) }, &[&seats]).await;
+    let store =
+        open(DynamoOptions { clock: Arc::new(clock.clone()), ..options(&proxy.endpoint) }, &[&seats]).await;
     for seat in 0..4 {
         apply(&store, plan(&format!("in-{seat}"), [insert(&seats, seat)]).log(entry("a"))).await;
     }
@@ -280,7 +286,7 @@ async fn many_writers_of_one_row_all_get_through() {
     let (proxy, seats) = (Proxy::new().await, seats());
     let store = open(options(&proxy.endpoint), &[&seats]).await;
     apply(&store, plan("start", [insert(&seats, 1)])).await;
-    proxy.taken();
+    proxy.take_requests();
     let mut tasks = tokio::task::JoinSet::new();
     for writer in 0..48 {
         let (store, seats) = (store.clone(), seats.clone());

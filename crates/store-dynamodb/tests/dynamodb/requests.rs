@@ -10,11 +10,11 @@ use crate::common::{Proxy, acme, apply, entry, hold, insert, open, options, plan
 async fn check(
     proxy: &Proxy,
     store: &DynamoStore,
-    plan: statehouse_store::plan::Builder,
+    plan: statehouse_store::plan::PlanBuilder,
     requests: &[&str],
 ) -> Commit {
     let plan = plan.build().unwrap();
-    proxy.taken();
+    proxy.take_requests();
     let outcome = store.commit(&plan).await.unwrap();
     assert_eq!(proxy.names(), requests, "{}", plan.steps()[0]);
     outcome
@@ -86,7 +86,7 @@ async fn reads_are_one_request() {
     for seat in 0..5 {
         apply(&store, plan(&format!("{seat}"), [insert(&seats, seat)])).await;
     }
-    proxy.taken();
+    proxy.take_requests();
     let address = |seat: i64| Address::new(&seats, &acme(), ["show".into(), seat.into()]).unwrap();
     store.get(&[address(1)], Consistency::Strong).await.unwrap();
     assert_eq!(proxy.names(), ["GetItem"]);

@@ -4,29 +4,31 @@
 //!
 //! **One plan** inserts its row if it is not there, and does nothing otherwise. **Several** insert their rows as if none were
 //! there: if one is, the statement fails, nothing was done, and all of them are decided by their rows, as long as such rows
-//! are found ([`crate::trust`]). In return nobody has to ask which of the rows were written: the places of the records, from
-//! the heads on, are known ahead ([`Tally`]), and all that comes back are the heads.
+//! are found ([`crate::assumed_absent`]). In return the engine need not ask which of the rows were written: the places of the records, from
+//! the heads on, are known ahead ([`InsertTally`]), and all that comes back are the heads.
 
 use std::collections::BTreeMap;
 
+use statehouse_store::bug;
 use statehouse_store::table::{TENANT, VERSION};
-use statehouse_store::{Expr, Operand, Plan, Position, StoreError, Time};
+use statehouse_store::{Expr, Operand, Plan, Position, StoreError};
 
-use super::{Compiled, Found, RECORD, Settled, Source, Statement, json_time};
-use crate::room;
+use super::statement::{CompiledStatement, FoundRow, RECORD, ValueSource, json_time};
+use super::{Compiled, PlanOutcome};
 use crate::shape::{is_stamped, partition, stamp, stamps_record, takers};
-use crate::sql::{Arg, int_at, literal, name, placeholder, time_at};
+use crate::size_bounds;
+use crate::sql::{Arg, count_at, int_at, literal, name, partition_at, placeholder, time_at};
 
 /// Where the records of plans that are applied together stand in the log, counted from the heads of their partitions.
-pub(crate) struct Tally {
+pub(crate) struct InsertTally {
     /// Of each plan, its partition and which record it is there, from 1.
     ranks: Vec<(u32, i64)>,
     /// How many go to each partition. Heads are taken in this order.
     counts: BTreeMap<u32, i64>,
 }
 
-impl Tally {
-    pub(super) fn of(plans: &[&Plan], partitions: u32) -> Tally {
+impl InsertTally {
+    pub(super) fn of(plans: &[&Plan], partitions: u32) -> InsertTally {
         let mut counts = BTreeMap::new();
         let mut next = |plan: &Plan| {
             let partition = partition(plan, partitions);
@@ -34,7 +36,7 @@ impl Tally {
             *count += 1;
             (partition, *count)
         };
-        Tally { ranks: plans.iter().map(|plan| next(plan)).collect(), counts }
+        InsertTally { ranks: plans.iter().map(|plan| next(plan)).collect(), counts }
     }
 
     /// What the statement has to know of it: the plans' ranks, the partitions, their counts.
@@ -51,15 +53,16 @@ impl Compiled<'_> {
     /// What came of plans that insert: all were applied, or none.
     pub(super) fn inserted(
         &self,
-        tally: &Tally,
+        tally: &InsertTally,
         rows: &[tokio_postgres::Row],
-    ) -> Result<Vec<Option<Settled>>, StoreError> {
+    ) -> Result<Vec<Option<PlanOutcome>>, StoreError> {
         let is_logged = self.plans.first().is_some_and(|plan| plan.entry().is_some());
-        let mut bases: BTreeMap<i64, i64> = BTreeMap::new();
+        let mut bases: BTreeMap<u32, u64> = BTreeMap::new();
         let mut at = self.now;
         for answer in rows {
             if is_logged {
-                bases.insert(int_at(answer, 0, "statehouse_heads")?, int_at(answer, 1, "statehouse_heads")?);
+                let (heads, base) = ("statehouse_heads", count_at(answer, 1, "statehouse_heads")?);
+                bases.insert(partition_at(answer, 0, heads)?, base);
             } else if usize::try_from(int_at(answer, 0, "the answer")?) != Ok(self.plans.len()) {
                 return Ok(self.plans.iter().map(|_| None).collect());
             }
@@ -67,15 +70,19 @@ impl Compiled<'_> {
                 at = Some(time_at(answer, if is_logged { 2 } else { 1 }, "the answer")?);
             }
         }
+        let Some(at) = at.filter(|_| !rows.is_empty()) else {
+            return Ok(self.plans.iter().map(|_| None).collect());
+        };
         let inserted = tally.ranks.iter().map(|(partition, rank)| {
             let mut logged = None;
             if is_logged {
-                let offset = u64::try_from(bases.get(&i64::from(*partition))? + rank).unwrap_or_default();
-                logged = Some(Position { partition: *partition, offset });
+                let head = bases.get(partition);
+                let head = head.ok_or_else(|| bug!("the head of partition {partition} is missing"))?;
+                logged = Some(Position { partition: *partition, offset: head + rank.unsigned_abs() });
             }
-            Some(Settled::Inserted { logged, at: at.unwrap_or(Time::MIN) })
+            Ok(Some(PlanOutcome::Inserted { logged, at }))
         });
-        Ok(inserted.collect())
+        inserted.collect()
     }
 }
 
@@ -101,11 +108,11 @@ struct Parts {
     is_mixed: bool,
 }
 
-impl Statement<'_, '_> {
+impl CompiledStatement<'_, '_> {
     /// The statement of plans that insert.
     pub(super) fn insert_text(mut self) -> Option<String> {
         let (plan, step, now) = (self.plan, self.step, self.compiler.now);
-        room::bounds(step, takers(plan).count())?;
+        size_bounds::bounds(step, takers(plan).count())?;
         // In the order of the constants.
         let _ = self.key_condition();
         let operands: Vec<Vec<String>> =
@@ -116,7 +123,7 @@ impl Statement<'_, '_> {
             None => Vec::new(),
         };
         // Several records, or a record and an answer, tell one time.
-        self.reads_clock |= now.is_none() && matches!(self.source, Source::Rows { .. });
+        self.reads_clock |= now.is_none() && matches!(self.source, ValueSource::Rows { .. });
         let at = match now {
             Some(_) if !record.is_empty() => format!("{}::timestamptz", self.constant()),
             _ if self.reads_clock => "(select now from clock)".to_owned(),
@@ -127,14 +134,15 @@ impl Statement<'_, '_> {
         if stamps_record(plan, step, now) {
             let mut filled = Vec::new();
             let assigned = step.assignments.iter().zip(&operands).enumerate();
-            for (place, (assignment, names)) in assigned.filter(|(_, (a, _))| is_stamped(a, now)) {
+            for (index, (assignment, names)) in assigned.filter(|(_, (a, _))| is_stamped(a, now)) {
                 let is_moved = !matches!(assignment.expr, Expr::Is(Operand::Now { plus_micros: 0 }));
-                let mark = stamp(step, place);
+                let mark = stamp(step, index);
                 if filled.contains(&mark) {
                     continue;
                 }
                 let text = if is_moved {
-                    let time = self.expression(&assignment.expr, names, &assignment.column, Found::Nothing);
+                    let time =
+                        self.expression(&assignment.expr, names, &assignment.column, FoundRow::Nothing);
                     json_text(&format!("({time})"))
                 } else {
                     "(select text from clock)".to_owned()
@@ -160,8 +168,8 @@ impl Statement<'_, '_> {
         let (columns, values) = self.new_row(&operands);
         let parts = Parts { columns, values, constants, record, events, at, is_mixed };
         Some(match self.source {
-            Source::Parameters => self.insert_one(lead, &parts),
-            Source::Rows { kinds } => self.insert_several(lead, &parts, kinds),
+            ValueSource::Parameters => self.insert_one(lead, &parts),
+            ValueSource::Rows { kinds } => self.insert_several(lead, &parts, kinds),
         })
     }
 
@@ -201,7 +209,7 @@ impl Statement<'_, '_> {
         };
         let (heads, log) = (self.compiler.names.heads(), self.compiler.names.log());
         let first = self.lists + 1 + kinds.len() + usize::from(self.says_tenants);
-        let [ranks, partitions, counts] = [0, 1, 2].map(|place| placeholder(first + place));
+        let [ranks, partitions, counts] = [0, 1, 2].map(|index| placeholder(first + index));
         lead.push(format!(
             "moved as (\nupdate {heads} as h\nset head = h.head + k.count\nfrom (\n\
              select p.partition, ({counts}::bigint[])[p._place]\n\
@@ -226,17 +234,17 @@ impl Statement<'_, '_> {
         let step = self.step;
         let mut columns = vec![TENANT.to_owned()];
         let mut values = vec![self.tenant().to_owned()];
-        for (place, column) in step.table.columns().iter().enumerate() {
+        for (index, column) in step.table.columns().iter().enumerate() {
             columns.push(name(&column.name));
             let mut assigned = step.assignments.iter().zip(operands);
             values.push(match assigned.find(|(assignment, _)| assignment.column == column.name) {
                 // The key's values are the first constants.
-                _ if place < step.table.key_len() => match self.source {
-                    Source::Parameters => placeholder(1 + self.lists + place),
-                    Source::Rows { .. } => format!("k.c{}", place + 1),
+                _ if index < step.table.key_len() => match self.source {
+                    ValueSource::Parameters => placeholder(1 + self.lists + index),
+                    ValueSource::Rows { .. } => format!("k.c{}", index + 1),
                 },
                 Some((assignment, names)) => {
-                    self.expression(&assignment.expr, names, &column.name, Found::Nothing)
+                    self.expression(&assignment.expr, names, &column.name, FoundRow::Nothing)
                 }
                 None => column.default.as_ref().map_or("null".to_owned(), literal),
             });

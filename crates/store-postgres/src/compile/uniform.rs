@@ -1,6 +1,6 @@
 //! A plan of many steps of one shape as one statement: jobs completed together, rows removed together.
 //!
-//! Like every compiled statement it applies the plan, or does nothing: all of the rows, or none. There are two [`Way`]s to see
+//! Like every compiled statement it applies the plan, or does nothing: all of the rows, or none. There are two [`UniformMode`]s to see
 //! to that. Where plans are refused, the rows are locked first, in the order of their keys, and judged as they are then; only
 //! if every one of them is there and its guard holds is anything written, then the head of the log's partition and the record.
 //! What holds by the clock is judged by one reading of it, behind the locks. Where they are not refused, and nothing that is
@@ -10,37 +10,39 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use statehouse_store::bug;
 use statehouse_store::log::{EventSubject, LogPart, has_several_subjects, parts_of, write_events};
 use statehouse_store::plan::{Expect, Verb};
 use statehouse_store::{Event, Guard, Operand, Plan, Step, Time, eval};
 
-use super::{Compiler, Form, RECORD, Set, Settled, Source, Statement, list_args, shortened};
-use crate::link::Call;
+use super::statement::{CompiledStatement, RECORD, ValueSource};
+use super::{Compiler, PlanOutcome, Set, StepForm, list_args, without_repeats};
+use crate::connection::DatabaseCall;
 use crate::order;
-use crate::room;
 use crate::shape::{
     Constant, constants_of_record, constants_of_step, is_exact, returns_row, steps_are_alike, takers,
 };
-use crate::sql::{Arg, all_columns, int_at, name, placeholder, row_at, time_at};
+use crate::size_bounds;
+use crate::sql::{Arg, all_columns, count_at, name, ordinal_at, partition_at, placeholder, row_at, time_at};
 use crate::statements::part_operation_of;
-use crate::tenancy::Scope;
+use crate::tenancy::TransactionScope;
 use statehouse_store::{Applied, Position, Record, Row, StoreError, Value};
 
 /// A plan as one statement.
 pub(crate) struct Uniform<'p> {
     plan: &'p Plan,
-    pub way: Way,
+    pub way: UniformMode,
     /// Of each row in the order of the statement's arrays, which step it is.
-    places: Vec<usize>,
+    indexes: Vec<usize>,
     partitions: u32,
     /// Whether it leaves records in several partitions.
     spread: bool,
-    pub call: Call<'p>,
+    pub call: DatabaseCall<'p>,
 }
 
 /// How a statement sees to it that all rows are written, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum UniformMode {
     /// It locks and judges them first.
     Judged,
     /// It fails, if some were written and some were not.
@@ -51,18 +53,18 @@ pub(crate) enum Way {
 const NOT_ALL: &str = "statehouse: not every row is as the plan wants it, so it is decided row by row";
 
 /// The way of a plan's statement, if plans like it are refused seldom.
-fn quick_way(step: &Step) -> Way {
+fn quick_way(step: &Step) -> UniformMode {
     let reads_clock = |operand: &Operand| matches!(operand, Operand::Now { .. });
     let by_clock = step.guard.conjuncts().iter().any(looks_at_clock)
         || step.assignments.iter().any(|assignment| assignment.expr.operands().any(reads_clock));
-    if by_clock { Way::Judged } else { Way::AtOnce }
+    if by_clock { UniformMode::Judged } else { UniformMode::AtOnce }
 }
 
 /// The first step of a plan of several, if all are of its shape and can be compiled.
 fn uniform(plan: &Plan) -> Option<&Step> {
     let (first, others) = plan.steps().split_first()?;
     let verb = matches!(first.verb, Verb::Put | Verb::Delete) && first.expect == Expect::Present;
-    let is_like = |step: &Step| steps_are_alike(first, step) && room::is_small_step(step);
+    let is_like = |step: &Step| steps_are_alike(first, step) && size_bounds::is_small_step(step);
     let fits = verb && is_exact(first) && !others.is_empty() && plan.steps().iter().all(is_like);
     // Where there are several records, their places come back instead of the rows.
     let answers = !(plan.returns_rows() && has_several_subjects(plan));
@@ -87,7 +89,7 @@ impl Compiler<'_> {
         // A plan that is too large with its further records is refused where every plan is decided.
         let parts = parts_of(plan, self.partitions).ok()?;
         let spread = !parts.is_empty();
-        let way = if refused { Way::Judged } else { quick_way(first) };
+        let way = if refused { UniformMode::Judged } else { quick_way(first) };
         // Rows are locked in the order of the arrays; no row is in a plan twice.
         let mut ordered: BTreeMap<Vec<u8>, (usize, &'p Step)> = BTreeMap::new();
         for (number, step) in plan.steps().iter().enumerate() {
@@ -96,10 +98,11 @@ impl Compiler<'_> {
         let given: Vec<Vec<Constant<'p>>> =
             ordered.values().map(|(_, step)| constants_of_step(step, self.now)).collect();
         let kinds: Vec<&'static str> = given.first()?.iter().map(|constant| constant.kind).collect();
-        let text: Arc<str> = self.texts.of(plan, Form { several: spread, set, way: Some(way) }, || {
-            Statement::new(self, plan, first, Source::Rows { kinds: &kinds }, set)
-                .uniform_text(set, way, spread)
-        })?;
+        let text: Arc<str> =
+            self.texts.of(plan, StepForm { several: spread, set, way: Some(way) }, || {
+                CompiledStatement::new(self, plan, first, ValueSource::Rows { kinds: &kinds }, set)
+                    .uniform_text(set, way, spread)
+            })?;
         let tenant = plan.tenant().as_str();
         let mut args = list_args(first);
         args.push(Arg::Texts(ordered.values().map(|_| tenant).collect()));
@@ -109,9 +112,9 @@ impl Compiler<'_> {
                 column.push(constant.arg);
             }
         }
-        args.extend(kinds.iter().zip(columns).map(|(kind, column)| Arg::List(kind, shortened(column))));
+        args.extend(kinds.iter().zip(columns).map(|(kind, column)| Arg::List(kind, without_repeats(column))));
         if set != Set::Transaction && self.says_tenant {
-            args.push(Arg::Own(Value::Text(Scope::of(plan.tenant()).names())));
+            args.push(Arg::Own(Value::Text(TransactionScope::of(plan.tenant()).names())));
         }
         if spread {
             args.extend(records_of(plan, &parts, self.now, self.partitions)?);
@@ -119,9 +122,9 @@ impl Compiler<'_> {
             let record = constants_of_record(plan, events, self.now, self.partitions);
             args.extend(record.into_iter().map(|constant| constant.arg));
         }
-        let places = ordered.into_values().map(|(number, _)| number).collect();
-        let (partitions, call) = (self.partitions, Call::new(text, args));
-        Some(Uniform { plan, way, places, partitions, spread, call })
+        let indexes = ordered.into_values().map(|(number, _)| number).collect();
+        let (partitions, call) = (self.partitions, DatabaseCall::new(text, args));
+        Some(Uniform { plan, way, indexes, partitions, spread, call })
     }
 }
 
@@ -152,10 +155,10 @@ fn records_of<'p>(
     records.sort_by_key(|(partition, ..)| *partition);
     let numbers = records.iter().map(|(partition, ..)| *partition).collect();
     let (mut resources, mut keys, mut events) = (Vec::new(), Vec::new(), Vec::new());
-    for (_, resource, key, told) in records {
+    for (_, resource, key, event) in records {
         resources.push(resource);
         keys.push(key);
-        events.push(told);
+        events.push(event);
     }
     let mut args = vec![
         Arg::Partitions(numbers),
@@ -176,8 +179,8 @@ impl Uniform<'_> {
         let own = crate::shape::partition(self.plan, self.partitions);
         let (mut position, mut also_at) = (None, Vec::new());
         for answer in rows {
-            let partition = u32::try_from(int_at(answer, 0, "statehouse_heads")?).unwrap_or_default();
-            let offset = u64::try_from(int_at(answer, 1, "statehouse_log")?).unwrap_or_default();
+            let partition = partition_at(answer, 0, "statehouse_heads")?;
+            let offset = count_at(answer, 1, "statehouse_log")?;
             let place = Position { partition, offset };
             if partition == own { position = Some(place) } else { also_at.push(place) }
         }
@@ -185,7 +188,7 @@ impl Uniform<'_> {
     }
 
     /// What came of the plan: `None` if the statement did nothing.
-    pub(crate) fn outcome(&self, rows: &[tokio_postgres::Row]) -> Result<Option<Settled>, StoreError> {
+    pub(crate) fn outcome(&self, rows: &[tokio_postgres::Row]) -> Result<Option<PlanOutcome>, StoreError> {
         let Some(first) = rows.first() else { return Ok(None) };
         let plan = self.plan;
         let steps = plan.steps();
@@ -194,12 +197,13 @@ impl Uniform<'_> {
             written.resize_with(steps.len(), || None);
             let returns = steps.first().is_some_and(|step| returns_row(plan, step));
             for answer in rows.iter().filter(|_| returns) {
-                let number = usize::try_from(int_at(answer, 0, "unnest")? - 1).unwrap_or(usize::MAX);
-                let place = self.places.get(number).copied().unwrap_or(usize::MAX);
-                if let (Some(step), Some(row)) = (steps.get(place), written.get_mut(place)) {
-                    let columns = if plan.entry().is_some() { 3 } else { 1 };
-                    *row = Some(row_at(answer, columns, &step.table, plan.tenant())?);
-                }
+                let index = self.indexes.get(ordinal_at(answer, 0)?).copied();
+                let target = index.and_then(|index| Some((steps.get(index)?, written.get_mut(index)?)));
+                let Some((step, row)) = target else {
+                    return Err(bug!("an answer for a step that the plan does not have").into());
+                };
+                let columns = if plan.entry().is_some() { 3 } else { 1 };
+                *row = Some(row_at(answer, columns, &step.table, plan.tenant())?);
             }
         }
         let mut record = None;
@@ -207,13 +211,13 @@ impl Uniform<'_> {
             let at = time_at(first, 2, "statehouse_log")?;
             if self.spread {
                 let record = Some(self.spread_record(rows, at)?);
-                return Ok(Some(Settled::applied(Applied { record, rows: written, repeated: false })));
+                return Ok(Some(PlanOutcome::applied(Applied { record, rows: written, repeated: false })));
             }
-            let offset = u64::try_from(int_at(first, 1, "statehouse_log")?).unwrap_or_default();
+            let offset = count_at(first, 1, "statehouse_log")?;
             let position = Position { partition: crate::shape::partition(plan, self.partitions), offset };
             record = Some(Record { position: Some(position), ..Record::of(plan, at, known_events(plan)) });
         }
-        Ok(Some(Settled::applied(Applied { record, rows: written, repeated: false })))
+        Ok(Some(PlanOutcome::applied(Applied { record, rows: written, repeated: false })))
     }
 }
 
@@ -252,144 +256,192 @@ fn columns_of(guard: &Guard, found: &mut Vec<String>) {
     });
 }
 
-impl Statement<'_, '_> {
+/// The conditions on each row of a plan of one shape, with their constants named.
+struct RowConditions {
+    key: String,
+    /// Of each assignment, the names of its constants.
+    operands: Vec<Vec<String>>,
+    /// What is evaluated when the row is locked.
+    at_lock: String,
+    /// Conditions that read the clock.
+    by_clock: Vec<String>,
+    /// The columns that they look at.
+    clock_columns: Vec<String>,
+}
+
+/// One reading of the clock, after another part of the statement.
+fn clock_behind(part: &str) -> String {
+    format!(
+        "clock as materialized (\nselect clock_timestamp() as now\n\
+         from (select count(*) from {part}) as {part}\n)"
+    )
+}
+
+impl CompiledStatement<'_, '_> {
     /// The statement of a plan of several steps of one shape.
-    fn uniform_text(mut self, set: Set, way: Way, spread: bool) -> Option<String> {
-        let step = self.step;
-        let Source::Rows { kinds } = self.source else { return None };
-        let bounds = room::bounds(step, 0)?;
+    fn uniform_text(mut self, set: Set, way: UniformMode, spread: bool) -> Option<String> {
+        let ValueSource::Rows { kinds } = self.source else { return None };
         self.stamped = None;
-        // In the order of the constants.
-        let key = self.key_condition();
-        let operands: Vec<Vec<String>> =
-            step.assignments.iter().map(|a| self.operand_names(&a.expr)).collect();
-        let (mut at_lock, mut by_clock, mut looked_at) = (bounds, Vec::new(), Vec::new());
-        for conjunct in step.guard.conjuncts() {
-            let text = self.guard(conjunct);
-            if looks_at_clock(conjunct) {
-                columns_of(conjunct, &mut looked_at);
-                by_clock.push(text);
-            } else {
-                at_lock.push(text);
-            }
-        }
-        let tenants = placeholder(self.lists);
-        let all = format!("cardinality({tenants}::text[])");
-        let table = self.compiler.names.table(step.table.name());
-        let holds = if at_lock.is_empty() { "true".to_owned() } else { at_lock.join(" and ") };
+        let conditions = self.row_conditions()?;
+        let reads_clock = self.compiler.now.is_none() && (self.reads_clock || self.plan.entry().is_some());
         let mut parts: Vec<String> = Vec::new();
         parts.extend(self.scope.as_ref().map(|scope| format!("scope as materialized (\nselect {scope}\n)")));
-        let reads_clock = self.compiler.now.is_none() && (self.reads_clock || self.plan.entry().is_some());
-        let clock = |behind: &str| {
-            format!(
-                "clock as materialized (\nselect clock_timestamp() as now\n\
-                 from (select count(*) from {behind}) as {behind}\n)"
-            )
-        };
-        let returns = returns_row(self.plan, step);
-        let columns = |alias: &str| {
-            if returns { format!(", {}", all_columns(&step.table, alias)) } else { String::new() }
-        };
-        let written = |from: &str, condition: &str| {
-            let (key, returning) = (&key, format!("returning k._place{}", columns("t")));
-            match step.verb {
-                Verb::Put => format!(
-                    "written as (\nupdate {table} as t\nset {}\nfrom {from}\nwhere {condition} and {key}\n{returning}\n)",
-                    self.changes(&operands, false),
-                ),
-                _ => format!(
-                    "written as (\ndelete from {table} as t\nusing {from}\nwhere {condition} and {key}\n{returning}\n)"
-                ),
-            }
-        };
         match way {
-            Way::AtOnce => {
-                parts.push(written(&self.rows(kinds), &holds));
-                parts.extend(reads_clock.then(|| clock("written")));
+            UniformMode::AtOnce => {
+                parts.push(self.written(&conditions, &self.rows(kinds), &conditions.at_lock));
+                parts.extend(reads_clock.then(|| clock_behind("written")));
             }
-            Way::Judged => {
-                let shown: String = (1..)
-                    .zip(&looked_at)
-                    .map(|(n, column)| format!(", t.{} as _t{n}", name(column)))
-                    .collect();
-                parts.push(format!(
-                    "locked as materialized (\nselect k.*, t.*\nfrom {}\ncross join lateral (\n\
-                     select {holds} as _holds{shown}\nfrom {table} as t\nwhere {key}\nfor update\n) as t\n)",
-                    self.rows(kinds),
-                ));
-                parts.extend(reads_clock.then(|| clock("locked")));
-                // The names by which a guard knows the columns of its row.
-                let as_row: Vec<String> =
-                    (1..).zip(&looked_at).map(|(n, column)| format!("k._t{n} as {}", name(column))).collect();
-                let row = if as_row.is_empty() {
-                    String::new()
-                } else {
-                    format!(" cross join lateral (select {}) as t", as_row.join(", "))
-                };
-                let by_clock: String = by_clock.iter().map(|part| format!(" and {part}")).collect();
-                parts.push(format!(
-                    "judged as materialized (\nselect count(*) = {all} as hold\nfrom locked as k{row}\n\
-                     where k._holds{by_clock}\n)"
-                ));
-                parts.push(written("locked as k, judged", "judged.hold"));
+            UniformMode::Judged => {
+                parts.push(self.locked(&conditions, kinds));
+                parts.extend(reads_clock.then(|| clock_behind("locked")));
+                parts.push(self.judged(&conditions));
+                parts.push(self.written(&conditions, "locked as k, judged", "judged.hold"));
             }
         }
-        let count = format!("(select count(*) from written) = {all}");
+        let count = format!("(select count(*) from written) = {}", self.plan_count());
         // One, if all were written. Otherwise none was, or the statement ends here.
-        let one = match way {
-            Way::Judged => "1".to_owned(),
-            Way::AtOnce => format!("(case when {count} then '1' else '{NOT_ALL}' end)::bigint"),
+        let (one, done) = match way {
+            UniformMode::Judged => ("1".to_owned(), count),
+            UniformMode::AtOnce => (
+                format!("(case when {count} then '1' else '{NOT_ALL}' end)::bigint"),
+                "exists (select from written)".to_owned(),
+            ),
         };
-        let done = match way {
-            Way::Judged => count,
-            Way::AtOnce => "exists (select from written)".to_owned(),
-        };
-        let first =
-            self.lists + kinds.len() + usize::from(set != Set::Transaction && self.compiler.says_tenant);
-        let own = |place: usize| placeholder(first + 1 + place);
         if self.plan.entry().is_none() {
-            let answer = if returns {
-                format!("select written._place{}\nfrom written\nwhere {one} = 1", columns("written"))
+            let answer = if self.returns() {
+                format!("select written._place{}\nfrom written\nwhere {one} = 1", self.columns("written"))
             } else {
                 format!("select 1::bigint\nwhere {done} and {one} = 1")
             };
             return Some(format!("with {}\n{answer}", parts.join(", ")));
         }
+        let first =
+            self.lists + kinds.len() + usize::from(set != Set::Transaction && self.compiler.says_tenant);
+        let own = |index: usize| placeholder(first + 1 + index);
         let at = match self.compiler.now {
             Some(_) => format!("{}::timestamptz", own(RECORD.len())),
             None => "(select now from clock)".to_owned(),
         };
-        if spread {
+        let answer = if spread {
             let last = RECORD.len() + usize::from(self.compiler.now.is_some());
             let own: Vec<String> = (0..RECORD.len()).chain([last]).map(own).collect();
             parts.extend(self.append_spread(&own, &at, &one, &done)?);
-            return Some(format!(
-                "with {}\nselect moved.partition::bigint, moved.head, {at}\nfrom moved",
-                parts.join(", ")
-            ));
-        }
-        let (heads, log) = (self.compiler.names.heads(), self.compiler.names.log());
-        let partition = format!("{}::integer", own(0));
-        parts.push(format!(
-            "moved as (\nupdate {heads} as h\nset head = h.head + {one}\nwhere h.partition = {partition} and {done}\n\
-             returning h.head\n)"
-        ));
-        parts.push(format!(
-            "logged as (\ninsert into {log} (partition, position, tenant, operation, resource, key, at, fingerprint, \
-             fate, events)\nselect {partition}, moved.head, ({tenants}::text[])[1], {}::text, {}::text, {}::text, {at}, \
-             {}::text, 'applied', {}::text::json\nfrom moved\n)",
-            own(1), own(2), own(3), own(4), own(5),
-        ));
-        let answer = if returns {
-            format!("select written._place, moved.head, {at}{}\nfrom written, moved", columns("written"))
+            format!("select moved.partition::bigint, moved.head, {at}\nfrom moved")
         } else {
-            format!("select 1::bigint, moved.head, {at}\nfrom moved")
+            let own: Vec<String> = (0..RECORD.len()).map(own).collect();
+            parts.extend(self.append_whole(&own, &at, &one, &done)?);
+            if self.returns() {
+                format!(
+                    "select written._place, moved.head, {at}{}\nfrom written, moved",
+                    self.columns("written")
+                )
+            } else {
+                format!("select 1::bigint, moved.head, {at}\nfrom moved")
+            }
         };
         Some(format!("with {}\n{answer}", parts.join(", ")))
     }
 
-    /// Takes the heads of several partitions and appends a record to each: if everything was written, which is found out
-    /// before the first head is taken. They are taken in the order of the array, as those of several plans are.
+    /// Names the constants of a step, in their order, and sorts its conditions by whether they read the clock.
+    fn row_conditions(&mut self) -> Option<RowConditions> {
+        let step = self.step;
+        let mut at_lock = size_bounds::bounds(step, 0)?;
+        let key = self.key_condition();
+        let operands = step.assignments.iter().map(|a| self.operand_names(&a.expr)).collect();
+        let (mut by_clock, mut clock_columns) = (Vec::new(), Vec::new());
+        for conjunct in step.guard.conjuncts() {
+            let text = self.guard(conjunct);
+            if looks_at_clock(conjunct) {
+                columns_of(conjunct, &mut clock_columns);
+                by_clock.push(text);
+            } else {
+                at_lock.push(text);
+            }
+        }
+        let at_lock = if at_lock.is_empty() { "true".to_owned() } else { at_lock.join(" and ") };
+        Some(RowConditions { key, operands, at_lock, by_clock, clock_columns })
+    }
+
+    /// How many steps the plan has.
+    fn plan_count(&self) -> String {
+        format!("cardinality({}::text[])", placeholder(self.lists))
+    }
+
+    fn returns(&self) -> bool {
+        returns_row(self.plan, self.step)
+    }
+
+    /// The columns of the row, behind others, if the answer has them.
+    fn columns(&self, alias: &str) -> String {
+        if self.returns() { format!(", {}", all_columns(&self.step.table, alias)) } else { String::new() }
+    }
+
+    fn written(&self, conditions: &RowConditions, from: &str, condition: &str) -> String {
+        let table = self.compiler.names.table(self.step.table.name());
+        let (key, returning) = (&conditions.key, format!("returning k._place{}", self.columns("t")));
+        match self.step.verb {
+            Verb::Put => format!(
+                "written as (\nupdate {table} as t\nset {}\nfrom {from}\nwhere {condition} and {key}\n{returning}\n)",
+                self.changes(&conditions.operands, false),
+            ),
+            _ => format!(
+                "written as (\ndelete from {table} as t\nusing {from}\nwhere {condition} and {key}\n{returning}\n)"
+            ),
+        }
+    }
+
+    /// Locks the rows, in their order, and evaluates the conditions that do not read the clock.
+    fn locked(&self, conditions: &RowConditions, kinds: &[&str]) -> String {
+        let table = self.compiler.names.table(self.step.table.name());
+        let shown = (1..).zip(&conditions.clock_columns);
+        let shown: String = shown.map(|(n, column)| format!(", t.{} as _t{n}", name(column))).collect();
+        format!(
+            "locked as materialized (\nselect k.*, t.*\nfrom {}\ncross join lateral (\n\
+             select {} as _holds{shown}\nfrom {table} as t\nwhere {}\nfor update\n) as t\n)",
+            self.rows(kinds),
+            conditions.at_lock,
+            conditions.key,
+        )
+    }
+
+    /// Whether every row is there and all conditions hold, by one reading of the clock.
+    fn judged(&self, conditions: &RowConditions) -> String {
+        // The names by which a guard knows the columns of its row.
+        let as_row = (1..).zip(&conditions.clock_columns);
+        let as_row: Vec<String> = as_row.map(|(n, column)| format!("k._t{n} as {}", name(column))).collect();
+        let row = if as_row.is_empty() {
+            String::new()
+        } else {
+            format!(" cross join lateral (select {}) as t", as_row.join(", "))
+        };
+        let by_clock: String = conditions.by_clock.iter().map(|part| format!(" and {part}")).collect();
+        format!(
+            "judged as materialized (\nselect count(*) = {} as hold\nfrom locked as k{row}\n\
+             where k._holds{by_clock}\n)",
+            self.plan_count()
+        )
+    }
+
+    /// Locks the head of the partition and appends the record, if everything was written.
+    fn append_whole(&self, own: &[String], at: &str, one: &str, done: &str) -> Option<[String; 2]> {
+        let [partition, operation, resource, key, fingerprint, events] = own else { return None };
+        let (heads, log) = (self.compiler.names.heads(), self.compiler.names.log());
+        let (partition, tenants) = (format!("{partition}::integer"), placeholder(self.lists));
+        Some([
+            format!(
+                "moved as (\nupdate {heads} as h\nset head = h.head + {one}\nwhere h.partition = {partition} and {done}\n\
+                 returning h.head\n)"
+            ),
+            format!(
+                "logged as (\ninsert into {log} (partition, position, tenant, operation, resource, key, at, fingerprint, \
+                 fate, events)\nselect {partition}, moved.head, ({tenants}::text[])[1], {operation}::text, \
+                 {resource}::text, {key}::text, {at}, {fingerprint}::text, 'applied', {events}::text::json\nfrom moved\n)"
+            ),
+        ])
+    }
+
+    /// Locks the heads of several partitions and appends a record to each, if everything was written, which is checked before
+    /// the first head is locked. They are locked in the order of the array, like those of several plans.
     fn append_spread(&self, own: &[String], at: &str, one: &str, done: &str) -> Option<Vec<String>> {
         let [partitions, operation, resources, keys, fingerprint, events, commit] = own else { return None };
         let further = part_operation_of(&format!("{operation}::text"), "r.partition", "moved.head");

@@ -11,12 +11,12 @@ use async_trait::async_trait;
 use statehouse_drills::differential;
 use statehouse_drills::engines::TestNamespace;
 use statehouse_store::guard::{Guard, column, is_in, is_null, is_set, now, now_plus};
-use statehouse_store::plan::Builder;
+use statehouse_store::plan::PlanBuilder;
 use statehouse_store::{
     Address, Applied, Clock, Commit, Consistency, Entry, EventTemplate, Expr, ManualClock, Migrate,
     ModelStore, Operand, Plan, Step, Store, StoreError, Table, Time, Type, eval,
 };
-use statehouse_store_postgres::{Counts, PostgresStore};
+use statehouse_store_postgres::{PostgresStore, StoreCounts};
 
 use crate::proxy::{Cut, Proxy};
 use crate::support::{Namespace, raw, schema_of, tenant};
@@ -39,7 +39,7 @@ impl TestNamespace for CountingLab {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn small_random_plans_mean_what_the_model_says() {
-    let mut sum = Counts::default();
+    let mut sum = StoreCounts::default();
     for seed in 1..=6 {
         let lab = CountingLab { namespace: Namespace::new(), opened: Mutex::default() };
         differential::run(&lab, seed, 400, 2).await.unwrap();
@@ -341,7 +341,7 @@ async fn inserts_are_stamped_by_the_server() {
                 let before = store.counts();
                 let plan = |id: i64| {
                     let plan = Plan::of(&acme, format!("op-{id}")).step(shape(id));
-                    let plan = entry(id).into_iter().fold(plan, Builder::log);
+                    let plan = entry(id).into_iter().fold(plan, PlanBuilder::log);
                     if returns { plan } else { plan.without_rows() }.build().unwrap()
                 };
                 let plans: Vec<Plan> = (last..last + count).map(plan).collect();
@@ -376,7 +376,7 @@ async fn check_insert(store: &PostgresStore, plan: &Plan, applied: &Applied) {
     }
     let Some(record) = &applied.record else { return assert!(plan.entry().is_none()) };
     let made = eval::decide(plan, record.at, &[None]).unwrap();
-    let expected = eval::Effect { rows: vec![Some(row.clone())], events: record.events.clone() };
+    let expected = eval::StepEffect { rows: vec![Some(row.clone())], events: record.events.clone() };
     assert_eq!(made, eval::Decision::Apply(expected));
     let place = record.position.unwrap();
     let stored = store.read_log(place.partition, place.offset - 1, 1).await.unwrap().records;

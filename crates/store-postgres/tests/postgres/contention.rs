@@ -1,4 +1,4 @@
-//! Plans that are in each other's way: nothing is lost, nothing is done twice, nobody is told of a deadlock.
+//! Plans that are in each other's way: nothing is lost, nothing is done twice, no caller sees a deadlock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +16,8 @@ const PLANS: u64 = 40;
 async fn plans_of_several_stores_over_the_same_rows_all_get_through() {
     let mut namespace = Namespace::new();
     namespace.options.writers = 2;
+    // The server needs a second to notice each deadlock. On a busy machine several of them exceed the default.
+    namespace.options.lock_timeout = Duration::from_secs(60);
     let tables = [counters("left"), counters("right")];
     let store = Arc::new(namespace.open_with(&[&tables[0], &tables[1]]).await);
     let other = Arc::new(namespace.open().await);
@@ -49,7 +51,7 @@ async fn plans_of_several_stores_over_the_same_rows_all_get_through() {
             steps_done
         });
     }
-    // Somebody past the store takes two of the rows in the opposite order, so that deadlocks do happen.
+    // A client outside the store locks two of the rows in the opposite order, which causes deadlocks.
     let adversary = raw().await;
     let schema = namespace.schema().to_owned();
     let spoiling = tokio::spawn(async move {
@@ -68,7 +70,7 @@ async fn plans_of_several_stores_over_the_same_rows_all_get_through() {
     while let Some(done) = tasks.join_next().await {
         expected += i64::try_from(done.unwrap()).unwrap();
     }
-    // How many of them met is chance; that nobody was told of it is not.
+    // The number of deadlocks depends on the schedule. No caller may receive an error because of one.
     spoiling.await.unwrap();
     let addresses: Vec<Address> = tables
         .iter()
@@ -87,7 +89,7 @@ async fn plans_of_several_stores_over_the_same_rows_all_get_through() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_row_that_somebody_holds_does_not_stop_the_others() {
+async fn one_locked_row_does_not_stop_the_others() {
     let mut namespace = Namespace::new();
     namespace.options.lock_timeout = Duration::from_millis(300);
     let table = counters("counters");

@@ -13,20 +13,21 @@
     reason = "these are tests, down to their helpers"
 )]
 
+mod assumed_absent;
+mod claims;
 mod compiled;
 mod contention;
+mod erasure;
 mod events;
 mod golden;
 mod log_order;
-mod looks;
 mod lookups;
 mod migration;
+mod multi_reads;
 mod pooler;
 mod processes;
 mod proxy;
 mod support;
-mod takes;
 mod tenancy;
 mod tls;
-mod trust;
 mod unknown;

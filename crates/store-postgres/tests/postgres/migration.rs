@@ -100,20 +100,125 @@ async fn every_word_that_the_server_knows_can_name_a_column() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_index_that_somebody_built_beforehand_is_taken_over() {
+async fn an_index_that_was_built_beforehand_is_taken_over() {
     let namespace = Namespace::new();
-    let bare = |indexed: bool| {
-        let builder = Table::named("notes").partition("id", Type::Int).optional("topic", Type::Text);
-        let builder = if indexed { builder.index("by_topic", &["topic"], &[]) } else { builder };
-        builder.build().unwrap()
-    };
-    let store = namespace.open_with(&[&bare(false)]).await;
-    let wanted = schema_of(&[&bare(true)]);
+    let store = namespace.open_with(&[&notes(false)]).await;
+    let wanted = schema_of(&[&notes(true)]);
     let shown = store.migrate(&wanted, Migrate::Show).await.unwrap();
     let statement = shown[0].statements[0].replace("create index", "create index concurrently");
     raw().await.batch_execute(&statement).await.unwrap();
     assert_eq!(store.migrate(&wanted, Migrate::Apply).await.unwrap().len(), 1);
     assert_eq!(store.migrate(&wanted, Migrate::Apply).await.unwrap().len(), 0);
+}
+
+/// A table of notes, with the index or without it.
+fn notes(indexed: bool) -> Arc<Table> {
+    let builder = Table::named("notes").partition("id", Type::Int).optional("topic", Type::Text);
+    let builder = if indexed { builder.index("by_topic", &["topic"], &[]) } else { builder };
+    builder.build().unwrap()
+}
+
+/// Inserts a note.
+async fn write_note(store: &PostgresStore, id: i64) {
+    let step = Step::insert(&notes(false), [id.into()]).set("topic", "a");
+    let plan = Plan::of(&tenant("acme"), format!("write {id}")).step(step).build().unwrap();
+    assert!(matches!(store.commit(&plan).await.unwrap(), Commit::Applied(_)));
+}
+
+/// Whether the index is there, and whether it is valid.
+async fn index_state(namespace: &Namespace) -> Option<bool> {
+    let text = "select x.indisvalid from pg_index x join pg_class c on c.oid = x.indexrelid \
+                where c.relname = 'notes_by_topic_idx' and c.relnamespace = to_regnamespace($1)";
+    raw().await.query_opt(text, &[&namespace.schema()]).await.unwrap().map(|row| row.get(0))
+}
+
+/// Waits until the index is being built, and returns the process that does it.
+async fn until_built_by(namespace: &Namespace) -> i32 {
+    let text = "select pid from pg_stat_activity where state = 'active' and query like \
+                'create index concurrently notes_by_topic_idx on ' || $1 || '.%'";
+    loop {
+        if let Some(row) = raw().await.query_opt(text, &[&namespace.schema()]).await.unwrap() {
+            return row.get(0);
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A transaction that has written a note and does not end: no index of the table is complete before it has.
+async fn open_transaction(namespace: &Namespace) -> tokio_postgres::Client {
+    let client = raw().await;
+    let insert =
+        format!("begin; insert into {}.notes (tenant, id) values ('acme', 1000)", namespace.schema());
+    client.batch_execute(&insert).await.unwrap();
+    client
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_index_is_built_beside_writers() {
+    let namespace = Namespace::new();
+    let store = Arc::new(namespace.open_with(&[&notes(false)]).await);
+    write_note(&store, 1).await;
+    let wanted = schema_of(&[&notes(true)]);
+    let shown = store.migrate(&wanted, Migrate::Show).await.unwrap();
+    assert!(shown[0].statements[0].starts_with("create index concurrently "), "{shown:?}");
+    let transaction = open_transaction(&namespace).await;
+    let building = tokio::spawn({
+        let (store, wanted) = (store.clone(), wanted.clone());
+        async move { store.migrate(&wanted, Migrate::Apply).await }
+    });
+    until_built_by(&namespace).await;
+    // With an index that is built in a transaction, this would wait for the other one.
+    write_note(&store, 2).await;
+    assert_eq!(index_state(&namespace).await, Some(false));
+    transaction.batch_execute("commit").await.unwrap();
+    assert_eq!(building.await.unwrap().unwrap().len(), 1);
+    assert_eq!(index_state(&namespace).await, Some(true));
+    assert_eq!(store.migrate(&wanted, Migrate::Apply).await.unwrap().len(), 0);
+    let query = Query::index(&notes(true), "by_topic", &tenant("acme"), ["a".into()]).unwrap();
+    assert_eq!(store.query(&query).await.unwrap().rows.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_index_whose_build_was_killed_is_built_again() {
+    let namespace = Namespace::new();
+    let store = Arc::new(namespace.open_with(&[&notes(false)]).await);
+    write_note(&store, 1).await;
+    let wanted = schema_of(&[&notes(true)]);
+    let transaction = open_transaction(&namespace).await;
+    let building = tokio::spawn({
+        let (store, wanted) = (store.clone(), wanted.clone());
+        async move { store.migrate(&wanted, Migrate::Apply).await }
+    });
+    let builder = until_built_by(&namespace).await;
+    raw().await.execute("select pg_terminate_backend($1)", &[&builder]).await.unwrap();
+    let error = building.await.unwrap().unwrap_err().to_string();
+    assert!(error.contains("index by_topic of table notes") && error.contains("migrate again"), "{error}");
+    transaction.batch_execute("rollback").await.unwrap();
+    assert_eq!(index_state(&namespace).await, Some(false));
+    // The table is recorded without it, so no query counts on it.
+    assert_eq!(store.migrate(&wanted, Migrate::Show).await.unwrap().len(), 1);
+    assert_eq!(store.migrate(&wanted, Migrate::Apply).await.unwrap().len(), 1);
+    assert_eq!(index_state(&namespace).await, Some(true));
+    assert_eq!(store.migrate(&wanted, Migrate::Apply).await.unwrap().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_that_start_at_once_build_an_index_once() {
+    let namespace = Namespace::new();
+    let store = namespace.open_with(&[&notes(false)]).await;
+    write_note(&store, 1).await;
+    let mut tasks = JoinSet::new();
+    for _ in 0..4 {
+        let options = namespace.options.clone();
+        tasks.spawn(async move {
+            let store = PostgresStore::open(options).await.unwrap();
+            store.migrate(&schema_of(&[&notes(true)]), Migrate::Apply).await.unwrap()
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        assert!(done.unwrap().len() <= 1);
+    }
+    assert_eq!(index_state(&namespace).await, Some(true));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

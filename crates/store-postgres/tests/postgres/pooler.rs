@@ -11,7 +11,7 @@ use statehouse_store::{
     Address, Clock as _, Commit, Consistency, Random, Resolution, Scan, Store, StoreError, SystemClock,
     Table, Tenant,
 };
-use statehouse_store_postgres::{Options, PostgresStore};
+use statehouse_store_postgres::{PostgresOptions, PostgresStore};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
@@ -51,7 +51,7 @@ async fn ask(client: &Client, question: &str) -> String {
 /// How many statements the server processes of a pooler have kept, each of them.
 async fn kept(url: &str) -> Vec<String> {
     let clients = join_all((0..PROCESSES).map(|_| connect(url))).await;
-    // Whoever is in a transaction has a process of its own.
+    // A client in a transaction has a process of its own.
     try_join_all(clients.iter().map(|client| client.batch_execute("begin"))).await.unwrap();
     let mut kept = Vec::new();
     for client in &clients {
@@ -186,7 +186,7 @@ async fn a_pooler_that_is_killed_again_and_again_loses_and_repeats_nothing() {
 
 /// What a connection asks for at its start is refused by one pooler and passed over by another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_gets_settings_or_names_from_a_pooler() {
+async fn a_pooler_hands_no_settings_or_names_to_another_client() {
     for settings in [&[][..], &["ignore_startup_parameters=options"]] {
         let pooler = Pooler::start(settings).await;
         let namespace = Namespace::at(&pooler.url);
@@ -284,10 +284,10 @@ async fn requests_of_many_callers_do_not_get_mixed_up() {
     assert_eq!(kept(&pooler.url).await, ["0"; PROCESSES]);
 }
 
-/// Somebody asks for something that takes a while and goes away. The next request on the connection is so large that the
-/// pooler could pass on only a part of it before the first one is answered, and then somebody else gets the server process.
+/// A client sends a slow statement and disconnects. The next request on the connection is so large that the
+/// pooler could pass on only a part of it before the first one is answered, and then another client gets the server process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_goes_away_does_not_hurt_those_who_stay() {
+async fn a_cancelled_caller_does_not_affect_the_others() {
     let pooler = Pooler::start(&["default_pool_size=1"]).await;
     let neighbour = connect(&pooler.url).await;
     let mut namespace = Namespace::at(&pooler.url);
@@ -315,7 +315,7 @@ async fn who_goes_away_does_not_hurt_those_who_stay() {
     assert_eq!(pooler.errors(), [""; 0]);
 }
 
-/// Whoever waits for a server process too long is sent away in the pooler's own words.
+/// A client that waits for a server process too long is refused in the pooler's own words.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_got_no_server_process_is_settled_later() {
     let pooler = Pooler::start(&["default_pool_size=1", "query_wait_timeout=1"]).await;
@@ -451,12 +451,12 @@ async fn ready(server: &mut TcpStream) -> std::io::Result<()> {
 /// No pooler is known that passes on the mark. If one does, names are trusted until the first of them is not known, or stands
 /// for something else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_trusted_a_name_in_vain_trusts_none_again() {
+async fn a_pooler_that_lost_a_statement_name_gets_none_again() {
     for strangers in [false, true] {
         let (namespace, between) = (Namespace::new(), Exchange::start().await);
         let (table, acme) = (counters("counters"), tenant("acme"));
         let witness = namespace.open_with(&[&table]).await;
-        let mut options = Options::from_url(&url_by(between.address)).unwrap();
+        let mut options = PostgresOptions::from_url(&url_by(between.address)).unwrap();
         options.schema = namespace.schema().to_owned();
         let store = PostgresStore::open(options).await.unwrap();
         let mut turn = 0;

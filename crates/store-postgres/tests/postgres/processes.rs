@@ -16,7 +16,7 @@ use statehouse_store::{
     Address, Clock as _, Commit, Consistency, Plan, Random, Resolution, Step, Store, StoreError, SystemClock,
     Table, Value,
 };
-use statehouse_store_postgres::{Options, PostgresStore};
+use statehouse_store_postgres::{PostgresOptions, PostgresStore};
 use std::sync::Arc;
 use tokio::process::Command;
 use tokio::task::JoinSet;
@@ -96,14 +96,14 @@ impl Processes<'_> {
     }
 }
 
-/// What each process does. Without the variable it is nobody's process, and there is nothing to do.
+/// What each process does. Without the variable there is nothing to do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn child() {
     let Ok(task) = std::env::var(CHILD) else { return };
     let mut words = task.split(' ');
     let number: u64 = words.next().unwrap().parse().unwrap();
     let schema = words.next().unwrap().to_owned();
-    let mut options = Options::from_url(words.next().unwrap()).unwrap();
+    let mut options = PostgresOptions::from_url(words.next().unwrap()).unwrap();
     options.schema = schema;
     let store = loop {
         // The proxy may cut the first connection too.

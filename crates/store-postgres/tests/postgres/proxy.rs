@@ -1,6 +1,6 @@
 //! A proxy that understands just enough of the protocol to cut a connection at a commit.
 //!
-//! It can also stand for a pooler, which lets nobody in who asks for settings of the connection.
+//! It can also stand for a pooler, which refuses clients that ask for settings of the connection.
 //!
 //! A commit is the word, or the execution of a statement that writes and is a transaction by itself: those of the store
 //! begin by setting their scope.
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use statehouse_store::Random;
-use statehouse_store_postgres::{Encryption, Options};
+use statehouse_store_postgres::{Encryption, PostgresOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -104,8 +104,8 @@ impl Proxy {
     }
 
     /// The same options, through this proxy.
-    pub fn options(&self, direct: &Options) -> Options {
-        let mut options = Options::from_url(&self.url()).unwrap();
+    pub fn options(&self, direct: &PostgresOptions) -> PostgresOptions {
+        let mut options = PostgresOptions::from_url(&self.url()).unwrap();
         options.schema = direct.schema.clone();
         options.partitions = direct.partitions;
         options.encrypt(Encryption::Disable);

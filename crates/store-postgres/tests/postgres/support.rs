@@ -7,7 +7,7 @@ use statehouse_store::{
     Entry, EventTemplate, Expr, Migrate, Operand, Plan, Random, Schema, Step, Store, Table, Tenant, Type,
     Value,
 };
-use statehouse_store_postgres::{Options, PostgresStore};
+use statehouse_store_postgres::{PostgresOptions, PostgresStore};
 use tokio_postgres::{Client, NoTls};
 
 /// Where the server is.
@@ -26,7 +26,7 @@ pub async fn raw() -> Client {
 
 /// A PostgreSQL schema of this test's own; gone with it.
 pub struct Namespace {
-    pub options: Options,
+    pub options: PostgresOptions,
 }
 
 impl Namespace {
@@ -36,7 +36,7 @@ impl Namespace {
 
     /// At a URL that leads to the server, by whatever way.
     pub fn at(url: &str) -> Namespace {
-        let mut options = Options::from_url(url).unwrap();
+        let mut options = PostgresOptions::from_url(url).unwrap();
         options.schema = format!("test_{:x}", Random::from_entropy().below(1 << 48));
         Namespace { options }
     }

@@ -36,8 +36,9 @@ async fn open(
     let url = crate::support::url();
     let mark = if url.contains('?') { '&' } else { '?' };
     let namespace = Namespace::new();
-    let mut options =
-        statehouse_store_postgres::Options::from_url(&format!("{url}{mark}application_name={application}"))?;
+    let mut options = statehouse_store_postgres::PostgresOptions::from_url(&format!(
+        "{url}{mark}application_name={application}"
+    ))?;
     options.schema = namespace.schema().to_owned();
     options.encrypt(encryption);
     options.root_certificates = trusted;
@@ -57,7 +58,7 @@ async fn connections_are_as_secure_as_asked_for() {
     assert!(matches!(connections("tls_require").await, (1.., 0)));
     let verified = open(Encryption::VerifyFull, Some(certificate), "tls_verify").await.unwrap();
     assert!(matches!(connections("tls_verify").await, (1.., 0)));
-    // Nobody else vouches for this server.
+    // No other authority vouches for this server.
     let error = open(Encryption::VerifyFull, None, "tls_stranger").await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
     drop((plain, encrypted, verified));

@@ -4,7 +4,7 @@ use statehouse_store::{
     Address, Commit, Consistency, Entry, EventTemplate, Migrate, Plan, Resolution, Step, Store, StoreError,
     Table, Tenant,
 };
-use statehouse_store_postgres::{Options, PostgresStore};
+use statehouse_store_postgres::{PostgresOptions, PostgresStore};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -88,7 +88,7 @@ async fn a_commit_that_was_done_is_learned_by_resolving() {
     assert_eq!(scene.proxy.achieved.after.load(Ordering::Relaxed), 2);
 }
 
-/// Nothing was refused: whoever lost the server knows as little as the client.
+/// Nothing was refused: a pooler that lost the server knows as little as the client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pooler_that_has_lost_the_server_has_not_said_no() {
     let scene = Scene::set().await;
@@ -153,7 +153,7 @@ async fn a_refusal_that_rests_on_an_unknown_outcome_is_not_given() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_broke_while_nobody_used_it_is_replaced_unnoticed() {
+async fn an_idle_connection_that_broke_is_replaced_unnoticed() {
     let scene = Scene::set().await;
     for number in 0..3 {
         scene.proxy.cut_all();
@@ -175,13 +175,13 @@ async fn a_server_that_lets_in_and_says_nothing_is_not_waited_for() {
             guests.push(guest);
         }
     });
-    let url = format!("postgres://nobody@127.0.0.1:{port}/nothing?sslmode=disable&connect_timeout=1");
-    let opened = PostgresStore::open(Options::from_url(&url).unwrap()).await;
+    let url = format!("postgres://user@127.0.0.1:{port}/nothing?sslmode=disable&connect_timeout=1");
+    let opened = PostgresStore::open(PostgresOptions::from_url(&url).unwrap()).await;
     assert!(matches!(opened, Err(StoreError::Unavailable { .. })), "{opened:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_falls_silent_leaves_an_unknown_outcome_and_nobody_waiting() {
+async fn a_server_that_falls_silent_leaves_an_unknown_outcome_and_no_waiting_caller() {
     let (proxy, namespace) = (Proxy::start().await, Namespace::new());
     let table = counters("counter");
     let mut options = proxy.options(&namespace.options);

@@ -22,7 +22,7 @@ use statehouse_store::{
     Commit, Consistency, Entry, EventTemplate, Migrate, Plan, Random, Resolution, Scan, Schema, Step, Store,
     StoreError, Table, Tenant, Type,
 };
-use statehouse_store_sqlite::{Options, SqliteStore};
+use statehouse_store_sqlite::{SqliteOptions, SqliteStore};
 
 const FILE: &str = "house.db";
 
@@ -57,7 +57,7 @@ fn increment(table: &Arc<Table>, operation: &str, pair: i64, filler: usize) -> P
         .unwrap()
 }
 
-async fn open(options: Options) -> Result<SqliteStore, StoreError> {
+async fn open(options: SqliteOptions) -> Result<SqliteStore, StoreError> {
     let store = SqliteStore::open(options).await?;
     store.migrate(&Schema::new([counters()]).unwrap(), Migrate::Apply).await?;
     Ok(store)
@@ -67,8 +67,12 @@ async fn open(options: Options) -> Result<SqliteStore, StoreError> {
 async fn run_under_cuts(name: &str, seed: u64, synchronous: bool, plans: u64) -> Vec<Image> {
     let folder = tempfile::tempdir().unwrap();
     let vfs = Arc::new(CrashVfs::register(name, seed, 40));
-    let options =
-        Options { vfs: Some(vfs.name()), synchronous, batch: 8, ..Options::at(folder.path().join(FILE)) };
+    let options = SqliteOptions {
+        vfs: Some(vfs.name()),
+        synchronous,
+        batch: 8,
+        ..SqliteOptions::at(folder.path().join(FILE))
+    };
     let store = Arc::new(open(options).await.unwrap());
     let tasks: Vec<_> = (0..6_u64)
         .map(|caller| {
@@ -97,7 +101,7 @@ async fn run_under_cuts(name: &str, seed: u64, synchronous: bool, plans: u64) ->
 async fn fault_of(image: &Image) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let path = image.restore(folder.path(), FILE);
-    let store = match open(Options::at(&path)).await {
+    let store = match open(SqliteOptions::at(&path)).await {
         Ok(store) => store,
         Err(error) => return Some(format!("it does not open: {error}")),
     };
@@ -171,7 +175,7 @@ async fn without_synchronization_the_same_test_fails() {
 async fn a_full_disk_is_said_and_loses_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let vfs = CrashVfs::register("crash-disk-full", 1, 0);
-    let options = Options { vfs: Some(vfs.name()), ..Options::at(folder.path().join(FILE)) };
+    let options = SqliteOptions { vfs: Some(vfs.name()), ..SqliteOptions::at(folder.path().join(FILE)) };
     let store = open(options).await.unwrap();
     let table = counters();
     let commit = async |operation: &str| store.commit(&increment(&table, operation, 0, 10)).await;
@@ -197,7 +201,7 @@ async fn a_full_disk_is_said_and_loses_nothing() {
 async fn a_failed_synchronization_leaves_the_outcome_open_and_stops_the_writer() {
     let folder = tempfile::tempdir().unwrap();
     let vfs = CrashVfs::register("crash-sync", 1, 0);
-    let options = Options { vfs: Some(vfs.name()), ..Options::at(folder.path().join(FILE)) };
+    let options = SqliteOptions { vfs: Some(vfs.name()), ..SqliteOptions::at(folder.path().join(FILE)) };
     let store = open(options).await.unwrap();
     let table = counters();
     assert!(matches!(store.commit(&increment(&table, "sure", 0, 10)).await, Ok(Commit::Applied(_))));
@@ -214,7 +218,7 @@ async fn a_failed_synchronization_leaves_the_outcome_open_and_stops_the_writer()
     for _ in 0..20 {
         let image = vfs.cut();
         let elsewhere = tempfile::tempdir().unwrap();
-        let reopened = open(Options::at(image.restore(elsewhere.path(), FILE))).await.unwrap();
+        let reopened = open(SqliteOptions::at(image.restore(elsewhere.path(), FILE))).await.unwrap();
         let sure = reopened.resolve(&tenant(), "sure").await.unwrap();
         assert!(matches!(sure, Resolution::Applied(_)));
         let settled = reopened.resolve(&tenant(), "unsure").await.unwrap();
@@ -233,7 +237,7 @@ async fn a_failed_synchronization_leaves_the_outcome_open_and_stops_the_writer()
 async fn a_read_only_file_is_said() {
     let folder = tempfile::tempdir().unwrap();
     let vfs = CrashVfs::register("crash-read-only", 1, 0);
-    let options = Options { vfs: Some(vfs.name()), ..Options::at(folder.path().join(FILE)) };
+    let options = SqliteOptions { vfs: Some(vfs.name()), ..SqliteOptions::at(folder.path().join(FILE)) };
     open(options.clone()).await.unwrap().close().await;
     vfs.read_only(true);
     let error = open(options).await.unwrap_err();
@@ -244,7 +248,7 @@ async fn a_read_only_file_is_said() {
 async fn a_locked_file_is_said_and_freed_later() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(FILE);
-    let options = Options { lock_timeout: Duration::from_millis(20), ..Options::at(&path) };
+    let options = SqliteOptions { lock_timeout: Duration::from_millis(20), ..SqliteOptions::at(&path) };
     let store = open(options).await.unwrap();
     let other = rusqlite::Connection::open(&path).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
@@ -262,7 +266,8 @@ async fn a_locked_file_is_said_and_freed_later() {
 async fn two_processes_on_one_file_keep_one_log() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(FILE);
-    let (first, second) = (open(Options::at(&path)).await.unwrap(), open(Options::at(&path)).await.unwrap());
+    let (first, second) =
+        (open(SqliteOptions::at(&path)).await.unwrap(), open(SqliteOptions::at(&path)).await.unwrap());
     let table = counters();
     for number in 0..20 {
         let store = if number % 2 == 0 { &first } else { &second };
@@ -285,7 +290,7 @@ async fn foreign_newer_and_broken_files_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let check = async |name: &str, expect: &str| {
         let path = folder.path().join(name);
-        let error = SqliteStore::open(Options::at(&path)).await.unwrap_err().to_string();
+        let error = SqliteStore::open(SqliteOptions::at(&path)).await.unwrap_err().to_string();
         assert!(error.contains(expect) && error.contains(name), "{name}: {error}");
     };
     let sqlite = |name: &str, statement: &str| {
@@ -295,7 +300,7 @@ async fn foreign_newer_and_broken_files_are_refused() {
     sqlite("foreign.db", "CREATE TABLE t (x)");
     check("foreign.db", "another program").await;
 
-    open(Options::at(folder.path().join("newer.db"))).await.unwrap().close().await;
+    open(SqliteOptions::at(folder.path().join("newer.db"))).await.unwrap().close().await;
     sqlite("newer.db", "PRAGMA user_version = 99");
     check("newer.db", "has format 99").await;
 
@@ -310,7 +315,7 @@ async fn foreign_newer_and_broken_files_are_refused() {
 async fn a_corrupted_file_is_an_error_with_the_path_and_never_a_panic() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(FILE);
-    let store = open(Options::at(&path)).await.unwrap();
+    let store = open(SqliteOptions::at(&path)).await.unwrap();
     let table = counters();
     for number in 0..200 {
         store.commit(&increment(&table, &format!("op-{number}"), number % 50, 200)).await.unwrap();
@@ -345,7 +350,7 @@ async fn meets_corruption(path: &Path) -> bool {
             assert!(!place.is_empty());
         }
     };
-    let store = match open(Options::at(path)).await {
+    let store = match open(SqliteOptions::at(path)).await {
         Ok(store) => store,
         Err(error) => {
             note(error);

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value as Json, json};
 use statehouse::{Code, Request};
 
-use super::super::case::{Compares, Figures, HotspotCase, Side, Trial};
+use super::super::case::{CaseFigures, Compares, HotspotCase, Side, Trial};
 use crate::site::{Tenancy, request};
 
 const BLUEPRINT: &str = "
@@ -81,7 +81,7 @@ fn hold(booking: u64, event: u64, what: (&str, Json)) -> Request {
 }
 
 /// As many seats as operations, and as many again so that no caller waits for the last one.
-async fn any_seat(trial: Trial) -> Result<Figures> {
+async fn any_seat(trial: Trial) -> Result<CaseFigures> {
     trial.fill((0..2 * trial.operations).map(|seat| offer(0, seat))).await?;
     let chooses = trial.side.level == 1;
     trial
@@ -116,7 +116,7 @@ async fn free_seat(house: &Tenancy) -> Result<Json> {
 }
 
 /// Each operation holds and buys a seat that no other operation wants, spread over so many events.
-async fn own_seats(trial: Trial, events: u64) -> Result<Figures> {
+async fn own_seats(trial: Trial, events: u64) -> Result<CaseFigures> {
     trial.fill((0..trial.operations).map(|seat| offer(seat % events, seat))).await?;
     trial
         .measure_each(move |house, seat| async move {
@@ -128,7 +128,7 @@ async fn own_seats(trial: Trial, events: u64) -> Result<Figures> {
         .await
 }
 
-async fn sweep(trial: Trial) -> Result<Figures> {
+async fn sweep(trial: Trial) -> Result<CaseFigures> {
     trial.fill((0..trial.operations).map(|seat| offer(0, seat))).await?;
     trial.fill((0..trial.operations).map(|seat| hold(seat, 0, ("seat_no", json!([seat]))))).await?;
     trial.measure_worker("seat_booking.expire", trial.operations, trial.operations).await

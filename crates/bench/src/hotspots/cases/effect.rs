@@ -8,12 +8,12 @@ use anyhow::Result;
 use async_trait::async_trait;
 use serde_json::json;
 use statehouse::Request;
-use statehouse::outside::{Courier, Outside, Parcel, Reply, Sent};
-use statehouse::worker::Options;
+use statehouse::egress::{Egress, OutboundRequest, SendOutcome, TargetResponse, Transport};
+use statehouse::worker::WorkerOptions;
 use statehouse_store::Clock;
 use statehouse_store::clock::Stopwatch;
 
-use super::super::case::{Compares, Figures, HotspotCase, Side, Trial, until};
+use super::super::case::{CaseFigures, Compares, HotspotCase, Side, Trial, until};
 use crate::site::request;
 
 /// How long a target takes to answer.
@@ -77,8 +77,8 @@ struct BenchTarget {
 }
 
 #[async_trait]
-impl Courier for BenchTarget {
-    async fn send(&self, _: &Parcel, clock: &dyn Clock) -> Sent {
+impl Transport for BenchTarget {
+    async fn send(&self, _: &OutboundRequest, clock: &dyn Clock) -> SendOutcome {
         self.requests.fetch_add(1, Ordering::Relaxed);
         clock.sleep(LATENCY).await;
         let fails = self.started.elapsed() < self.outage;
@@ -86,7 +86,7 @@ impl Courier for BenchTarget {
             self.delivered.fetch_add(1, Ordering::Relaxed);
         }
         let status = if fails { 503 } else { 200 };
-        Sent::Answered(Reply { status, complete: true, ..Reply::default() })
+        SendOutcome::Answered(TargetResponse { status, complete: true, ..TargetResponse::default() })
     }
 }
 
@@ -99,7 +99,7 @@ fn send(number: u64, targets: Option<u64>) -> Request {
 }
 
 /// Writes effects, and measures until all of them have been answered with success.
-async fn deliver(trial: Trial, outage: Duration, targets: Option<u64>) -> Result<Figures> {
+async fn deliver(trial: Trial, outage: Duration, targets: Option<u64>) -> Result<CaseFigures> {
     trial.fill((0..trial.operations).map(|number| send(number, targets))).await?;
     let target = Arc::new(BenchTarget {
         outage,
@@ -107,17 +107,17 @@ async fn deliver(trial: Trial, outage: Duration, targets: Option<u64>) -> Result
         requests: AtomicU64::new(0),
         delivered: AtomicU64::new(0),
     });
-    let courier: Arc<dyn Courier> = target.clone();
-    let outside = Outside { courier: Some(courier), ..Outside::default() };
-    let house = trial.another(|house| house.with_outside(outside)).await?;
+    let transport: Arc<dyn Transport> = target.clone();
+    let egress = Egress { transport: Some(transport), ..Egress::default() };
+    let house = trial.another(|house| house.with_egress(egress)).await?;
     let wanted = trial.operations;
     let figures = trial
         .measure(wanted, async {
-            house.house.start_workers(Options::default());
+            house.house.start_workers(WorkerOptions::default());
             until(|| async { Ok(target.delivered.load(Ordering::Relaxed) >= wanted) }).await
         })
         .await?;
     house.house.stop_workers().await;
     let requests = if outage.is_zero() { figures.requests } else { target.requests.load(Ordering::Relaxed) };
-    Ok(Figures { requests, ..figures })
+    Ok(CaseFigures { requests, ..figures })
 }

@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 use statehouse::{Code, Expected, Request};
 use statehouse_store::{Clock as _, SystemClock};
 
-use super::super::case::{Compares, Figures, HotspotCase, Side, Trial, insist, key};
+use super::super::case::{CaseFigures, Compares, HotspotCase, Side, Trial, insist, key};
 use crate::site::{Tenancy, request};
 
 const BLUEPRINT: &str = "
@@ -74,7 +74,7 @@ fn add_view(id: u64) -> Request {
 }
 
 /// Reads rows, with the consistency of the side, and writes one of so many times.
-async fn reads(trial: Trial, rows: u64, write_every: Option<u64>) -> Result<Figures> {
+async fn reads(trial: Trial, rows: u64, write_every: Option<u64>) -> Result<CaseFigures> {
     trial.fill((0..rows).map(create)).await?;
     trial.house.house.start_followers();
     SystemClock.sleep(FOLLOWING).await;
@@ -87,7 +87,7 @@ async fn reads(trial: Trial, rows: u64, write_every: Option<u64>) -> Result<Figu
         .await
 }
 
-async fn counts_beside_edits(trial: Trial) -> Result<Figures> {
+async fn counts_beside_edits(trial: Trial) -> Result<CaseFigures> {
     trial.fill([create(0)]).await?;
     trial
         .measure_each(|house, number| async move {
@@ -113,7 +113,7 @@ async fn edit(house: &Tenancy, number: u64) -> Result<()> {
     }
 }
 
-async fn dependent_mutations(trial: Trial) -> Result<Figures> {
+async fn dependent_mutations(trial: Trial) -> Result<CaseFigures> {
     trial.fill([create(0)]).await?;
     let mutate = |number: u64| {
         let input = json!({"increment": {"views": 1}, "set": {"name": number.to_string()}});

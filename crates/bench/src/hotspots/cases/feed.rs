@@ -7,7 +7,7 @@ use serde_json::json;
 use statehouse::Request;
 use statehouse_store::{Clock as _, SystemClock, Value};
 
-use super::super::case::{Compares, Figures, HotspotCase, Side, Trial, int};
+use super::super::case::{CaseFigures, Compares, HotspotCase, Side, Trial, int};
 use crate::site::request;
 
 const BLUEPRINT: &str = "
@@ -33,7 +33,7 @@ const CASE: HotspotCase = HotspotCase {
     sides: [Side::settings("pull_above = 10000"), Side::settings("pull_above = 100")],
     operations: 100,
     callers: 16,
-    workload: |trial| Box::pin(fan_out(trial, Square { authors: 1, followers: 300 })),
+    workload: |trial| Box::pin(fan_out(trial, HotspotSquare { authors: 1, followers: 300 })),
 };
 
 pub(super) const CASES: &[HotspotCase] = &[
@@ -43,7 +43,7 @@ pub(super) const CASES: &[HotspotCase] = &[
         operation: "a post of one of 50 authors with 10 followers is projected",
         sides: [Side::partitions("partitions=1", 1), Side::partitions("partitions=16", 16)],
         operations: 1_000,
-        workload: |trial| Box::pin(fan_out(trial, Square { authors: 50, followers: 10 })),
+        workload: |trial| Box::pin(fan_out(trial, HotspotSquare { authors: 50, followers: 10 })),
         ..CASE
     },
     HotspotCase {
@@ -54,7 +54,7 @@ pub(super) const CASES: &[HotspotCase] = &[
         operations: 2_000,
         workload: |trial| {
             let posts = trial.side.level;
-            Box::pin(pages(trial, Square { authors: 5, followers: 1 }, posts))
+            Box::pin(pages(trial, HotspotSquare { authors: 5, followers: 1 }, posts))
         },
         ..CASE
     },
@@ -63,7 +63,7 @@ pub(super) const CASES: &[HotspotCase] = &[
         operation: "a page of 20 posts is read by a follower of 20 authors",
         sides: [Side::settings("pull_above = 2"), Side::settings("pull_above = 10000")],
         operations: 1_000,
-        workload: |trial| Box::pin(pages(trial, Square { authors: 20, followers: 5 }, 100)),
+        workload: |trial| Box::pin(pages(trial, HotspotSquare { authors: 20, followers: 5 }, 100)),
         ..CASE
     },
     HotspotCase {
@@ -71,19 +71,19 @@ pub(super) const CASES: &[HotspotCase] = &[
         operation: "a post is taken into account by a build; 9 of 10 posts are 60 days old",
         sides: [Side::settings("keep = \"3650d\""), Side::settings("keep = \"30d\"")],
         operations: 1_000,
-        workload: |trial| Box::pin(build(trial, Square { authors: 50, followers: 10 })),
+        workload: |trial| Box::pin(build(trial, HotspotSquare { authors: 50, followers: 10 })),
         ..CASE
     },
 ];
 
 /// Who follows whom: each author has this many followers, reader 0 among them.
 #[derive(Clone, Copy)]
-struct Square {
+struct HotspotSquare {
     authors: u64,
     followers: u64,
 }
 
-impl Square {
+impl HotspotSquare {
     async fn follow(self, trial: &Trial) -> Result<()> {
         let edges =
             (0..self.authors).flat_map(|author| (0..self.followers).map(move |reader| (reader, author)));
@@ -113,7 +113,7 @@ impl Square {
 }
 
 /// Posts wait in the log until the workers start.
-async fn fan_out(trial: Trial, square: Square) -> Result<Figures> {
+async fn fan_out(trial: Trial, square: HotspotSquare) -> Result<CaseFigures> {
     square.follow(&trial).await?;
     trial.project().await?;
     square.post(&trial, trial.operations, |_| false).await?;
@@ -121,7 +121,7 @@ async fn fan_out(trial: Trial, square: Square) -> Result<Figures> {
 }
 
 /// Reader 0 reads the first page.
-async fn pages(trial: Trial, square: Square, posts: u64) -> Result<Figures> {
+async fn pages(trial: Trial, square: HotspotSquare, posts: u64) -> Result<CaseFigures> {
     square.follow(&trial).await?;
     square.post(&trial, trial.scaled(posts), |_| false).await?;
     trial.project().await?;
@@ -129,7 +129,7 @@ async fn pages(trial: Trial, square: Square, posts: u64) -> Result<Figures> {
 }
 
 /// The first build of the feed, of which most posts may be too old.
-async fn build(trial: Trial, square: Square) -> Result<Figures> {
+async fn build(trial: Trial, square: HotspotSquare) -> Result<CaseFigures> {
     square.follow(&trial).await?;
     square.post(&trial, trial.operations, |number| number % 10 != 0).await?;
     trial.measure_projection(trial.operations).await

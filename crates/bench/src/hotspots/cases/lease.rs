@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 use statehouse::{Code, Operation, Request};
 use statehouse_store::{Clock as _, SystemClock};
 
-use super::super::case::{Compares, Figures, HotspotCase, Side, Trial, each, key};
+use super::super::case::{CaseFigures, Compares, HotspotCase, Side, Trial, each, key};
 use crate::site::{Tenancy, request};
 
 /// How long a holder keeps a lease that others want.
@@ -69,7 +69,7 @@ async fn release(house: &Tenancy, id: u64, epoch: i64) -> Result<()> {
 }
 
 /// Every contender wants the same lease, and either asks again and again or waits until the log has news.
-async fn contend(trial: Trial) -> Result<Figures> {
+async fn contend(trial: Trial) -> Result<CaseFigures> {
     trial.house.house.start_followers();
     let waits = trial.side.level == 1;
     trial
@@ -99,7 +99,7 @@ async fn contend(trial: Trial) -> Result<Figures> {
 }
 
 /// Renews leases, as many in one batch as the side says.
-async fn renew(trial: Trial) -> Result<Figures> {
+async fn renew(trial: Trial) -> Result<CaseFigures> {
     let (operations, in_batch) = (trial.operations, trial.side.level.min(trial.operations));
     trial.fill((0..operations).map(acquire)).await?;
     let one = |id: u64| request("lock.renew", key(id), json!({"holder": "bench", "epoch": 1}));
@@ -112,7 +112,7 @@ async fn renew(trial: Trial) -> Result<Figures> {
     trial.measure(operations / in_batch * in_batch, work).await
 }
 
-async fn own_leases(trial: Trial) -> Result<Figures> {
+async fn own_leases(trial: Trial) -> Result<CaseFigures> {
     trial
         .measure_each(|house, id| async move {
             let lease = house.send(acquire(id)).await?;

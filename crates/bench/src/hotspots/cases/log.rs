@@ -7,11 +7,11 @@ use anyhow::Result;
 use async_trait::async_trait;
 use serde_json::json;
 use statehouse::Request;
-use statehouse::infra::log::{Effect, Handler, Reading, Unable};
-use statehouse::worker::Options;
+use statehouse::infra::log::{HandlerContext, HandlerError, HandlerWrite, RecordHandler};
+use statehouse::worker::WorkerOptions;
 use statehouse_store::Record;
 
-use super::super::case::{Compares, Figures, HotspotCase, Side, Trial, until};
+use super::super::case::{CaseFigures, Compares, HotspotCase, Side, Trial, until};
 use crate::site::request;
 
 const CASE: HotspotCase = HotspotCase {
@@ -67,7 +67,7 @@ fn create(id: u64) -> Request {
     request("note.create", vec![], json!({"id": id, "n": 1}))
 }
 
-async fn trial_writes(trial: Trial) -> Result<Figures> {
+async fn trial_writes(trial: Trial) -> Result<CaseFigures> {
     trial.measure_calls(create).await
 }
 
@@ -94,20 +94,20 @@ struct CountingHandler {
 }
 
 #[async_trait]
-impl Handler for CountingHandler {
+impl RecordHandler for CountingHandler {
     fn group(&self) -> &str {
         "bench"
     }
 
-    async fn handle(&self, records: &[Record], _: &Reading<'_>) -> Result<Effect, Unable> {
+    async fn handle(&self, records: &[Record], _: &HandlerContext<'_>) -> Result<HandlerWrite, HandlerError> {
         let taken = records.len().min(self.taken);
         self.handled.fetch_add(taken as u64, Ordering::Relaxed);
-        Ok(Effect::of(taken, Vec::new()))
+        Ok(HandlerWrite::of(taken, Vec::new()))
     }
 }
 
 /// Writes records, and measures how fast a group in this process passes them.
-async fn handled(trial: Trial, reads: Reads) -> Result<Figures> {
+async fn handled(trial: Trial, reads: Reads) -> Result<CaseFigures> {
     for tenant in 0..reads.tenants {
         let tenant = trial.observer.of_tenant(&format!("tenant-{tenant}"))?;
         let part = (0..trial.operations / reads.tenants).map(|id| vec![create(id)]);
@@ -122,7 +122,7 @@ async fn handled(trial: Trial, reads: Reads) -> Result<Figures> {
     }
     let work = async {
         for (number, process) in (1..).zip(&processes) {
-            process.house.start_workers(Options::default());
+            process.house.start_workers(WorkerOptions::default());
             let share = total * number / reads.processes;
             until(|| async { Ok(handled.load(Ordering::Relaxed) >= share) }).await?;
             process.house.stop_workers().await;

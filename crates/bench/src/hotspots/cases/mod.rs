@@ -1,37 +1,35 @@
 //! The cases of the hotspot benchmark: for each relief of each archetype a workload and the two sides that it compares.
 
+mod auction;
 mod booking;
 mod effect;
 mod entity;
 mod feed;
+mod inventory;
 mod lease;
 mod log;
+mod on;
+mod payment;
+mod projection;
 mod relation;
+mod scan;
 mod schedule;
 mod sequence;
 mod thread;
 mod timer;
 mod view;
+mod workflow;
 
 use super::case::HotspotCase;
 
-/// The cases of each archetype, in the order of the keywords. A view's file has those of `projection`, which has nothing to
-/// declare of its own.
-const LISTS: &[&[HotspotCase]] = &[
-    booking::CASES,
-    effect::CASES,
-    entity::CASES,
-    feed::CASES,
-    lease::CASES,
-    log::CASES,
-    view::PROJECTION_CASES,
-    relation::CASES,
-    schedule::CASES,
-    sequence::CASES,
-    thread::CASES,
-    timer::CASES,
-    view::CASES,
-];
+macro_rules! list_cases {
+    ($($kind:ident::$name:ident,)*) => {
+        /// The cases of each archetype that is built.
+        const LISTS: &[&[HotspotCase]] = &[$($name::CASES),*];
+    };
+}
+
+statehouse::for_archetypes!(list_cases);
 
 /// All cases.
 pub fn all() -> impl Iterator<Item = &'static HotspotCase> {

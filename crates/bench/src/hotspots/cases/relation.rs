@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::json;
 
-use super::super::case::{Compares, Figures, HotspotCase, Side, Trial, int};
+use super::super::case::{CaseFigures, Compares, HotspotCase, Side, Trial, int};
 use crate::site::request;
 
 const BLUEPRINT: &str = "
@@ -55,7 +55,7 @@ pub(super) const CASES: &[HotspotCase] = &[
 ];
 
 /// Adds edges between the ends that `ends` gives for a number.
-async fn edges(trial: Trial, ends: fn(u64) -> (u64, u64)) -> Result<Figures> {
+async fn edges(trial: Trial, ends: fn(u64) -> (u64, u64)) -> Result<CaseFigures> {
     let add = move |number| {
         let (from, to) = ends(number);
         request("follow.add", vec![int(from), int(to)], json!({}))
@@ -64,7 +64,7 @@ async fn edges(trial: Trial, ends: fn(u64) -> (u64, u64)) -> Result<Figures> {
 }
 
 /// Lists the first page of a target with as many edges as the side says.
-async fn pages(trial: Trial) -> Result<Figures> {
+async fn pages(trial: Trial) -> Result<CaseFigures> {
     let edges = trial.scaled(trial.side.level);
     trial.fill((0..edges).map(|from| request("follow.add", vec![int(from), int(0)], json!({})))).await?;
     trial.measure_calls(|_| request("follow_in.list", vec![], json!({"followee": 0, "limit": 20}))).await

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use serde_json::{Value as Json, json};
-use statehouse::worker::Options;
+use statehouse::worker::WorkerOptions;
 use statehouse_store::{Clock as _, SystemClock, Value};
 
-use super::super::case::{Compares, Figures, HotspotCase, Side, Trial, each};
+use super::super::case::{CaseFigures, Compares, HotspotCase, Side, Trial, each};
 use crate::site::{Tenancy, request};
 
 /// Jobs of one claim, where the side does not say.
@@ -82,14 +82,14 @@ async fn enqueue(trial: &Trial, jobs: u64) -> Result<()> {
 
 /// Claimers take so many jobs at a time and complete them, until as many are done as there are operations. The level of a
 /// side that compares loads is how many more are in the queue.
-async fn drain(trial: Trial, limit: u64) -> Result<Figures> {
+async fn drain(trial: Trial, limit: u64) -> Result<CaseFigures> {
     let more = if trial.side.level > 1_000 { trial.scaled(trial.side.level) } else { 0 };
     enqueue(&trial, trial.operations + more).await?;
     claimed(&trial, limit).await
 }
 
 /// Measures claimers until as many jobs are completed as there are operations.
-async fn claimed(trial: &Trial, limit: u64) -> Result<Figures> {
+async fn claimed(trial: &Trial, limit: u64) -> Result<CaseFigures> {
     let (done, wanted) = (Arc::new(AtomicU64::new(0)), trial.operations);
     let work = each(&trial.house, trial.callers, trial.callers, move |house, _| {
         let done = done.clone();
@@ -123,14 +123,14 @@ async fn claim_and_complete(house: &Tenancy, limit: u64) -> Result<u64> {
 }
 
 /// Definitions that are all due at one moment. From that moment on it is measured how fast their jobs can be claimed.
-async fn definitions(trial: Trial) -> Result<Figures> {
+async fn definitions(trial: Trial) -> Result<CaseFigures> {
     let due = SystemClock.now().plus(DECLARED_BEFORE);
     let when = json!({"when": {"at": Value::Time(due).to_json()}});
     let create = |number: u64| {
         request("job_definition.create", vec![number.to_string().as_str().into()], when.clone())
     };
     trial.fill((0..trial.operations).map(create)).await?;
-    trial.house.house.start_workers(Options::default());
+    trial.house.house.start_workers(WorkerOptions::default());
     SystemClock.sleep(due.since(SystemClock.now())).await;
     let figures = claimed(&trial, 98).await?;
     trial.house.house.stop_workers().await;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use serde_json::json;
-use statehouse::infra::sequence::draw::{Numbers, TimeIds};
+use statehouse::infra::sequence::local_ids::{RangeNumbers, TimeIds};
 
-use super::super::case::{Compares, Figures, HotspotCase, Side, Trial, each, key};
+use super::super::case::{CaseFigures, Compares, HotspotCase, Side, Trial, each, key};
 use crate::site::request;
 
 /// Numbers of a leased range.
@@ -59,12 +59,12 @@ pub(super) const CASES: &[HotspotCase] = &[
 ];
 
 /// Draws numbers, from the store each time or from ranges that the process has leased.
-async fn numbers(trial: Trial) -> Result<Figures> {
+async fn numbers(trial: Trial) -> Result<CaseFigures> {
     if trial.side.level == 0 {
         return trial.measure_calls(|_| request("ticket.next", key(0), json!({}))).await;
     }
     let (house, tenant) = (trial.house.house.clone(), trial.house.tenant());
-    let numbers = Arc::new(Numbers::new(house, tenant, "ticket", key(0), "bench", RANGE));
+    let numbers = Arc::new(RangeNumbers::new(house, tenant, "ticket", key(0), "bench", RANGE));
     trial
         .measure_each(move |_, _| {
             let numbers = numbers.clone();
@@ -73,7 +73,7 @@ async fn numbers(trial: Trial) -> Result<Figures> {
         .await
 }
 
-async fn first_ids(trial: Trial) -> Result<Figures> {
+async fn first_ids(trial: Trial) -> Result<CaseFigures> {
     trial
         .measure_each(|house, number| async move {
             let holder = format!("process {number}");
@@ -84,7 +84,7 @@ async fn first_ids(trial: Trial) -> Result<Figures> {
 }
 
 /// Each holder draws its part of the ids, one after another.
-async fn ids(trial: Trial) -> Result<Figures> {
+async fn ids(trial: Trial) -> Result<CaseFigures> {
     let part = trial.operations / trial.callers;
     let work = each(&trial.house, trial.callers, trial.callers, move |house, number| async move {
         let holder = format!("process {number}");

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 use serde_json::json;
 use statehouse::Request;
 
-use super::super::case::{Compares, Figures, HotspotCase, Side, Trial};
+use super::super::case::{CaseFigures, Compares, HotspotCase, Side, Trial};
 use crate::site::request;
 
 const BLUEPRINT: &str = "
@@ -58,12 +58,12 @@ fn append(number: u64) -> Request {
     )
 }
 
-async fn appends(trial: Trial) -> Result<Figures> {
+async fn appends(trial: Trial) -> Result<CaseFigures> {
     trial.measure_calls(append).await
 }
 
 /// Lists a page as far behind the first child as the side says, of so many children.
-async fn pages(trial: Trial, children: u64) -> Result<Figures> {
+async fn pages(trial: Trial, children: u64) -> Result<CaseFigures> {
     let (children, depth) = (trial.scaled(children).max(2 * PAGE), trial.scaled(trial.side.level));
     trial.fill((0..children).map(append)).await?;
     let mut input = json!({"post_id": 0, "limit": PAGE});

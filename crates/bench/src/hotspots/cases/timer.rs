@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::{Value as Json, json};
 use statehouse_store::{Clock as _, SystemClock, Value};
 
-use super::super::case::{Compares, Figures, HotspotCase, Side, Trial, key};
+use super::super::case::{CaseFigures, Compares, HotspotCase, Side, Trial, key};
 use crate::site::request;
 
 const FIRE: &str = "alarm.fire";
@@ -62,13 +62,13 @@ async fn set(trial: &Trial, input: Json) -> Result<()> {
     trial.fill((0..trial.operations).map(|id| request("alarm.set", key(id), input.clone()))).await
 }
 
-async fn fire(trial: Trial, input: Json) -> Result<Figures> {
+async fn fire(trial: Trial, input: Json) -> Result<CaseFigures> {
     set(&trial, input).await?;
     trial.measure_worker(FIRE, trial.operations, trial.operations).await
 }
 
 /// Timers that recur every minute and were last looked at half an hour and half a minute ago.
-async fn catch_up(trial: Trial) -> Result<Figures> {
+async fn catch_up(trial: Trial) -> Result<CaseFigures> {
     let missed = u32::try_from(MISSED)?;
     let due = SystemClock.now().minus(EVERY * (missed - 1) + EVERY / 2);
     let input = json!({"due_at": Value::Time(due).to_json(), "every_ms": EVERY.as_millis() as u64});

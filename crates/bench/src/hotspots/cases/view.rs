@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context as _, Result};
 use serde_json::json;
 use statehouse::Request;
-use statehouse::worker::Options;
+use statehouse::worker::WorkerOptions;
 
-use super::super::case::{Compares, Figures, HotspotCase, Side, Trial, key};
+use super::super::case::{CaseFigures, Compares, HotspotCase, Side, Trial, key};
 use crate::site::request;
 
 const BLUEPRINT: &str = "
@@ -152,33 +152,33 @@ async fn write(trial: &Trial, rows: u64, groups: u64, in_plan: u64) -> Result<()
 }
 
 /// Rows wait in the log until the workers start.
-async fn count(trial: Trial, groups: u64, in_plan: u64) -> Result<Figures> {
+async fn count(trial: Trial, groups: u64, in_plan: u64) -> Result<CaseFigures> {
     trial.project().await?;
     write(&trial, trial.operations, groups, in_plan).await?;
     trial.measure_projection(trial.operations).await
 }
 
 /// Reads of one group, of so many rows in so many groups.
-async fn reads(trial: Trial, rows: u64, groups: u64) -> Result<Figures> {
+async fn reads(trial: Trial, rows: u64, groups: u64) -> Result<CaseFigures> {
     write(&trial, trial.scaled(rows), groups, 40).await?;
     trial.project().await?;
     trial.measure_calls(|_| request("teams.read", key(0), json!({}))).await
 }
 
 /// The first build of the view.
-async fn build(trial: Trial) -> Result<Figures> {
+async fn build(trial: Trial) -> Result<CaseFigures> {
     write(&trial, trial.operations, GROUPS, 40).await?;
     trial.measure_projection(trial.operations).await
 }
 
 /// Reads of one group, while the side may rebuild the view again and again.
-async fn reads_beside_rebuilds(trial: Trial) -> Result<Figures> {
+async fn reads_beside_rebuilds(trial: Trial) -> Result<CaseFigures> {
     write(&trial, trial.scaled(COUNTED), GROUPS, 40).await?;
     trial.project().await?;
     let over = Arc::new(AtomicBool::new(false));
     let rebuilding = (trial.side.level == 1).then(|| {
         let (house, over) = (trial.observer.house.clone(), over.clone());
-        house.start_workers(Options::default());
+        house.start_workers(WorkerOptions::default());
         tokio::spawn(async move {
             let projection = house.projections().into_iter().next().context("there is no view")?;
             while !over.load(Ordering::Relaxed) {
@@ -198,14 +198,14 @@ async fn reads_beside_rebuilds(trial: Trial) -> Result<Figures> {
 }
 
 /// Pages of groups, with one generation or with that before it kept as well.
-async fn pages_of_generations(trial: Trial) -> Result<Figures> {
+async fn pages_of_generations(trial: Trial) -> Result<CaseFigures> {
     write(&trial, trial.scaled(COUNTED), GROUPS, 40).await?;
     trial.project().await?;
     for _ in 1..trial.side.level {
         let projection = trial.observer.house.projections().into_iter().next().context("there is no view")?;
         let before = projection.state().await?.live;
         projection.rebuild().await?;
-        trial.house.house.start_workers(Options::default());
+        trial.house.house.start_workers(WorkerOptions::default());
         super::super::case::until(|| async { Ok(projection.state().await?.live != before) }).await?;
         trial.house.house.stop_workers().await;
     }

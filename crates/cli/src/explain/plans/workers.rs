@@ -7,17 +7,19 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use statehouse::action::Action;
-use statehouse::outside::Outside;
+use statehouse::egress::Egress;
 use statehouse::resource::Consuming;
 use statehouse::{Blueprint, Operation, Resource};
 use statehouse_drills::fake_targets::{FakeTargets, TargetBehavior};
 use statehouse_drills::sample_inputs as sample;
 
-use super::super::{DAY, Kept, Stage, step_worker};
+use super::super::{DAY, RecordedCall, Stage, step_worker};
 use super::write_asked;
 
 /// Longer than any row is kept that is over.
 const LONG: Duration = Duration::from_secs(100 * 86_400);
+/// Longer than a sample of an end that lies far ahead.
+const CENTURY: Duration = Duration::from_secs(100 * 366 * 86_400);
 /// Enough steps of a worker to begin, fill and switch to a projection.
 const ROUNDS: usize = 6;
 
@@ -26,10 +28,10 @@ pub(super) async fn plans(blueprint: &Blueprint, resources: &[Resource]) -> BTre
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for resource in resources {
         for action in &resource.actions {
-            for outside in outsides(resource) {
+            for egress in egresses(resource) {
                 for all_inputs in [true, false] {
                     let mut stage = Stage::of(blueprint).await.unwrap();
-                    stage.house = stage.house.with_outside(outside.clone());
+                    stage.house = stage.house.with_egress(egress.clone());
                     if call(&stage, resource, action, all_inputs).await {
                         run_workers(&stage, resource, &mut found).await;
                     }
@@ -41,9 +43,9 @@ pub(super) async fn plans(blueprint: &Blueprint, resources: &[Resource]) -> BTre
 }
 
 /// Targets that answer, refuse, cannot be reached, and whose answer is lost. Other archetypes send nothing.
-fn outsides(resource: &Resource) -> Vec<Outside> {
+fn egresses(resource: &Resource) -> Vec<Egress> {
     if resource.archetype.keyword() != "effect" {
-        return vec![FakeTargets::of(|_, _| TargetBehavior::Unreachable).outside(&[])];
+        return vec![FakeTargets::of(|_, _| TargetBehavior::Unreachable).egress(&[])];
     }
     let plays = [
         TargetBehavior::status(200),
@@ -52,7 +54,7 @@ fn outsides(resource: &Resource) -> Vec<Outside> {
         TargetBehavior::Loses,
         TargetBehavior::Unreachable,
     ];
-    plays.map(|play| FakeTargets::of(move |_, _| play.clone()).outside(&[])).into()
+    plays.map(|play| FakeTargets::of(move |_, _| play.clone()).egress(&[])).into()
 }
 
 /// Calls the actions that an action needs, and the action itself if it writes. Whether it was done.
@@ -78,15 +80,16 @@ async fn run_workers(stage: &Stage, resource: &Resource, found: &mut BTreeMap<St
         name.ends_with(super::super::PROJECTING)
             || owner.starts_with(&resource.name)
             || resource.name.starts_with(owner)
+            || stage.house.resource(owner).is_ok_and(is_reaction)
     };
-    for pause in [Duration::ZERO, DAY, LONG] {
+    for pause in [Duration::ZERO, DAY, LONG, CENTURY] {
         stage.clock.advance(pause);
         for _ in 0..ROUNDS {
             for worker in stage.house.workers().iter().filter(|worker| concerns(worker.name())) {
-                stage.witness.forget();
+                stage.recorder.forget();
                 step_worker(&stage.house, &**worker).await.unwrap();
                 let plans = found.entry(worker.name().to_owned()).or_default();
-                for asked in stage.witness.asked().iter().filter(|asked| is_noted(asked)) {
+                for asked in stage.recorder.asked().iter().filter(|asked| is_noted(asked)) {
                     let mut text = String::new();
                     write_asked(&mut text, asked);
                     if plans.iter().all(|known| shape(known) != shape(&text)) {
@@ -98,11 +101,16 @@ async fn run_workers(stage: &Stage, resource: &Resource, found: &mut BTreeMap<St
     }
 }
 
+/// Whether a resource is a reaction, which reads what other resources write.
+fn is_reaction(resource: &Resource) -> bool {
+    resource.consumers.iter().any(|consuming| matches!(consuming, Consuming::Group(_)))
+}
+
 /// Whether it is a plan, and not one of the leases under which workers run.
-fn is_noted(asked: &Kept) -> bool {
+fn is_noted(asked: &RecordedCall) -> bool {
     let of_leases = |name: &str| name == "house_leases";
     match asked {
-        Kept::Commit(plan) => !plan.steps().iter().all(|step| of_leases(step.table.name())),
+        RecordedCall::Commit(plan) => !plan.steps().iter().all(|step| of_leases(step.table.name())),
         _ => false,
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use serde_json::json;
-use statehouse_store::table::Builder;
+use statehouse_store::table::TableBuilder;
 use statehouse_store::{Table, Time, Type, Value};
 
 /// The types that have an order.
@@ -129,7 +129,7 @@ pub(crate) fn longest_ladder() -> usize {
 }
 
 /// A table with a key `id` and two optional columns of every type: `text` and `other_text`, and so on.
-pub(crate) fn of_every_type(name: &str) -> Builder {
+pub(crate) fn of_every_type(name: &str) -> TableBuilder {
     Type::ALL.into_iter().fold(Table::named(name).partition("id", Type::Int), |table, kind| {
         table.optional(kind.name(), kind).optional(&other(kind), kind)
     })

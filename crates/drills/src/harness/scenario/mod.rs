@@ -31,6 +31,8 @@ mod catalog;
 mod feed;
 #[path = "../../../../../systems/jobs/scenario.rs"]
 mod jobs;
+#[path = "../../../../../systems/library/scenario.rs"]
+mod library;
 #[path = "../../../../../systems/profile/scenario.rs"]
 mod profile;
 #[path = "../../../../../systems/tickets/scenario.rs"]
@@ -44,7 +46,7 @@ pub struct System {
     pub about: &'static str,
     /// Its blueprint.
     pub blueprint: &'static str,
-    /// What of the blueprint is shortened so that nobody has to wait for it: a text, and what stands for it.
+    /// Durations of the blueprint that are shortened so that the scenario need not wait for them: a text, and what stands for it.
     shortened: Option<(&'static str, &'static str)>,
     run: fn(Arc<ScenarioContext>) -> Running,
 }
@@ -74,6 +76,13 @@ pub const SYSTEMS: &[System] = &[
         blueprint: include_str!("../../../../../systems/jobs/statehouse.toml"),
         shortened: Some(jobs::LEASE),
         run: |context| Box::pin(jobs::run(context)),
+    },
+    System {
+        name: "library",
+        about: "A tool library: loans, members who keep tools too long, waiting lists and a dashboard.",
+        blueprint: include_str!("../../../../../systems/library/statehouse.toml"),
+        shortened: Some(library::LOAN),
+        run: |context| Box::pin(library::run(context)),
     },
     System {
         name: "profile",
@@ -252,9 +261,7 @@ impl ScenarioContext {
         requests: &[Request],
         operation: &str,
     ) -> Result<Result<Vec<Answer>, Refusal>> {
-        let call = |operation| async {
-            self.house.batch(tenant, requests.to_vec(), operation).await.map_err(|(_, refusal)| refusal)
-        };
+        let call = |operation| async { self.house.batch(tenant, requests.to_vec(), operation).await };
         self.repeat(call, operation).await
     }
 

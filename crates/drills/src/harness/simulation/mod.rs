@@ -22,8 +22,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value as Json;
-use statehouse::house::subject_of;
-use statehouse::{Answer, Blueprint, Code};
+use statehouse::egress::Egress;
+use statehouse::house::{COMBINED_OPERATIONS, subject_of};
+use statehouse::{Answer, Blueprint, Code, House};
 use statehouse_store::clock::SkewedClock;
 use statehouse_store::{
     Clock, Ids, ModelStore, OperationStatus, Plan, Random, Record, Schema, Store, Time, Value,
@@ -31,8 +32,9 @@ use statehouse_store::{
 use tokio::task::JoinHandle;
 
 use crate::conformance::CaseFuture;
-use crate::harness::drill::{Target, is_passing};
+use crate::harness::drill::{DrillTarget, is_passing};
 use crate::harness::linearize::RegisterCall;
+use crate::harness::log_paths::check_log_paths;
 use crate::harness::proxy::StoreProxy;
 use crate::harness::store_client::whole_log;
 use crate::harness::tenant_client::TenantClient;
@@ -51,6 +53,8 @@ pub struct Workload {
     pub archetype: &'static str,
     pub(crate) blueprint: &'static str,
     pub(crate) resource: &'static str,
+    /// The targets of outgoing requests, from a seed; all processes of a history share them. None for those that send nothing.
+    pub(crate) egress: Option<fn(u64) -> Egress>,
     /// Before anything goes wrong.
     pub(crate) prepare: for<'a> fn(&'a TenantClient) -> CaseFuture<'a>,
     /// What a client does, again and again.
@@ -136,9 +140,9 @@ impl Workload {
         WORKLOADS.iter().copied().find(|workload| workload.archetype == archetype)
     }
 
-    /// What it is about if nobody says otherwise.
-    fn own_target(&self) -> Result<Target> {
-        Target::of(&Blueprint::read("simulation.toml", self.blueprint)?, self.resource)
+    /// The default workload.
+    fn own_target(&self) -> Result<DrillTarget> {
+        DrillTarget::of(&Blueprint::read("simulation.toml", self.blueprint)?, self.resource)
     }
 
     /// The plans of a history, and the tables that they are about.
@@ -148,7 +152,7 @@ impl Workload {
         world.lock().plans = Some(Vec::new());
         let clock: Arc<dyn Clock> = Arc::new(world.clock.clone());
         let store: Arc<dyn Store> = Arc::new(ModelStore::with(clock.clone(), LOG_PARTITIONS));
-        let house = target.build_house(store, clock.clone(), Ids::new(clock, Random::seeded(seed)));
+        let house = target.build_house(store, clock.clone(), Ids::new(clock, Random::seeded(seed)))?;
         // On a thread of its own, because the caller has a runtime already.
         let size = HistorySize { operations, ..HistorySize::default() };
         let history = || {
@@ -162,8 +166,8 @@ impl Workload {
     }
 
     /// Runs the history of a seed, on another resource than its own if one is given.
-    pub fn run(&self, target: Option<&Target>, seed: u64, size: HistorySize) -> Result<SimulationRun> {
-        // Without a driver: whoever sleeps by the machine's clock here has made a mistake, and panics.
+    pub fn run(&self, target: Option<&DrillTarget>, seed: u64, size: HistorySize) -> Result<SimulationRun> {
+        // Without a driver: code that sleeps by the machine's clock here is wrong, and panics.
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
         let own;
         let target = match target {
@@ -190,7 +194,7 @@ impl Workload {
 
     async fn history(
         &self,
-        target: &Target,
+        target: &DrillTarget,
         world: &Arc<SimulatedWorld>,
         seed: u64,
         size: HistorySize,
@@ -199,7 +203,9 @@ impl Workload {
         let store: Arc<dyn Store> = Arc::new(ModelStore::with(clock.clone(), LOG_PARTITIONS));
         let store: Arc<dyn Store> = Arc::new(StoreProxy::new(store, ArrivalRecorder(world.clone())));
         let ids = Ids::new(clock.clone(), Random::seeded(seed ^ 0x5eed));
-        let sound = TenantClient::enter(target.build_house(store.clone(), clock.clone(), ids)).await?;
+        let egress = self.egress.map(|targets| targets(seed));
+        let house = target.build_house(store.clone(), clock.clone(), ids)?;
+        let sound = TenantClient::enter(with_egress(house, egress.as_ref())).await?;
         (self.prepare)(&sound).await.context("before anything went wrong")?;
         let observations = Arc::new(ClientObservations {
             left: AtomicU64::new(size.operations),
@@ -208,6 +214,7 @@ impl Workload {
         let mut cluster = Cluster {
             target: target.clone(),
             act: self.act,
+            egress,
             store: store.clone(),
             world: world.clone(),
             observations: observations.clone(),
@@ -230,11 +237,21 @@ impl Workload {
         finish(&world.clock, swept).await??;
         end.check_operations().await?;
         end.check_subjects().await?;
+        let house = &end.sound.house;
+        check_log_paths(house, house.store().as_ref()).await?;
         (self.check)(&end).await?;
         match Proof::of(self.archetype).and_then(|proof| proof.invariants) {
             Some(check) => check(&end.sound.scope(&target.resource)).await,
             None => Ok(()),
         }
+    }
+}
+
+/// A house whose outgoing requests go to these targets, if there are some.
+fn with_egress(house: House, egress: Option<&Egress>) -> House {
+    match egress {
+        Some(egress) => house.with_egress(egress.clone()),
+        None => house,
     }
 }
 
@@ -260,8 +277,9 @@ const IDLE_MAX: u32 = 100_000;
 
 /// All processes, and what befalls them.
 struct Cluster {
-    target: Target,
+    target: DrillTarget,
     act: for<'a> fn(&'a mut SimulatedClient) -> ClientFuture<'a>,
+    egress: Option<Egress>,
     store: Arc<dyn Store>,
     world: Arc<SimulatedWorld>,
     observations: Arc<ClientObservations>,
@@ -285,7 +303,8 @@ impl Cluster {
         let clock = SkewedClock::over(Arc::new(self.world.clock.clone()));
         let mut random = Random::seeded(self.world.lock().random.next_u64());
         let ids = Ids::new(Arc::new(clock.clone()), random.fork());
-        let house = Arc::new(self.target.build_house(store, Arc::new(clock.clone()), ids));
+        let house = self.target.build_house(store, Arc::new(clock.clone()), ids)?;
+        let house = Arc::new(with_egress(house, self.egress.as_ref()));
         let client = TenantClient::of(house)?;
         let worker = tokio::spawn({
             let (client, clock) = (client.clone(), self.world.clock.clone());
@@ -391,7 +410,7 @@ impl Cluster {
     }
 }
 
-/// Somebody who calls actions.
+/// A client that calls actions.
 pub(crate) struct SimulatedClient {
     pub(crate) client: TenantClient,
     pub(crate) clock: VirtualClock,
@@ -519,6 +538,13 @@ impl FinishedHistory {
                 "{} was applied twice",
                 record.operation
             );
+            // A plan of combined calls names those that it applied.
+            for id in
+                record.events.iter().flat_map(|event| event.data[COMBINED_OPERATIONS].as_array()).flatten()
+            {
+                let id = id.as_str().with_context(|| format!("{id} is no operation id"))?;
+                ensure!(applied.insert(id.to_owned()), "{id} was applied twice");
+            }
             applied.insert(record.operation);
         }
         let observations = self.observations.lock();

@@ -1,6 +1,6 @@
 //! Virtual time: it stands while anybody has something to do, and then moves on to the next one who sleeps.
 //!
-//! Everything runs on one thread. Whoever is woken first is decided by the time until which each slept, and, for the same
+//! Everything runs on one thread. Which task is woken first is decided by the time until which each slept, and, for the same
 //! time, by who went to sleep first. So the same calls with the same chance happen in the same order each time.
 
 use std::cmp::Reverse;
@@ -28,7 +28,7 @@ struct ClockState {
     sleepers: BinaryHeap<Reverse<(u64, u64)>>,
     wakers: HashMap<u64, Waker>,
     next: u64,
-    /// Raised whenever somebody goes to sleep or wakes up.
+    /// Raised whenever a task goes to sleep or wakes up.
     activity: u64,
 }
 
@@ -51,7 +51,7 @@ impl VirtualClock {
         }
     }
 
-    /// Wakes the next sleeper at its time; false if nobody sleeps.
+    /// Wakes the next sleeper at its time; false if no task sleeps.
     pub(crate) fn move_on(&self) -> bool {
         let state = &mut *self.lock();
         while let Some(Reverse((at, number))) = state.sleepers.pop() {

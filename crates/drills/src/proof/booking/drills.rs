@@ -9,6 +9,7 @@ use statehouse::{Answer, Code, Resource};
 use statehouse_store::faulty::Odds;
 use statehouse_store::{SystemClock, Time, Value};
 
+use super::invariants;
 use crate::conformance::CaseFuture;
 use crate::harness::drill::{Drill, DrillClock, DrillKind, DrillRun, action, input, insist, time_in};
 use crate::harness::sample_inputs;
@@ -42,7 +43,7 @@ pub(crate) const DRILLS: &[Drill] = &[
     }),
     drill(
         "stale availability after hold expiry",
-        "A unit is read and listed just before the end of its hold and at it, and nobody sweeps.",
+        "A unit is read and listed just before the end of its hold and at it, and no sweeper runs.",
         |run| boxed(stale_availability(run)),
     ),
 ];
@@ -79,7 +80,12 @@ async fn offer(run: &DrillRun, client: &TenantClient, number: i64) -> Result<()>
     client.done(&run.action("create"), &[], made, None).await.map(drop)
 }
 
-fn wanted(run: &DrillRun, booking: &str, units: &[i64], holder: &str) -> Result<Json> {
+/// Whether bookings keep their units when their time is up.
+fn keeps_units(run: &DrillRun) -> Result<bool> {
+    Ok(invariants::keeps_units(run.named(&bookings(&run.target.resource))?))
+}
+
+fn wanted(run: &DrillRun, booking: &str, units: &[i64], holder: i64) -> Result<Json> {
     let resource = run.resource()?;
     let last = resource.key.len().saturating_sub(1);
     let mut given = Map::new();
@@ -88,13 +94,16 @@ fn wanted(run: &DrillRun, booking: &str, units: &[i64], holder: &str) -> Result<
         let value = if place == last { units.iter().map(|unit| of(*unit)).collect() } else { of(1) };
         given.insert(name.clone(), value);
     }
+    let bookings = run.named(&bookings(&resource.name))?;
+    let kind = bookings.tables.first().and_then(|table| table.type_of("holder"));
+    let kind = kind.context("bookings without a holder")?;
     given.insert("booking_id".into(), json!(booking));
-    given.insert("holder".into(), json!(holder));
-    Ok(input(action(run.named(&bookings(&resource.name))?, "hold")?, 1, given))
+    given.insert("holder".into(), sample_inputs::value("holder", kind, holder).to_json());
+    Ok(input(action(bookings, "hold")?, 1, given))
 }
 
 async fn hold(run: &DrillRun, client: &TenantClient, booking: &str, unit: i64) -> Result<Answer> {
-    client.done(&booking_action(run, "hold"), &[], wanted(run, booking, &[unit], "ann")?, None).await
+    client.done(&booking_action(run, "hold"), &[], wanted(run, booking, &[unit], 1)?, None).await
 }
 
 fn end_of(held: &Answer) -> Result<Time> {
@@ -112,7 +121,7 @@ async fn duplicate_hold(run: &DrillRun) -> Result<()> {
         offer(run, &client, unit).await?;
         let buyers: Vec<_> = (0..5)
             .map(|buyer| {
-                let input = wanted(run, &format!("b{unit}-{buyer}"), &[unit], &format!("buyer {buyer}"))?;
+                let input = wanted(run, &format!("b{unit}-{buyer}"), &[unit], buyer)?;
                 Ok(client.start(&booking_action(run, "hold"), &[], input, None))
             })
             .collect::<Result<_>>()?;
@@ -130,7 +139,7 @@ async fn duplicate_hold(run: &DrillRun) -> Result<()> {
     let faulty = run.faulty(store);
     let unlucky = run.house_over(faulty.clone(), Arc::new(SystemClock)).await?;
     faulty.set_odds(Odds { unknown_before: 0.3, unknown_after: 0.4, unavailable: 0.1, ..Odds::default() });
-    let input = wanted(run, "unlucky", &[unit], "ann")?;
+    let input = wanted(run, "unlucky", &[unit], 1)?;
     let held = insist(&unlucky, "buy", &booking_action(run, "hold"), &[], &input, None).await?;
     same("the booking", &held.body["booking_id"], &json!("unlucky"))?;
     Ok(())
@@ -141,7 +150,7 @@ async fn expired_hold(run: &DrillRun) -> Result<()> {
     let store = run.namespace.open_at(Arc::new(clock.clone())).await?;
     let faulty = run.faulty(store.clone());
     let client = run.house_over(faulty.clone(), Arc::new(clock.clone())).await?;
-    let resource = &run.target.resource;
+    let (resource, keeps_units) = (&run.target.resource, keeps_units(run)?);
     for round in run.rounds() {
         let (taken, swept) = (2 * round - 1, 2 * round);
         offer(run, &client, taken).await?;
@@ -149,14 +158,20 @@ async fn expired_hold(run: &DrillRun) -> Result<()> {
         let end = end_of(&hold(run, &client, &format!("b{taken}"), taken).await?)?;
         hold(run, &client, &format!("b{swept}"), swept).await?;
         clock.reach(end.minus(Duration::from_micros(1)));
-        let next = wanted(run, &format!("c{taken}"), &[taken], "bob")?;
+        let next = wanted(run, &format!("c{taken}"), &[taken], 2)?;
         client.refused(&booking_action(run, "hold"), &[], next.clone(), None, Code::Held).await?;
         let early = client.drain_workers_of(&bookings(resource)).await?;
         same("holds that were swept too early", &early, &0)?;
         clock.advance(Duration::from_micros(1));
-        client.done(&booking_action(run, "hold"), &[], next, None).await?;
         let lost = format!("b{taken}");
-        client.refused(&booking_action(run, "confirm"), &id(&lost), json!({}), None, Code::Expired).await?;
+        if keeps_units {
+            // It is given back first.
+            client.refused(&booking_action(run, "hold"), &[], next.clone(), None, Code::Held).await?;
+            client.done(&booking_action(run, "cancel"), &id(&lost), json!({}), None).await?;
+        }
+        let gone = if keeps_units { Code::WrongState } else { Code::Expired };
+        client.done(&booking_action(run, "hold"), &[], next, None).await?;
+        client.refused(&booking_action(run, "confirm"), &id(&lost), json!({}), None, gone).await?;
         faulty.set_odds(Odds {
             unknown_before: 0.2,
             unknown_after: 0.4,
@@ -169,7 +184,8 @@ async fn expired_hold(run: &DrillRun) -> Result<()> {
         }
         faulty.set_odds(Odds::default());
         client.drain_workers().await?;
-        client.shows(&bookings(resource), &id(&format!("b{swept}")), &json!({"state": "EXPIRED"})).await?;
+        let state = if keeps_units { "OVERDUE" } else { "EXPIRED" };
+        client.shows(&bookings(resource), &id(&format!("b{swept}")), &json!({"state": state})).await?;
         client.done(&booking_action(run, "confirm"), &id(&format!("c{taken}")), json!({}), None).await?;
     }
     Ok(())
@@ -178,7 +194,7 @@ async fn expired_hold(run: &DrillRun) -> Result<()> {
 async fn confirm_after_expiry(run: &DrillRun) -> Result<()> {
     let clock = DrillClock::new();
     let client = run.house_at(&clock).await?;
-    let mut random = run.random();
+    let (mut random, keeps_units) = (run.random(), keeps_units(run)?);
     for unit in run.rounds() {
         offer(run, &client, unit).await?;
         let booking = format!("b{unit}");
@@ -193,6 +209,12 @@ async fn confirm_after_expiry(run: &DrillRun) -> Result<()> {
         let (one, two) = (start(confirms_first), start(!confirms_first));
         let (one, two) = (one.await?.is_ok(), two.await?.is_ok());
         let (confirmed, expired) = if confirms_first { (one, two) } else { (two, one) };
+        if keeps_units {
+            // It is the holder's, marked or not. It is marked at its end or later, and not after it was confirmed.
+            ensure!(confirmed, "a holder could not buy what it has");
+            ensure!(!expired || offset > 0, "it was marked too early");
+            continue;
+        }
         same("confirmed and expired", &(confirmed, expired), &(offset == 0, offset > 0))?;
     }
     Ok(())
@@ -238,7 +260,8 @@ async fn cancel_and_confirm(run: &DrillRun) -> Result<()> {
 async fn stale_availability(run: &DrillRun) -> Result<()> {
     let clock = DrillClock::new();
     let client = run.house_at(&clock).await?;
-    let resource = run.resource()?;
+    let (resource, keeps_units) = (run.resource()?, keeps_units(run)?);
+    let after = if keeps_units { "HELD" } else { "AVAILABLE" };
     for unit in run.rounds() {
         offer(run, &client, unit).await?;
         let end = end_of(&hold(run, &client, &format!("b{unit}"), unit).await?)?;
@@ -246,7 +269,7 @@ async fn stale_availability(run: &DrillRun) -> Result<()> {
         let group = resource.key.iter().zip(&key).take(key.len().saturating_sub(1));
         let group: Map<String, Json> =
             group.map(|((name, _), value)| (name.clone(), value.to_json())).collect();
-        for (at, state) in [(end.minus(Duration::from_micros(1)), "HELD"), (end, "AVAILABLE")] {
+        for (at, state) in [(end.minus(Duration::from_micros(1)), "HELD"), (end, after)] {
             clock.reach(at);
             client.shows(&resource.name, &key, &json!({"state": state})).await?;
             let mut asked = group.clone();

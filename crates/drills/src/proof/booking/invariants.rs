@@ -23,14 +23,22 @@ fn unit_of(units: &Resource, row: &Row, unit: &Json) -> String {
     format!("{} {unit}", group.join(" "))
 }
 
-/// I1 and I2: the units of bookings in progress are held by them, those of confirmed ones are sold to them, and no others are.
+/// Whether bookings keep their units when their time is up.
+pub(crate) fn keeps_units(bookings: &Resource) -> bool {
+    let machine = bookings.machine.as_ref().map(|machine| machine.graph());
+    let mut edges = machine.iter().flat_map(|graph| &graph.edges);
+    edges.any(|edge| edge.transition == "expire" && edge.to.as_deref() == Some("OVERDUE"))
+}
+
+/// I1, I2 and I6: the units of bookings in progress or overdue are held by them, those of confirmed ones are sold to them, and no
+/// others are. What is retired belongs to no booking.
 pub(crate) async fn check_rows(scope: &CheckScope<'_>) -> Result<()> {
     let units = scope.sibling("")?;
     let bookings = scope.sibling("booking")?.tables.first().context("bookings without a table")?;
     let mut owners: BTreeMap<String, (String, &str)> = BTreeMap::new();
     for row in scope.rows(bookings).await? {
         let state = match row.text("state") {
-            Some("IN_PROGRESS") => "HELD",
+            Some("IN_PROGRESS" | "OVERDUE") => "HELD",
             Some("CONFIRMED") => "SOLD",
             _ => continue,
         };
@@ -46,24 +54,29 @@ pub(crate) async fn check_rows(scope: &CheckScope<'_>) -> Result<()> {
         let owner = owners.remove(&unit);
         let stored = row.text("booking_id").map(|id| (id.to_owned(), row.text("state").unwrap_or_default()));
         same(&format!("the owner of unit {unit}"), &stored, &owner)?;
-        ensure!(owner.is_some() || row.text("state") == Some("AVAILABLE"), "unit {unit}: {row}");
+        let is_idle = matches!(row.text("state"), Some("AVAILABLE" | "RETIRED"));
+        ensure!(owner.is_some() != is_idle, "unit {unit}: {row}");
     }
     ensure!(owners.is_empty(), "bookings have units that do not exist: {owners:?}");
     Ok(())
 }
 
 /// I3 and I4: each booking is a path through its states, with an event for each of its versions. It is extended and confirmed
-/// before its end, and expires at its end or later.
+/// before its end, and expires or becomes overdue at its end or later. One that keeps its units can be confirmed at any time.
 pub(crate) async fn check_log(scope: &CheckScope<'_>) -> Result<()> {
-    for (booking, changes) in scope.histories(scope.sibling("booking")?, &[]).await? {
+    let bookings = scope.sibling("booking")?;
+    let keeps_units = keeps_units(bookings);
+    for (booking, changes) in scope.histories(bookings, &[]).await? {
         let mut before: Option<(String, Time)> = None;
         for change in &changes {
             let in_time = before.as_ref().is_some_and(|(_, end)| change.at < *end);
             let fits = match (before.as_ref().map(|(state, _)| state.as_str()), change.name.as_str()) {
                 (None, "held") => true,
-                (Some("IN_PROGRESS"), "extended" | "confirmed") => in_time,
-                (Some("IN_PROGRESS"), "expired") => !in_time,
-                (Some("IN_PROGRESS" | "CONFIRMED"), "cancelled") => true,
+                (Some("IN_PROGRESS"), "extended") => in_time,
+                (Some("IN_PROGRESS"), "confirmed") => in_time || keeps_units,
+                (Some("IN_PROGRESS"), "expired" | "overdue") => !in_time,
+                (Some("OVERDUE"), "confirmed") => keeps_units,
+                (Some("IN_PROGRESS" | "OVERDUE" | "CONFIRMED"), "cancelled") => true,
                 _ => false,
             };
             ensure!(fits, "{} of {booking} at {}, after {before:?}", change.name, change.at);

@@ -3,6 +3,7 @@
 pub(crate) mod cases;
 pub(crate) mod drills;
 pub(crate) mod invariants;
+mod samples;
 pub(crate) mod workload;
 
 use crate::proof::Proof;
@@ -14,6 +15,10 @@ pub const PROOF: Proof = Proof {
     drills: drills::DRILLS,
     workload: Some(&workload::WORKLOAD),
     invariants: Some(|scope| Box::pin(invariants::check(scope))),
+    #[cfg(feature = "suite")]
+    generate: Some(samples::generate),
+    #[cfg(test)]
+    tamperings: samples::tamperings,
     also_judges: &[],
     redundant: &[],
 };

@@ -1,6 +1,9 @@
 //! The proof of `effect`.
 
 pub(crate) mod cases;
+pub(crate) mod invariants;
+mod samples;
+pub(crate) mod workload;
 
 use crate::proof::Proof;
 
@@ -9,8 +12,12 @@ pub const PROOF: Proof = Proof {
     archetype: "effect",
     cases: cases::CASES,
     drills: cases::DRILLS,
-    workload: None,
-    invariants: None,
+    workload: Some(&workload::WORKLOAD),
+    invariants: Some(|scope| Box::pin(invariants::check(scope))),
+    #[cfg(feature = "suite")]
+    generate: Some(samples::generate),
+    #[cfg(test)]
+    tamperings: samples::tamperings,
     also_judges: &[],
     redundant: &[],
 };

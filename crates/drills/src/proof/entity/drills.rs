@@ -58,9 +58,13 @@ fn field(run: &DrillRun) -> Result<&Property> {
         Form::Value(Type::Bytes | Type::Json) | Form::Any => 2,
         _ => 3,
     };
+    let def = run.resource()?.def.as_ref().context("an entity without rows")?;
+    let can_change = |property: &&Property| {
+        !def.columns().iter().any(|def| def.immutable && def.column.name == property.name)
+    };
     let name = &run.target.resource;
     let reason = || Skipped(format!("{name} has no field that `update` and `patch` can change"));
-    fields.iter().min_by_key(rank).ok_or_else(|| reason().into())
+    fields.iter().filter(can_change).min_by_key(rank).ok_or_else(|| reason().into())
 }
 
 /// The field with a value for a write that makes this version. Values of successive versions differ, also where the type

@@ -25,6 +25,7 @@ fields = { n = { type = "int", default = 0 }, last = "text?" }
 mutate = "pessimistic"
 "#,
     resource: "thing",
+    egress: None,
     prepare: |client| {
         Box::pin(async move {
             client.done("total.create", &[], json!({"id": 1}), None).await?;
@@ -74,11 +75,11 @@ async fn read(client: &mut SimulatedClient, key: i64) -> Option<i64> {
     observed.map(|(version, _)| version)
 }
 
-/// Writes a value that nobody else writes, under a version or as a new row.
+/// Writes a value that no other client writes, under a version or as a new row.
 async fn write(client: &mut SimulatedClient, key: i64, expected: Option<i64>) {
     let invoked = client.observations.moment();
     let value = i64::try_from(invoked).unwrap_or(0);
-    // A client that dies meanwhile has left a write of which nobody knows.
+    // A client that dies meanwhile has left a write with an unknown outcome.
     let place = {
         let action = RegisterAction::Write { expected, value, written: Written::Unknown };
         let calls = &mut client.observations.lock().calls;

@@ -1,5 +1,5 @@
 //! A05 Derived projection, as a feed: after everything was read, a feed is what posts and follows say, and no row is left of
-//! what was deleted or unfollowed, whoever raced, died or rebuilt on the way.
+//! what was deleted or unfollowed, whichever processes raced, died or rebuilt on the way.
 
 mod bounds;
 mod late;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use async_trait::async_trait;
 use serde_json::{Value as Json, json};
-use statehouse::worker::Options;
+use statehouse::worker::WorkerOptions;
 use statehouse::{Code, Expected, Operation};
 use statehouse_store::clock::ManualClock;
 use statehouse_store::faulty::{FaultyStore, Odds};
@@ -25,16 +25,16 @@ use statehouse_store::{
 };
 
 use self::bounds::{
-    a_build_that_fails_keeps_nobody_waiting, a_page_is_pulled_from_many,
-    a_post_goes_out_while_followers_come_all_the_time, nobody_gets_what_could_not_be_taken_back,
+    a_build_that_fails_keeps_no_reader_waiting, a_page_is_pulled_from_many,
+    a_post_goes_out_while_followers_come_all_the_time, no_reader_gets_what_could_not_be_taken_back,
     old_posts_are_brought_as_far_as_declared, readers_are_told_once_to_look,
 };
 use self::late::{
     a_follow_that_arrives_late_brings_nothing_back, a_piece_of_one_version_is_none_of_the_next,
     a_piece_that_arrives_after_the_last_one_changes_nothing,
     a_piece_that_was_passed_does_not_take_the_work_back, a_sweeper_whose_clock_is_ahead_takes_nothing_away,
-    a_version_that_arrives_late_changes_nothing, readers_are_told_by_whoever_is_first,
-    the_first_who_follows_misses_no_post_that_is_under_way, what_a_late_unfollow_takes_is_not_anothers,
+    a_version_that_arrives_late_changes_nothing, readers_are_told_by_the_first_worker,
+    the_first_follower_misses_no_post_that_is_under_way, what_a_late_unfollow_takes_is_not_anothers,
     what_came_back_is_not_taken_for_what_was_left, work_that_was_not_seen_is_finished_first,
 };
 use self::races::{
@@ -42,8 +42,9 @@ use self::races::{
     posts_that_wait_together_and_edges_that_meet_leave_the_truth, posts_that_wait_together_share_a_plan,
     versions_of_a_post_that_meet_go_out_in_their_order,
 };
-use super::cases as feed;
+use super::{cases as feed, invariants};
 use crate::conformance::{Case, cases};
+use crate::harness::case_check::skip_invariants;
 use crate::harness::drill::Drill;
 use crate::harness::engines::TestNamespace;
 use crate::harness::proxy::{Interceptor, StoreProxy};
@@ -64,7 +65,7 @@ pub(crate) const CASES: &[Case] = cases! {
         versions_of_a_post_that_meet_go_out_in_their_order(100),
         first_follows_in_one_batch_come_to_an_end(20),
         a_version_that_arrives_late_changes_nothing(9),
-        the_first_who_follows_misses_no_post_that_is_under_way(9),
+        the_first_follower_misses_no_post_that_is_under_way(9),
         a_follow_that_arrives_late_brings_nothing_back(9),
         what_a_late_unfollow_takes_is_not_anothers(9),
         what_came_back_is_not_taken_for_what_was_left(9),
@@ -72,13 +73,13 @@ pub(crate) const CASES: &[Case] = cases! {
         a_piece_of_one_version_is_none_of_the_next(9),
         a_piece_that_was_passed_does_not_take_the_work_back(100),
         work_that_was_not_seen_is_finished_first(9),
-        readers_are_told_by_whoever_is_first(9),
+        readers_are_told_by_the_first_worker(9),
         a_sweeper_whose_clock_is_ahead_takes_nothing_away(9),
         a_post_goes_out_while_followers_come_all_the_time(20),
-        a_build_that_fails_keeps_nobody_waiting(9),
+        a_build_that_fails_keeps_no_reader_waiting(9),
         readers_are_told_once_to_look(9),
         a_page_is_pulled_from_many(9),
-        nobody_gets_what_could_not_be_taken_back(9),
+        no_reader_gets_what_could_not_be_taken_back(9),
         old_posts_are_brought_as_far_as_declared(9),
         authors_cross_the_line_in_both_directions(9),
         a_post_that_changes_its_way_is_shown_once(9),
@@ -158,7 +159,7 @@ pull_above = {pull_above}
 }
 
 /// A post in a feed, or that should be: its time, its number, its author and how it begins.
-type FeedEntry = (i64, i64, i64, String);
+pub(crate) type FeedEntry = (i64, i64, i64, String);
 
 /// Posts, follows and feeds.
 struct FeedFixture {
@@ -252,7 +253,8 @@ impl FeedFixture {
             let place = (int("viewer_id"), at, int("post_id"));
             ensure!(wanted.contains(&place), "a row is left of something else: {}", row.to_json());
         }
-        same("work that is left", &self.rows("user_feed_work").await?.len(), &0)
+        same("work that is left", &self.rows("user_feed_work").await?.len(), &0)?;
+        invariants::check(&self.client().scope("home")).await
     }
 
     async fn rows(&self, table: &str) -> Result<Vec<statehouse_store::Row>> {
@@ -291,7 +293,7 @@ pub(crate) async fn feed_of(client: &TenantClient, viewer: i64, rows: usize) -> 
     Ok(found)
 }
 
-async fn truth(client: &TenantClient, oldest: Time) -> Result<BTreeMap<i64, Vec<FeedEntry>>> {
+pub(crate) async fn truth(client: &TenantClient, oldest: Time) -> Result<BTreeMap<i64, Vec<FeedEntry>>> {
     let store = client.house.store().as_ref();
     let mut by_author: BTreeMap<i64, Vec<FeedEntry>> = BTreeMap::new();
     for row in scan(store, Scan::of(client.table("posts")?, &client.tenant)).await? {
@@ -349,7 +351,7 @@ async fn a_feed_follows_posts_and_follows(namespace: &dyn TestNamespace) -> Resu
     home.follow(1, 20).await?;
     home.fixture.drain().await?;
     home.is_true().await?;
-    same("a reader who follows nobody", &home.feed(2, 2).await?, &Vec::new())?;
+    same("a reader without follows", &home.feed(2, 2).await?, &Vec::new())?;
     home.equals_a_rebuild().await
 }
 
@@ -463,7 +465,7 @@ where
         first(&quick, round).await?;
         let live = quick.fixture.live().await?;
         let group = quick.fixture.projection()?.group(live);
-        let ahead = group.standing().await?;
+        let ahead = group.status().await?;
         let busy: Vec<u32> = ahead.iter().filter(|one| one.records > 0).map(|one| one.partition).collect();
         let shard = *busy.first().context("nothing lies ahead")?;
         cut.next({
@@ -516,7 +518,7 @@ async fn authors_cross_the_line_in_both_directions(namespace: &dyn TestNamespace
     };
     same("rows of a pulled post", &pushed(4).await?, &0)?;
     same("rows of a post that was pushed before", &pushed(2).await?, &2)?;
-    // Whoever comes then sees both kinds; edits, moves and deletes of either are seen.
+    // A new follower then sees both kinds; edits, moves and deletes of either are seen.
     home.follow(3, 10).await?;
     home.post(6, 10, "pulled").await?;
     home.edit(4, json!({"body": "edited", "created_at": home.at(40)})).await?;
@@ -596,13 +598,13 @@ async fn records_that_come_again_change_nothing(namespace: &dyn TestNamespace) -
     for partition in 0..faulty.partitions() {
         group.seek(partition, 0).await?;
     }
-    ensure!(group.standing().await?.iter().any(|one| one.records > 0), "nothing lies ahead");
+    ensure!(group.status().await?.iter().any(|one| one.records > 0), "nothing lies ahead");
     home.fixture.drain().await?;
     same("rows after a replay", &home.rows("user_feed").await?.len(), &before)?;
     home.is_true().await
 }
 
-/// Somebody does something.
+/// A random action of a random person.
 async fn act(home: &FeedFixture, random: &mut Random) -> Result<()> {
     let post = 1 + i64::try_from(random.below(3))?;
     let (viewer, author) = (1 + i64::try_from(random.below(3))?, 10 * (1 + i64::try_from(random.below(2))?));
@@ -654,7 +656,7 @@ async fn whoever_dies_the_feed_is_the_truth(namespace: &dyn TestNamespace) -> Re
         process.abort();
         died += faulty.achieved().crashes_after + faulty.achieved().crashes_before;
     }
-    ensure!(died > 0, "nobody died");
+    ensure!(died > 0, "no process died");
     quiet.equals_a_rebuild().await
 }
 
@@ -698,7 +700,7 @@ async fn readers_read_while_another_definition_is_built(namespace: &dyn TestName
     new.fixture.drain().await?;
     over.store(true, Ordering::SeqCst);
     let (lists, lengths) = reader.await??;
-    ensure!(lists > 0, "nobody read");
+    ensure!(lists > 0, "no reader read");
     same("how long the feed was, whenever it was read", &lengths, &BTreeSet::from([4]))?;
     ensure!(new.fixture.live().await? > before, "nothing was built");
     new.is_true().await
@@ -744,17 +746,17 @@ async fn a_reader_waits_for_a_post(namespace: &dyn TestNamespace) -> Result<()> 
         let input = json!({"viewer_id": 1, "after": token, "wait_ms": wait_ms});
         home.client().call("home.list", &[], input, None).await
     };
-    // Nobody works, so the feed cannot have it.
+    // No worker runs, so the feed cannot have it.
     let early = read(&token, 0).await;
     ensure!(early.as_ref().is_err_and(|refusal| refusal.code == Code::Unavailable), "{early:?}");
     let refused = read("nonsense", 0).await;
     ensure!(refused.as_ref().is_err_and(|refusal| refusal.code == Code::InvalidInput), "{refused:?}");
-    let options = Options {
+    let options = WorkerOptions {
         lease: Duration::from_millis(1_500),
         step_rows: 1,
         idle_max: Duration::from_millis(500),
         random: Random::seeded(1),
-        ..Options::default()
+        ..WorkerOptions::default()
     };
     home.client().house.start_workers(options);
     // One author is pushed, the other one pulled.
@@ -813,6 +815,7 @@ async fn what_is_over_is_not_shown_and_goes(namespace: &dyn TestNamespace) -> Re
 }
 
 async fn the_cursor_never_goes_back(namespace: &dyn TestNamespace) -> Result<()> {
+    skip_invariants("the feed is not built");
     let home = FeedFixture::open(namespace, 1).await?;
     let client = home.client();
     let nothing = client.done("home.read", &[1.into()], json!({}), None).await?.body;

@@ -1,6 +1,9 @@
 //! The proof of `feed`.
 
 pub(crate) mod cases;
+pub(crate) mod invariants;
+mod samples;
+pub(crate) mod workload;
 
 use crate::harness::mutation::Redundant;
 use crate::proof::Proof;
@@ -10,8 +13,12 @@ pub const PROOF: Proof = Proof {
     archetype: "feed",
     cases: cases::CASES,
     drills: cases::DRILLS,
-    workload: None,
-    invariants: None,
+    workload: Some(&workload::WORKLOAD),
+    invariants: Some(|scope| Box::pin(invariants::check(scope))),
+    #[cfg(feature = "suite")]
+    generate: Some(samples::generate),
+    #[cfg(test)]
+    tamperings: samples::tamperings,
     also_judges: &[],
     redundant: &[
         Redundant {
@@ -30,7 +37,7 @@ pub const PROOF: Proof = Proof {
             actors: &["worker home.project"],
             step: "assert follows_in_count where version = ?",
             condition: "the row is present",
-            reason: "It was read, and nobody deletes a part of a count.",
+            reason: "It was read, and no plan deletes a part of a count.",
         },
         Redundant {
             actors: &["worker home.project"],

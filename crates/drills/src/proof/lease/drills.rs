@@ -38,7 +38,7 @@ pub(crate) const DRILLS: &[Drill] = &[
     ),
     drill(
         "orphaned claim after crash",
-        "The holder dies in the midst of its claim, before or after the commit, and nobody releases.",
+        "The holder dies in the midst of its claim, before or after the commit, and no process releases it.",
         |run| boxed(orphaned(run)),
     ),
 ];

@@ -22,6 +22,7 @@ key      = { name = "text" }
 duration = "2s"
 "#,
     resource: "lock",
+    egress: None,
     prepare: |_| Box::pin(async { Ok(()) }),
     act: |client| -> ClientFuture<'_> { Box::pin(act(client)) },
     check: |end| -> CaseFuture<'_> { Box::pin(check(end)) },

@@ -247,7 +247,7 @@ impl DigestSum {
     }
 }
 
-/// Somebody who writes. Nobody else touches the same rows, so nothing is ever refused.
+/// A writer. No other writer touches the same rows, so nothing is ever refused.
 struct EventWriter {
     number: u64,
     client: TenantClient,
@@ -280,7 +280,7 @@ impl EventWriter {
             let events = requests.len() as u64;
             let TenantClient { house, tenant } = &self.client;
             let done = house.batch(tenant, requests, Operation::default()).await;
-            done.map_err(|(number, refusal)| anyhow::anyhow!("request {number:?}: {refusal}"))?;
+            done.map_err(|refusal| anyhow::anyhow!("request {:?}: {refusal}", refusal.call))?;
             written += events;
             let less = |left: u64| Some(left.saturating_sub(events));
             // It always is: there is no number that less would not do.

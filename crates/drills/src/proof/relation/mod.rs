@@ -2,6 +2,7 @@
 
 pub(crate) mod cases;
 pub(crate) mod invariants;
+mod samples;
 pub(crate) mod workload;
 
 use crate::proof::Proof;
@@ -13,6 +14,10 @@ pub const PROOF: Proof = Proof {
     drills: cases::DRILLS,
     workload: Some(&workload::WORKLOAD),
     invariants: Some(|scope| Box::pin(invariants::check(scope))),
+    #[cfg(feature = "suite")]
+    generate: Some(samples::generate),
+    #[cfg(test)]
+    tamperings: samples::tamperings,
     also_judges: &[],
     redundant: &[],
 };

@@ -18,6 +18,7 @@ fields       = { note = "text?" }
 buckets      = 2
 "#,
     resource: "follow",
+    egress: None,
     prepare: |_| Box::pin(async { Ok(()) }),
     act: |client| -> ClientFuture<'_> { Box::pin(act(client)) },
     check: |_| Box::pin(async { Ok(()) }),

@@ -15,8 +15,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use async_trait::async_trait;
 use serde_json::{Value as Json, json};
-use statehouse::schedule::{Failure, Handler, Hands, Job, Options as HandOptions};
-use statehouse::worker::Options;
+use statehouse::jobs::{Job, JobFailure, JobHandler, JobRunner, RunnerOptions};
+use statehouse::worker::WorkerOptions;
 use statehouse::{Answer, Code, Operation};
 use statehouse_store::clock::SkewedClock;
 use statehouse_store::faulty::{FaultyStore, Odds};
@@ -31,7 +31,7 @@ use self::ends::*;
 use self::lanes::*;
 use self::late::*;
 use self::races::*;
-use super::cases as schedule;
+use super::{cases as schedule, invariants};
 use crate::conformance::{Case, cases};
 use crate::harness::drill::{Drill, DrillClock};
 use crate::harness::engines::TestNamespace;
@@ -45,6 +45,7 @@ pub(crate) const CASES: &[Case] = cases! {
         a_job_is_not_claimed_before_its_time(8),
         a_failed_job_rests_and_is_tried_again(8),
         a_dead_letter_is_replayed(8),
+        a_damaged_job_is_reported_with_its_key(8),
         a_killed_workers_job_is_claimed_within_one_lease(8),
         a_worker_that_wakes_too_late_is_refused(8),
         heartbeats_hold_a_job(8),
@@ -64,7 +65,7 @@ pub(crate) const CASES: &[Case] = cases! {
         a_refused_job_leaves_no_lane_behind(8),
         a_number_of_a_lane_that_is_gone_is_not_used(8),
         a_lane_that_changes_meanwhile_is_looked_at_again(8),
-        who_stands_in_line_is_not_overtaken(8),
+        a_waiting_job_is_not_overtaken(8),
         a_unique_key_has_one_job(8),
         a_unique_key_has_one_job_in_a_race(8),
         a_job_is_enqueued_together_with_other_writes(8),
@@ -93,13 +94,14 @@ pub(crate) const CASES: &[Case] = cases! {
         handlers_in_rust_do_jobs(8),
         a_tenant_with_many_jobs_does_not_hold_up_another(8),
         a_process_that_is_killed_loses_no_job(8),
-        who_was_paused_comes_too_late(8),
+        a_paused_caller_comes_too_late(8),
         a_definition_that_changed_meanwhile_stays_so(9),
-        who_looked_long_ago_claims_and_fails_nothing(8),
-        who_looked_long_ago_forgets_nothing(8),
+        a_stale_reader_claims_and_fails_nothing(8),
+        a_stale_reader_forgets_nothing(8),
         what_was_claimed_is_told_if_the_store_fails_then(8),
         what_is_late_is_found_before_a_long_queue(8),
-        who_looked_long_ago_makes_nothing(9),
+        a_stale_reader_makes_nothing(9),
+        answers_have_no_internal_fields(8),
     }
 };
 
@@ -389,7 +391,7 @@ async fn a_killed_workers_job_is_claimed_within_one_lease(namespace: &dyn TestNa
     let (client, clock) = desk(namespace).await?;
     enqueue(&client, "a", json!({})).await?;
     claim(&client, 1, 1).await?;
-    // The worker is gone. No sweeper runs, and nobody is told.
+    // The worker is gone. No sweeper runs, and no event says so.
     clock.advance(SECOND * 30 - Duration::from_micros(1));
     claims_nothing(&client).await?;
     clock.advance(Duration::from_micros(1));
@@ -407,7 +409,7 @@ async fn a_worker_that_wakes_too_late_is_refused(namespace: &dyn TestNamespace) 
     enqueue(&client, "a", json!({})).await?;
     enqueue(&client, "b", json!({})).await?;
     claim(&client, 2, 2).await?;
-    // It slept for ten minutes. One of its jobs was claimed by another meanwhile, the other by nobody.
+    // It slept for ten minutes. One of its jobs was claimed by another meanwhile, the other was not.
     clock.advance(SECOND * 600);
     let mut taken = claim_once(&client, json!({"worker": "bob", "limit": 1})).await?;
     for _ in 0..LOOKS_MAX {
@@ -469,7 +471,7 @@ async fn attempts_end_also_for_workers_that_die(namespace: &dyn TestNamespace) -
         same("the attempt", &claim(&client, 5, 1).await?, &vec![("poison".to_owned(), attempt)])?;
         clock.advance(SECOND * 30);
     }
-    // Whoever looks next fails it, and with that lets the next of its key run.
+    // The next claim fails it, and with that lets the next of its key run.
     same("what is left", &claim(&client, 5, 1).await?, &vec![("next".to_owned(), 1)])?;
     client.shows("job", &id("poison"), &json!({"state": "FAILED", "attempt": 2, "run_at": null})).await?;
     client
@@ -589,7 +591,7 @@ async fn a_repeated_claim_gets_its_own_jobs(namespace: &dyn TestNamespace) -> Re
     // A batch is for single writes.
     let request = TenantClient::request("job_queue.claim", &id("default"), &json!({"worker": "ann"}), None);
     match client.house.batch(&client.tenant, vec![request], Operation::default()).await {
-        Err((Some(0), refusal)) => same("in a batch", &refusal.code, &Code::InvalidInput),
+        Err(refusal) if refusal.call == Some(0) => same("in a batch", &refusal.code, &Code::InvalidInput),
         other => bail!("a claim in a batch was answered {other:?}"),
     }
 }
@@ -629,7 +631,7 @@ async fn a_job_is_enqueued_together_with_other_writes(namespace: &dyn TestNamesp
     ensure!(written.is_ok(), "{written:?}");
     same(
         "the refusal",
-        &batch(vec![job("b"), order(1)]).await.map_err(|(at, no)| (at, no.code)).err(),
+        &batch(vec![job("b"), order(1)]).await.map_err(|no| (no.call, no.code)).err(),
         &Some((Some(1), Code::AlreadyExists)),
     )?;
     client.refused("job.read", &id("b"), json!({}), None, Code::NotFound).await?;
@@ -638,7 +640,7 @@ async fn a_job_is_enqueued_together_with_other_writes(namespace: &dyn TestNamesp
     let done =
         |attempt: i64| TenantClient::request("job.complete", &id("a"), &json!({"attempt": attempt}), None);
     let late = batch(vec![order(2), done(7)]).await;
-    same("a late effect", &late.map_err(|(at, no)| (at, no.code)).err(), &Some((Some(1), Code::NotHolder)))?;
+    same("a late effect", &late.map_err(|no| (no.call, no.code)).err(), &Some((Some(1), Code::NotHolder)))?;
     client.refused("order.read", &[2.into()], json!({}), None, Code::NotFound).await?;
     ensure!(batch(vec![order(2), done(1)]).await.is_ok(), "the effect and the completion");
     client.shows("order", &[2.into()], &json!({"note": "x"})).await
@@ -677,7 +679,7 @@ async fn what_is_over_is_forgotten(namespace: &dyn TestNamespace) -> Result<()> 
     complete(&client, "done", 1).await?;
     client.done("job.fail", &id("dead"), json!({"attempt": 1}), None).await?;
     client.done("job.cancel", &id("gone"), json!({}), None).await?;
-    // Somebody else has its key by now.
+    // Another job has its key by now.
     enqueue(&client, "heir", json!({"unique_key": "v"})).await?;
     clock.advance(SECOND * 3_600 - Duration::from_micros(1));
     same("too early", &client.drain_workers().await?, &0)?;

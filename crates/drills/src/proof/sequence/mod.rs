@@ -1,6 +1,8 @@
 //! The proof of `sequence`.
 
 pub(crate) mod cases;
+pub(crate) mod invariants;
+mod samples;
 pub(crate) mod workload;
 
 use crate::harness::mutation::Redundant;
@@ -12,12 +14,16 @@ pub const PROOF: Proof = Proof {
     cases: cases::CASES,
     drills: cases::DRILLS,
     workload: Some(&workload::WORKLOAD),
-    invariants: None,
+    invariants: Some(|scope| Box::pin(invariants::check(scope))),
+    #[cfg(feature = "suite")]
+    generate: Some(samples::generate),
+    #[cfg(test)]
+    tamperings: samples::tamperings,
     also_judges: &[],
     redundant: &[Redundant {
         actors: &["order_id.lease", "lone_id.lease"],
         step: "",
         condition: "epoch = ?",
-        reason: "Whoever leases anew under its own name gets what it has, and a span of its own behind the mark.",
+        reason: "A holder that leases anew under its own name gets what it has, and a span of its own behind the mark.",
     }],
 };

@@ -2,6 +2,8 @@
 
 pub(crate) mod cases;
 pub(crate) mod invariants;
+mod samples;
+pub(crate) mod workload;
 
 use crate::proof::Proof;
 
@@ -10,8 +12,12 @@ pub const PROOF: Proof = Proof {
     archetype: "thread",
     cases: cases::CASES,
     drills: cases::DRILLS,
-    workload: None,
+    workload: Some(&workload::WORKLOAD),
     invariants: Some(|scope| Box::pin(invariants::check(scope))),
+    #[cfg(feature = "suite")]
+    generate: Some(samples::generate),
+    #[cfg(test)]
+    tamperings: samples::tamperings,
     also_judges: &[],
     redundant: &[],
 };

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, ensure};
 use async_trait::async_trait;
 use serde_json::{Value as Json, json};
 use statehouse::infra::lease::Leases;
-use statehouse::own;
 use statehouse::resource::key_text;
+use statehouse::system;
 use statehouse_store::faulty::Odds;
 use statehouse_store::{Clock, Page, Query, Store, StoreError};
 use tokio::sync::Barrier;
@@ -193,7 +193,7 @@ async fn claimed_twice(run: &DrillRun) -> Result<()> {
     let store = run.namespace.open_at(Arc::new(clock.clone())).await?;
     let client = run.house_over(store.clone(), Arc::new(clock.clone())).await?;
     // The claim itself: of several processes one gets the part.
-    let (tenant, table) = (own::tenant().context("no tenant")?, own::leases()?);
+    let (tenant, table) = (system::tenant().context("no tenant")?, system::leases()?);
     let leases = Leases::of(store.clone(), Arc::new(clock.clone()), table, tenant);
     let claim = |process: &'static str| {
         let leases = leases.clone();

@@ -19,6 +19,7 @@ shards = 2
 missed = "all"
 "#,
     resource: "tick",
+    egress: None,
     prepare: |_| Box::pin(async { Ok(()) }),
     act: |client| -> ClientFuture<'_> { Box::pin(act(client)) },
     check: |end| -> CaseFuture<'_> { Box::pin(check(end)) },

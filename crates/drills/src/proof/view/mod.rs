@@ -1,6 +1,8 @@
 //! The proof of `view`: its simulated workload. Views are what the projection pipeline is tried on, so the cases and drills are
 //! those of `projection`.
 
+pub(crate) mod invariants;
+mod samples;
 pub(crate) mod workload;
 
 use crate::proof::Proof;
@@ -11,7 +13,11 @@ pub const PROOF: Proof = Proof {
     cases: &[],
     drills: &[],
     workload: Some(&workload::WORKLOAD),
-    invariants: None,
+    invariants: Some(|scope| Box::pin(invariants::check(scope))),
+    #[cfg(feature = "suite")]
+    generate: Some(samples::generate),
+    #[cfg(test)]
+    tamperings: samples::tamperings,
     also_judges: &[],
     redundant: &[],
 };

@@ -1,4 +1,4 @@
-//! I05, I06 and A05 in simulation: a view that follows its source through the log, whoever dies while it is projected.
+//! I05, I06 and A05 in simulation: a view that follows its source through the log while its workers crash.
 
 use anyhow::{Result, bail};
 use serde_json::json;
@@ -8,9 +8,8 @@ use crate::conformance::CaseFuture;
 use crate::harness::simulation::{ClientFuture, FinishedHistory, SimulatedClient, Workload};
 use crate::proof::projection::cases::{teams, truth};
 
-pub(crate) const WORKLOAD: Workload = Workload {
-    archetype: "view",
-    blueprint: r#"
+/// Profiles, and what they add up to by team.
+pub(crate) const BLUEPRINT: &str = r#"
 [house]
 name = "simulation"
 
@@ -25,8 +24,14 @@ count    = true
 sum      = ["points"]
 min      = ["points"]
 max      = ["points"]
-"#,
+total    = true
+"#;
+
+pub(crate) const WORKLOAD: Workload = Workload {
+    archetype: "view",
+    blueprint: BLUEPRINT,
     resource: "teams",
+    egress: None,
     prepare: |_| Box::pin(async { Ok(()) }),
     act: |client| -> ClientFuture<'_> { Box::pin(act(client)) },
     check: |end| -> CaseFuture<'_> { Box::pin(check(end)) },
@@ -35,7 +40,7 @@ max      = ["points"]
 const PROFILES: u64 = 8;
 const TEAMS: u64 = 3;
 
-async fn act(client: &mut SimulatedClient) {
+pub(crate) async fn act(client: &mut SimulatedClient) {
     let id = client.below(PROFILES);
     let fields = json!({"team": format!("team {}", client.below(TEAMS)), "points": client.below(10)});
     let key = [id.into()];

@@ -7,6 +7,8 @@ use statehouse_store::limits::IN_VALUES_MAX;
 use statehouse_store::table::VERSION;
 use statehouse_store::{Guard, Operand, Row, Time, Type, Value, eval};
 
+use crate::inputs::Inputs;
+
 use super::check::{CheckedLeaf, CheckedTree};
 use super::{CheckedRule, Rule, Term};
 
@@ -35,7 +37,7 @@ pub trait RuleSource {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RuleValues<'a> {
     /// What the call was given.
-    pub inputs: Option<&'a Map<String, Json>>,
+    pub inputs: Option<&'a Inputs>,
     /// What the caller's credential says.
     pub claims: Option<&'a Map<String, Json>>,
     /// The row's key.
@@ -46,7 +48,7 @@ pub struct RuleValues<'a> {
 
 impl RuleSource for RuleValues<'_> {
     fn input(&self, name: &str) -> Value {
-        member(self.inputs, name)
+        self.inputs.map_or(Value::Null, |inputs| inputs.value_or_null(name))
     }
     fn claim(&self, name: &str) -> Value {
         member(self.claims, name)
@@ -94,10 +96,16 @@ impl Term {
 /// A value in the form of a type; null if it has none.
 fn read_as(value: Value, kind: Type) -> Value {
     let read = match value {
+        Value::Json(Json::String(text)) if kind == Type::Int => Ok(canonical_int(&text)),
         Value::Json(json) if kind != Type::Json => Value::from_json(json, kind),
         other => other.admitted(kind),
     };
     read.unwrap_or(Value::Null)
+}
+
+/// An integer that is written as text, in the one form that it has; otherwise null.
+fn canonical_int(text: &str) -> Value {
+    text.parse::<i64>().ok().filter(|int| int.to_string() == text).map_or(Value::Null, Value::Int)
 }
 
 impl CheckedRule {
@@ -118,14 +126,14 @@ impl CheckedRule {
             return None;
         }
         let mut leaves = Vec::new();
-        let scene = Judged { source, row, now, hidden: &self.hidden };
+        let scene = FailureScene { source, row, now, hidden: &self.hidden };
         scene.collect(&self.tree, &mut leaves);
         Some(RuleFailure { leaves })
     }
 }
 
 impl CheckedTree {
-    fn bind(&self, source: &dyn RuleSource) -> Guard {
+    pub(super) fn bind(&self, source: &dyn RuleSource) -> Guard {
         match self {
             CheckedTree::Leaf(leaf) => leaf.bind(source),
             CheckedTree::All(parts) => all(parts.iter().map(|part| part.bind(source))),
@@ -295,14 +303,14 @@ impl fmt::Display for RuleFailure {
 }
 
 /// A rule's failure being described.
-struct Judged<'a> {
+struct FailureScene<'a> {
     source: &'a dyn RuleSource,
     row: &'a Row,
     now: Time,
     hidden: &'a [String],
 }
 
-impl Judged<'_> {
+impl FailureScene<'_> {
     /// Adds the leaves because of which a tree, which does not hold, does not hold.
     fn collect(&self, tree: &CheckedTree, leaves: &mut Vec<FailedLeaf>) {
         match tree {

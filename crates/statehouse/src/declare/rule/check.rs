@@ -10,9 +10,9 @@ use statehouse_store::{BadValue, Table, Time, Type, Value};
 
 use super::{Rule, Term};
 use crate::blueprint::nearest;
-use crate::blueprint::problem::Problem;
+use crate::blueprint::problem::BlueprintProblem;
 use crate::declare::table::TableDef;
-use crate::form::{Form, Property};
+use crate::form::Property;
 
 /// Offsets of the clock beyond a century are mistakes in a unit; a plan refuses them too.
 const NOW_OFFSET_MAX_MICROS: u64 = 100 * 366 * 24 * 3600 * 1_000_000;
@@ -41,6 +41,12 @@ impl RuleColumns {
             columns: declared.chain([column(VERSION, Type::Int)]).collect(),
             key: table.key_columns().iter().map(|declared| declared.kind).collect(),
         }
+    }
+
+    /// These columns, all visible.
+    pub fn named(columns: impl IntoIterator<Item = (String, Type)>) -> RuleColumns {
+        let column = |(name, kind)| RuleColumn { name, kind, is_visible: true };
+        RuleColumns { columns: columns.into_iter().map(column).collect(), key: Vec::new() }
     }
 
     /// Marks columns as hidden: messages to callers do not show what they hold.
@@ -104,13 +110,13 @@ impl RuleError {
 
     /// The error as a problem of a blueprint. `value` is where the rule's text stands in the file, quotes included. The
     /// problem points into the text, or at all of it if the file writes the text with escapes.
-    pub fn problem(&self, file: &str, value: Range<usize>, text: &str) -> Problem {
+    pub fn problem(&self, file: &str, value: Range<usize>, text: &str) -> BlueprintProblem {
         let offset = file.get(value.clone()).and_then(|written| written.find(text));
         let span = match (offset, &self.span) {
             (Some(offset), Some(span)) => value.start + offset + span.start..value.start + offset + span.end,
             _ => value,
         };
-        let problem = Problem::at(span, &self.title);
+        let problem = BlueprintProblem::at(span, &self.title);
         match &self.advice {
             Some(advice) => problem.advice(advice),
             None => problem,
@@ -418,13 +424,9 @@ fn own_kind(term: &Term, scope: &RuleScope<'_>, place: usize) -> Result<(Weight,
             Some(kind) => Ok((Weight::Fixed, *kind)),
             None => fail(format!("the key has {} parts, so there is no `{term}`", scope.columns.key.len())),
         },
-        Term::Input(name) => match property(name, scope, place)?.form {
-            Form::Value(kind) => Ok((Weight::Input, kind)),
-            Form::OneOf(_) => Ok((Weight::Input, Type::Text)),
-            Form::Range(..) => Ok((Weight::Input, Type::Int)),
-            Form::Object(_) | Form::List(_) | Form::Any => {
-                fail(format!("`{term}` is not a single value, so it cannot be compared"))
-            }
+        Term::Input(name) => match property(name, scope, place)?.form.kind() {
+            Some(kind) => Ok((Weight::Input, kind)),
+            None => fail(format!("`{term}` is not a single value, so it cannot be compared")),
         },
         Term::Value(value) => match value.kind() {
             Some(kind) => Ok((Weight::Literal, kind)),

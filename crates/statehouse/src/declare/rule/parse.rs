@@ -8,7 +8,7 @@ use statehouse_store::guard::Comparison;
 use statehouse_store::limits::GUARD_LEAVES_MAX;
 
 use super::check::{RuleScope, check_leaf, too_many_leaves};
-use super::token::{self, MICROSECONDS, Token};
+use super::token::{self, MICROSECONDS, RuleToken};
 use super::{CheckedRule, Rule, RuleColumns, RuleError, Term};
 use crate::blueprint::settings::parse_duration;
 use crate::form::Property;
@@ -26,7 +26,7 @@ impl Rule {
         let mut parser = Parser { tokens: &tokens, place: 0, depth: 0, leaves: 0, scope };
         let rule = parser.alternatives(false)?;
         match parser.peek() {
-            Token::End => rule.checked(columns, inputs),
+            RuleToken::End => rule.checked(columns, inputs),
             _ => Err(parser.expected("`and`, `or` or the end")),
         }
     }
@@ -35,7 +35,7 @@ impl Rule {
 type Spanned<T> = (T, Range<usize>);
 
 struct Parser<'a> {
-    tokens: &'a [Spanned<Token<'a>>],
+    tokens: &'a [Spanned<RuleToken<'a>>],
     place: usize,
     depth: usize,
     leaves: usize,
@@ -43,11 +43,11 @@ struct Parser<'a> {
 }
 
 impl<'a> Parser<'a> {
-    fn ahead(&self, by: usize) -> &'a Token<'a> {
-        self.tokens.get(self.place + by).map_or(&Token::End, |(token, _)| token)
+    fn ahead(&self, by: usize) -> &'a RuleToken<'a> {
+        self.tokens.get(self.place + by).map_or(&RuleToken::End, |(token, _)| token)
     }
 
-    fn peek(&self) -> &'a Token<'a> {
+    fn peek(&self) -> &'a RuleToken<'a> {
         self.ahead(0)
     }
 
@@ -64,11 +64,11 @@ impl<'a> Parser<'a> {
     }
 
     fn is_word(&self, by: usize, word: &str) -> bool {
-        matches!(self.ahead(by), Token::Word(found) if found.eq_ignore_ascii_case(word))
+        matches!(self.ahead(by), RuleToken::Word(found) if found.eq_ignore_ascii_case(word))
     }
 
     fn is_symbol(&self, by: usize, symbol: &str) -> bool {
-        matches!(self.ahead(by), Token::Symbol(found) if *found == symbol)
+        matches!(self.ahead(by), RuleToken::Symbol(found) if *found == symbol)
     }
 
     fn eat_word(&mut self, word: &str) -> bool {
@@ -89,11 +89,11 @@ impl<'a> Parser<'a> {
 
     fn expected(&self, what: &str) -> RuleError {
         let found = match self.peek() {
-            Token::End => "the end".to_owned(),
-            Token::Word(word) | Token::Number(word) => format!("`{word}`"),
-            Token::Symbol(symbol) => format!("`{symbol}`"),
-            Token::Quoted(name) => format!("\"{name}\""),
-            Token::Text(text) => Value::from(text.as_str()).to_string(),
+            RuleToken::End => "the end".to_owned(),
+            RuleToken::Word(word) | RuleToken::Number(word) => format!("`{word}`"),
+            RuleToken::Symbol(symbol) => format!("`{symbol}`"),
+            RuleToken::Quoted(name) => format!("\"{name}\""),
+            RuleToken::Text(text) => Value::from(text.as_str()).to_string(),
         };
         RuleError::at(self.span(), format!("expected {what}, found {found}"))
     }
@@ -151,9 +151,9 @@ impl<'a> Parser<'a> {
             return None;
         }
         let is_whole = match self.ahead(1) {
-            Token::End => true,
-            Token::Symbol(symbol) => *symbol == ")",
-            Token::Word(word) => word.eq_ignore_ascii_case("and") || word.eq_ignore_ascii_case("or"),
+            RuleToken::End => true,
+            RuleToken::Symbol(symbol) => *symbol == ")",
+            RuleToken::Word(word) => word.eq_ignore_ascii_case("and") || word.eq_ignore_ascii_case("or"),
             _ => false,
         };
         self.place += usize::from(is_whole);
@@ -203,7 +203,7 @@ impl<'a> Parser<'a> {
     }
 
     fn comparison(&mut self) -> Option<Comparison> {
-        let Token::Symbol(symbol) = self.peek() else { return None };
+        let RuleToken::Symbol(symbol) = self.peek() else { return None };
         let comparison = Comparison::ALL.into_iter().find(|comparison| comparison.symbol() == *symbol)?;
         self.place += 1;
         Some(comparison)
@@ -228,12 +228,12 @@ impl<'a> Parser<'a> {
     fn term(&mut self) -> Result<Spanned<Term>, RuleError> {
         let start = self.span().start;
         let term = match self.peek() {
-            Token::Quoted(name) => {
+            RuleToken::Quoted(name) => {
                 self.place += 1;
                 Term::Column(name.clone())
             }
-            Token::Word(word) if !token::is_reserved(word) => self.named(word)?,
-            Token::Word(word) if word.eq_ignore_ascii_case("now") => {
+            RuleToken::Word(word) if !token::is_reserved(word) => self.named(word)?,
+            RuleToken::Word(word) if word.eq_ignore_ascii_case("now") => {
                 self.place += 1;
                 self.now()?
             }
@@ -253,12 +253,15 @@ impl<'a> Parser<'a> {
         }
         let make = match word.to_ascii_lowercase().as_str() {
             "input" => Term::Input,
-            "claim" => Term::Claim,
+            "claim" | "claims" => Term::Claim,
+            "row" => Term::Column,
             _ => {
                 self.place -= 1;
                 let title = format!("`{word}.` is not known");
                 let span = self.end() - word.len()..self.span().end;
-                return Err(RuleError::at(span, title).advise("write `input.NAME` or `claim.NAME`"));
+                return Err(
+                    RuleError::at(span, title).advise("write `row.NAME`, `input.NAME` or `claim.NAME`")
+                );
             }
         };
         let name = self.name(&format!("a name behind `{word}.`"))?;
@@ -268,8 +271,8 @@ impl<'a> Parser<'a> {
     /// A name where no word has another meaning.
     fn name(&mut self, what: &str) -> Result<String, RuleError> {
         let name = match self.peek() {
-            Token::Word(name) => (*name).to_owned(),
-            Token::Quoted(name) => name.clone(),
+            RuleToken::Word(name) => (*name).to_owned(),
+            RuleToken::Quoted(name) => name.clone(),
             _ => return Err(self.expected(what)),
         };
         self.place += 1;
@@ -291,7 +294,7 @@ impl<'a> Parser<'a> {
         }
         self.place += 1;
         let micros = match self.peek() {
-            Token::Number(text) => duration(text).and_then(|span| i64::try_from(span.as_micros()).ok()),
+            RuleToken::Number(text) => duration(text).and_then(|span| i64::try_from(span.as_micros()).ok()),
             _ => None,
         };
         let Some(micros) = micros else { return Err(self.expected("a duration such as `10m` or `1h30m`")) };
@@ -301,16 +304,16 @@ impl<'a> Parser<'a> {
 
     fn literal(&mut self, expected: &str) -> Result<Value, RuleError> {
         let value = match self.peek() {
-            Token::Text(text) => Value::Text(text.clone()),
-            Token::Number(text) => self.number("", text)?,
-            Token::Symbol("-") => {
-                let Token::Number(text) = self.ahead(1) else { return Err(self.expected(expected)) };
+            RuleToken::Text(text) => Value::Text(text.clone()),
+            RuleToken::Number(text) => self.number("", text)?,
+            RuleToken::Symbol("-") => {
+                let RuleToken::Number(text) = self.ahead(1) else { return Err(self.expected(expected)) };
                 self.place += 1;
                 self.number("-", text)?
             }
-            Token::Word(word) if word.eq_ignore_ascii_case("true") => Value::Bool(true),
-            Token::Word(word) if word.eq_ignore_ascii_case("false") => Value::Bool(false),
-            Token::Word(word) if word.eq_ignore_ascii_case("null") => {
+            RuleToken::Word(word) if word.eq_ignore_ascii_case("true") => Value::Bool(true),
+            RuleToken::Word(word) if word.eq_ignore_ascii_case("false") => Value::Bool(false),
+            RuleToken::Word(word) if word.eq_ignore_ascii_case("null") => {
                 let error = RuleError::at(self.span(), "null cannot be compared");
                 return Err(error.advise("ask `is null` or `is not null`"));
             }

@@ -201,6 +201,7 @@ proptest! {
     #[test]
     fn bound_rules_and_their_negations_agree_with_three_valued_logic(rule in rule(), world in world()) {
         let (inputs, claims, row) = (world.inputs(), world.claims(), world.row());
+        let inputs = tests::untyped(&inputs);
         let values = RuleValues { inputs: Some(&inputs), claims: Some(&claims), ..RuleValues::default() };
         let now = Time::from_micros(NOW);
         let truth = kleene(&rule, &world);

@@ -12,6 +12,16 @@ use super::*;
 use crate::blueprint::problem::Problems;
 use crate::declare::TableSpec;
 use crate::form::{Form, Property};
+use crate::inputs::Inputs;
+
+/// Inputs of unknown types: a rule reads each in the type that it is compared with.
+pub(super) fn untyped(fields: &Map<String, Json>) -> Inputs {
+    let mut inputs = Inputs::default();
+    for (name, json) in fields {
+        inputs.set(name, if json.is_null() { Value::Null } else { Value::Json(json.clone()) });
+    }
+    inputs
+}
 
 fn table() -> Arc<Table> {
     Table::named("members")
@@ -183,7 +193,7 @@ fn errors_of_grammar() {
     fails("ends_at < now + «10»", "expected a duration such as `10m` or `1h30m`, found `10`", "");
     fails("ends_at < now - «best»", "expected a duration such as `10m` or `1h30m`, found `best`", "");
     fails("input.«=» 1", "expected a name behind `input.`, found `=`", "");
-    fails("«row.»best = 1", "`row.` is not known", "write `input.NAME` or `claim.NAME`");
+    fails("«rwo.»best = 1", "`rwo.` is not known", "write `row.NAME`, `input.NAME` or `claim.NAME`");
     fails("coalesce(«1», 2) = 1", "expected a column, found `1`", "");
     fails("coalesce(best«)» = 1", "expected `,`, found `)`", "");
     fails("coalesce(best, «state») = 1", "expected a literal, found `state`", "");
@@ -314,7 +324,7 @@ fn errors_become_problems_at_the_place_in_the_file() {
 }
 
 fn bound(text: &str, inputs: Json, claims: Json) -> Guard {
-    let (inputs, claims) = (object(inputs), object(claims));
+    let (inputs, claims) = (untyped(&object(inputs)), object(claims));
     parse(text).unwrap().bind(&RuleValues {
         inputs: Some(&inputs),
         claims: Some(&claims),
@@ -405,6 +415,7 @@ fn keys_and_bound_values_come_from_the_library() {
 #[test]
 fn the_leaf_that_fails_is_named_with_what_it_sees() {
     let (inputs, claims) = (object(json!({"amount": 5})), object(json!({"groups": ["a"]})));
+    let inputs = untyped(&inputs);
     let values = RuleValues { inputs: Some(&inputs), claims: Some(&claims), ..RuleValues::default() };
     let now = Time::from_micros(1_000_000);
     let row = row(&[

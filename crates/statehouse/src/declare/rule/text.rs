@@ -5,22 +5,22 @@ use std::fmt;
 use super::{CheckedRule, Rule, Term, token};
 
 /// Writes a name as the parser reads it: in double quotes unless it is a plain word.
-struct Name<'a> {
+struct QuotedName<'a> {
     name: &'a str,
     is_plain: bool,
 }
 
 /// A column's name; a word of the grammar is quoted.
-fn column(name: &str) -> Name<'_> {
-    Name { name, is_plain: token::is_word(name) && !token::is_reserved(name) }
+fn column(name: &str) -> QuotedName<'_> {
+    QuotedName { name, is_plain: token::is_word(name) && !token::is_reserved(name) }
 }
 
 /// A name behind `input.` or `claim.`, where no word has another meaning.
-fn member(name: &str) -> Name<'_> {
-    Name { name, is_plain: token::is_word(name) }
+fn member(name: &str) -> QuotedName<'_> {
+    QuotedName { name, is_plain: token::is_word(name) }
 }
 
-impl fmt::Display for Name<'_> {
+impl fmt::Display for QuotedName<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_plain {
             f.write_str(self.name)

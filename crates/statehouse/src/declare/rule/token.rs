@@ -19,7 +19,7 @@ pub(super) const MICROSECONDS: &str = "us";
 
 /// A word, a literal or a symbol.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Token<'a> {
+pub(super) enum RuleToken<'a> {
     /// A name or a word of the grammar.
     Word(&'a str),
     /// A name in double quotes.
@@ -46,7 +46,7 @@ pub(super) fn is_reserved(word: &str) -> bool {
 }
 
 /// Takes the text apart. The last token is the end.
-pub(super) fn tokens(text: &str) -> Result<Vec<(Token<'_>, Range<usize>)>, RuleError> {
+pub(super) fn tokens(text: &str) -> Result<Vec<(RuleToken<'_>, Range<usize>)>, RuleError> {
     let mut tokens = Vec::new();
     let mut place = 0;
     loop {
@@ -54,7 +54,7 @@ pub(super) fn tokens(text: &str) -> Result<Vec<(Token<'_>, Range<usize>)>, RuleE
         let trimmed = rest.trim_start();
         place += rest.len() - trimmed.len();
         if trimmed.is_empty() {
-            tokens.push((Token::End, text.len()..text.len()));
+            tokens.push((RuleToken::End, text.len()..text.len()));
             return Ok(tokens);
         }
         let (token, length) = token(trimmed, place)?;
@@ -64,36 +64,36 @@ pub(super) fn tokens(text: &str) -> Result<Vec<(Token<'_>, Range<usize>)>, RuleE
 }
 
 /// The first token of a text that does not begin with a space, and its length.
-fn token(text: &str, place: usize) -> Result<(Token<'_>, usize), RuleError> {
+fn token(text: &str, place: usize) -> Result<(RuleToken<'_>, usize), RuleError> {
     let prefix = |length: usize| text.get(..length).unwrap_or_default();
     match text.chars().next() {
         Some(first) if first.is_ascii_alphabetic() || first == '_' => {
             let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());
-            Ok((Token::Word(prefix(end)), end))
+            Ok((RuleToken::Word(prefix(end)), end))
         }
         Some(first) if first.is_ascii_digit() => {
             let end = number_length(text);
-            Ok((Token::Number(prefix(end)), end))
+            Ok((RuleToken::Number(prefix(end)), end))
         }
         Some('\'') => {
             let (content, end) = quoted(text, '\'', place, "a text literal")?;
-            Ok((Token::Text(content), end))
+            Ok((RuleToken::Text(content), end))
         }
         Some('"') => {
             let (content, end) = quoted(text, '"', place, "a quoted name")?;
-            Ok((Token::Quoted(content), end))
+            Ok((RuleToken::Quoted(content), end))
         }
         other => symbol(text, other, place),
     }
 }
 
-fn symbol(text: &str, first: Option<char>, place: usize) -> Result<(Token<'_>, usize), RuleError> {
+fn symbol(text: &str, first: Option<char>, place: usize) -> Result<(RuleToken<'_>, usize), RuleError> {
     if let Some((foreign, write)) = FOREIGN.iter().find(|(foreign, _)| text.starts_with(foreign)) {
         let title = format!("`{foreign}` is not a symbol of rules");
         return Err(RuleError::at(place..place + foreign.len(), title).advise(format!("write `{write}`")));
     }
     if let Some(symbol) = SYMBOLS.iter().find(|symbol| text.starts_with(**symbol)) {
-        return Ok((Token::Symbol(symbol), symbol.len()));
+        return Ok((RuleToken::Symbol(symbol), symbol.len()));
     }
     let first = first.unwrap_or_default();
     let title = format!("`{first}` is not a symbol of rules");

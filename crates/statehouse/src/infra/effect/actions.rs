@@ -5,27 +5,29 @@ use std::sync::Arc;
 use serde_json::json;
 use statehouse_store::Type;
 
-use super::write::{Changer, Verb, Writer};
+use super::transitions::SETTLES;
+use super::write::{ResolveEffect, SendEffect};
 use super::{
-    AFTER_MS, BODY, BY_STATUS, Destination, EXPIRES_AT, Effect, HEADERS, IS_DELIVERED, KEY, Name, PARKED,
-    REASON, SPAN_MS_MAX, STATUS, STATUSES, URL,
+    AFTER_MS, BODY, BY_STATUS, EXPIRES_AT, EffectDestination, EffectSpec, HEADERS, HostName, IS_DELIVERED,
+    KEY, PARKED, REASON, SPAN_MS_MAX, STATUS, STATUSES, URL,
 };
 use crate::action::Code;
+use crate::declare::machine::PartUse;
 use crate::declare::{ActionSpec, IndexList, RowRead};
 use crate::form::{Form, Property};
 use crate::infra::due::DUE_AT;
 
 /// What may be said about how an effect is to be sent.
-fn letter(effect: &Effect) -> Vec<Property> {
+fn request_form(effect: &EffectSpec) -> Vec<Property> {
     let text = |name: &str, about: &str| Property::required(name, Form::Value(Type::Text), about);
     let mut properties = vec![text(KEY, "what names it; the target gets it as its idempotency key")];
-    if let Destination::Hosts(hosts) = &effect.destination {
+    if let EffectDestination::Hosts(hosts) = &effect.destination {
         let scheme = if effect.allow_private { "http" } else { "https" };
         let host = hosts.first().map(|host| {
             let name = match &host.name {
-                Name::Any => "hooks.example".to_owned(),
-                Name::Is(name) => name.clone(),
-                Name::Below(end) => format!("hooks{end}"),
+                HostName::Any => "hooks.example".to_owned(),
+                HostName::Is(name) => name.clone(),
+                HostName::Below(end) => format!("hooks{end}"),
             };
             host.port.map_or(name.clone(), |port| format!("{name}:{port}"))
         });
@@ -51,27 +53,21 @@ fn letter(effect: &Effect) -> Vec<Property> {
     properties
 }
 
-pub(super) fn actions(effect: &Arc<Effect>) -> Vec<ActionSpec> {
+/// `send`, and the reads.
+pub(super) fn actions(effect: &Arc<EffectSpec>) -> [ActionSpec; 3] {
     let def = &effect.def;
     let status = Property::optional(STATUS, Form::one_of(&STATUSES), "which rows; PARKED if not given");
-    let change = |name: &'static str, summary: &'static str, verb: Verb| {
-        ActionSpec::transition(name, summary)
-            .answers(&["invalid workflow transition around effect"])
-            .after(["send"])
-            .writes(Changer { effect: effect.clone(), verb })
-    };
-    let settles = &["stuck reconciliation", "effect succeeded but ack lost"];
-    let mut actions = vec![
+    [
         ActionSpec::create(
             "send",
             "Write down a {name} that is to be sent, in the same plan as whatever decided it.",
         )
         .shape("append")
         .mechanism("insert under the idempotency key, into the due index")
-        .takes(letter(effect))
+        .takes(request_form(effect))
         .code(Code::TooLarge)
         .answers(&["duplicate side effect", "invalid workflow transition around effect"])
-        .writes(Writer(effect.clone())),
+        .writes(SendEffect(effect.clone())),
         ActionSpec::read("read", "Read a {name} and what became of it.")
             .after(["send"])
             .reads_row(RowRead::of(&effect.name, def)),
@@ -80,34 +76,21 @@ pub(super) fn actions(effect: &Arc<Effect>) -> Vec<ActionSpec> {
             .answers(&["stuck reconciliation"])
             .after(["send"])
             .reads_index(IndexList::newest_first(def).by_or(BY_STATUS, status, PARKED)),
-        change(
-            "cancel",
-            "Cancel a {name} that was certainly not applied, and is not being sent.",
-            Verb::Cancel,
-        ),
-        change(
-            "replay",
-            "Send a {name} again, at once: one that is parked, or waits for its next try.",
-            Verb::Replay,
-        ),
-        change(
-            "resolve",
-            "Say by hand whether a {name} was applied. One that was not is parked, and can be replayed.",
-            Verb::Resolve,
-        )
+    ]
+}
+
+/// `resolve`: by hand, because a settler may add steps to its plan.
+pub(super) fn resolve(effect: &Arc<EffectSpec>, part: PartUse) -> ActionSpec {
+    let delivered = "whether it was applied, as a person found out";
+    let summary =
+        "Say by hand whether a {name} was applied. One that was not is parked, and can be replayed.";
+    ActionSpec::transition("resolve", summary)
         .takes([
-            Property::required(
-                IS_DELIVERED,
-                Form::Value(Type::Bool),
-                "whether it was applied, as a person found out",
-            ),
+            Property::required(IS_DELIVERED, Form::Value(Type::Bool), delivered),
             Property::required(REASON, Form::Value(Type::Text), "how that is known"),
         ])
-        .answers(settles),
-    ];
-    if effect.rules.reconcile.is_some() {
-        let summary = "Ask the target at once what became of a {name} of which nobody knows.";
-        actions.push(change("reconcile", summary, Verb::Reconcile).answers(settles));
-    }
-    actions
+        .codes(&[Code::NotFound, Code::WrongState, Code::VersionConflict])
+        .answers(SETTLES)
+        .after(["send"])
+        .writes(ResolveEffect { effect: effect.clone(), part })
 }

@@ -1,6 +1,6 @@
 //! What `effect` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, Dependencies, FailureAnswer, Relief};
 
 /// I12, Workflow + External Side Effect.
 pub const ARCHETYPE: Archetype = Archetype {
@@ -9,7 +9,7 @@ pub const ARCHETYPE: Archetype = Archetype {
     about: "HTTP requests to other systems that must happen, also when responses are lost",
     declare: Some(super::declare),
     derived: false,
-    depends_on: &[],
+    depends_on: Dependencies::Named(&[]),
     specimen: r#"
 [effect.call]
 url = "https://target.example/"

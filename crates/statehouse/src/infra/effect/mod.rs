@@ -17,7 +17,7 @@
 //! ```
 //!
 //! **Rows.** `charges(tenant, key, status, sent_key, url, target, headers, body, digest, attempt, tries, checks, doubt,
-//! stuck_at, due_shard, due_at, expires_at, http_status, answer, reason, detail, created_at, delivered_at, updated_at,
+//! stuck_at, unsettled_at, due_shard, due_at, expires_at, http_status, answer, reason, detail, created_at, delivered_at, updated_at,
 //! version)`, with an index by status and the index `due` across tenants. The row is OutboxState and EffectState in one: it is
 //! written in the plan of whatever decided it (`/v1/batch`, [`Outbox`]), which is the WorkflowState. `due_shard` is fixed by the
 //! target; `due_at` is set while the house has something to do: send it, ask about it, or notice that its sender is lost.
@@ -35,9 +35,11 @@
 //!   `UNCERTAIN` at the end of its lease; an unsettled row that nothing can be done about by itself has `stuck_at`, and an
 //!   event that says so.
 //! - I5. An effect that may have been applied is sent again only under the same key and to a target that honours it
-//!   (`idempotent = true`), or after the target said that it was not applied. *Rules, pure functions.*
+//!   (`idempotent = true`), or after the target said that it was not applied. After an error that the target keeps under the key
+//!   (`replays_errors = true`) it is asked, and not sent again. *Rules, pure functions.*
 //! - I6. Secrets are read when something is sent and stored nowhere else; an answer is kept without them.
-//! - I7. A request goes where it may: to an allowed host, at an address that was judged ([`crate::outside::address`]).
+//! - I7. A request goes where it may: to an allowed host, at an address that was judged ([`crate::egress::address`]).
+//! - I8. The rows that an effect was sent for change in the plan that records its outcome, if a [settler](settle) owns them.
 //!
 //! **Failures.** *Effect succeeded but ack lost*: `UNCERTAIN`; the target is asked, or gets the same key again. *Duplicate side
 //! effect*: I2 and I5, and the key. *Stuck reconciliation*: it is asked with growing pauses for ever; after `max_checks` it is
@@ -45,23 +47,27 @@
 //! a row is a guarded transition.
 //!
 //! **Hotspots.** *External dependency latency*: requests of a step run together, at most `concurrency` for a target; a slow
-//! target fills its own share. *Retry storms*: back-off with jitter, a breaker for each target ([`target`]), patience that a
+//! target fills its own share. *Retry storms*: back-off with jitter, a breaker for each tenant at each target ([`target`]), patience that a
 //! target asks for. *Outbox relay backlog*: `shards`, for effects with several targets; the lag is in the metrics.
 
 mod actions;
 mod archetype;
+mod outbound;
+pub(crate) mod owned;
 mod read;
 mod rules;
-mod secret;
+pub(crate) mod secret;
 mod settings;
+pub mod settle;
 pub mod signature;
 mod target;
+mod transitions;
 mod worker;
 mod write;
 
 pub use archetype::ARCHETYPE;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http::{HeaderName, Method, Uri};
@@ -70,16 +76,19 @@ use statehouse_store::Table;
 use crate::declare::table::{CREATED_AT, UPDATED_AT};
 use crate::declare::{Declare, ResourceSpec, TableDef};
 use crate::infra::due;
-use crate::told::Told;
-use rules::Rules;
-use secret::{Reference, Template};
-pub use secret::{forget as forget_secret, keep as keep_secret};
+use crate::view_source::SourceRows;
+use rules::RetryRules;
+pub use secret::{SecretChange, forget as forget_secret, keep as keep_secret};
+use secret::{SecretReference, SecretTemplate};
+use settle::Settler;
 pub use signature::new_secret;
 use target::Targets;
-pub use write::{Letter, Outbox};
+pub use write::{EffectRequest, Outbox};
 
 /// The states of a row.
 const STATUSES: [&str; 7] = [PENDING, SENDING, RETRYING, UNCERTAIN, DELIVERED, PARKED, CANCELLED];
+/// The states of a row whose effect belongs to another archetype: such a request is not taken back.
+const OWNED_STATUSES: [&str; 6] = [PENDING, SENDING, RETRYING, UNCERTAIN, DELIVERED, PARKED];
 const PENDING: &str = "PENDING";
 const SENDING: &str = "SENDING";
 const RETRYING: &str = "RETRYING";
@@ -101,6 +110,7 @@ const TRIES: &str = "tries";
 const CHECKS: &str = "checks";
 const DOUBT: &str = "doubt";
 const STUCK_AT: &str = "stuck_at";
+const UNSETTLED_AT: &str = "unsettled_at";
 const EXPIRES_AT: &str = "expires_at";
 const HTTP_STATUS: &str = "http_status";
 const ANSWER: &str = "answer";
@@ -122,53 +132,57 @@ const JSON: &str = "application/json";
 
 /// One declared kind of effect.
 #[derive(Debug)]
-pub(crate) struct Effect {
+pub(crate) struct EffectSpec {
     name: String,
     /// The worker that sends: `charge.send`.
     sender: String,
     def: Arc<TableDef>,
     table: Arc<Table>,
     shards: u32,
-    destination: Destination,
+    destination: EffectDestination,
+    /// What the addresses of an owned effect begin with.
+    base_url: String,
     method: Method,
-    headers: Vec<(HeaderName, Template)>,
+    headers: Vec<(HeaderName, SecretTemplate)>,
     content_type: String,
     connect_timeout: Duration,
     timeout: Duration,
     /// How long a sender has from the claim to the record.
     lease: Duration,
-    rules: Rules,
+    rules: RetryRules,
     targets: Arc<Targets>,
     key_header: Option<HeaderName>,
     /// What the target knows an effect by: `{tenant}`, `{name}` and `{key}` are filled in.
     sent_key: String,
-    sign: Vec<Reference>,
+    sign: Vec<SecretReference>,
     /// Where a target is asked what became of an effect; `{key}` is filled in.
     reconcile_url: Option<String>,
     allow_private: bool,
     answer_max: usize,
     keep: Option<Duration>,
+    /// Changes the rows that effects were sent for, in the plan that records an outcome.
+    settler: OnceLock<Arc<dyn Settler>>,
 }
 
 /// Where effects go.
 #[derive(Debug)]
-enum Destination {
+enum EffectDestination {
     /// All to one address; `{key}` is filled in.
     Fixed(String),
     /// Each to its own, at one of these hosts.
-    Hosts(Vec<Host>),
+    Hosts(Vec<AllowedHost>),
 }
 
 /// A host that effects may go to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Host {
-    name: Name,
+struct AllowedHost {
+    name: HostName,
     /// `None` for the port of the scheme.
     port: Option<u16>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Name {
+enum HostName {
     Any,
     /// This one.
     Is(String),
@@ -176,32 +190,39 @@ enum Name {
     Below(String),
 }
 
-impl Host {
+impl AllowedHost {
     /// Reads `api.example.com`, `api.example.com:8443`, `*.example.com` or `*`.
-    fn parse(text: &str) -> Option<Host> {
+    fn parse(text: &str) -> Option<AllowedHost> {
         let lower = text.to_ascii_lowercase();
         let (name, port) = match lower.rsplit_once(':') {
             Some((name, port)) if !port.contains(']') => (name.to_owned(), Some(port.parse().ok()?)),
             _ => (lower, None),
         };
         let name = match name.as_str() {
-            "*" => Name::Any,
+            "*" => HostName::Any,
             name => match name.strip_prefix('*') {
                 Some(end) if end.starts_with('.') && end.len() > 1 && !end.contains('*') => {
-                    Name::Below(end.to_owned())
+                    HostName::Below(end.to_owned())
                 }
-                None if !name.is_empty() && !name.contains(['*', '/', '@', ' ']) => Name::Is(name.to_owned()),
+                None if !name.is_empty() && !name.contains(['*', '/', '@', ' ']) => {
+                    HostName::Is(name.to_owned())
+                }
                 _ => return None,
             },
         };
-        Some(Host { name, port })
+        Some(AllowedHost { name, port })
+    }
+
+    /// Whether it stands for more than one host.
+    fn is_pattern(&self) -> bool {
+        !matches!(self.name, HostName::Is(_))
     }
 
     fn admits(&self, host: &str, port: Option<u16>) -> bool {
         let named = match &self.name {
-            Name::Any => true,
-            Name::Is(name) => name == host,
-            Name::Below(end) => host.ends_with(end.as_str()),
+            HostName::Any => true,
+            HostName::Is(name) => name == host,
+            HostName::Below(end) => host.ends_with(end.as_str()),
         };
         named && self.port == port
     }
@@ -209,14 +230,14 @@ impl Host {
 
 /// An address that an effect may have.
 #[derive(Debug)]
-struct Checked {
+struct CheckedUrl {
     uri: Uri,
     /// Host and port.
     target: String,
 }
 
 /// Checks the form of an address: scheme, host, nothing hidden in it.
-fn check_url(text: &str, plain: bool) -> Result<Checked, String> {
+fn check_url(text: &str, plain: bool) -> Result<CheckedUrl, String> {
     if text.len() > URL_BYTES_MAX {
         return Err(format!("a URL has at most {URL_BYTES_MAX} bytes"));
     }
@@ -239,8 +260,31 @@ fn check_url(text: &str, plain: bool) -> Result<Checked, String> {
     if host.is_empty() {
         return Err(format!("`{text}` names no host"));
     }
+    let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| !port.contains(']'));
+    if has_port && uri.port_u16().is_none() {
+        return Err(format!("`{text}` has a port that is not between 0 and 65535"));
+    }
     let target = format!("{host}:{}", uri.port_u16().unwrap_or(default));
-    Ok(Checked { uri, target })
+    Ok(CheckedUrl { uri, target })
+}
+
+/// A fuzz target: an address that passes the checks has the host and the port that will be connected to.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz_url(allowed: &str, url: &str) {
+    for plain in [false, true] {
+        let Ok(checked) = check_url(url, plain) else { continue };
+        let host = checked.uri.host().unwrap_or_default().to_ascii_lowercase();
+        assert!(!host.is_empty() && !host.contains(['@', '/', '?', '#', ' ']), "{url}: {host}");
+        let port = checked.target.strip_prefix(host.as_str()).and_then(|rest| rest.strip_prefix(':'));
+        assert!(port.is_some_and(|port| port.parse::<u16>().is_ok()), "{url}: {}", checked.target);
+        assert!(plain || checked.uri.scheme_str() == Some("https"), "{url}");
+        if let Some(rule) = AllowedHost::parse(allowed)
+            && rule.admits(&host, None)
+            && let HostName::Below(end) = &rule.name
+        {
+            assert!(host.len() > end.len() && host.ends_with(end.as_str()), "{allowed} admits {host}");
+        }
+    }
 }
 
 /// A text as a part of a URL.
@@ -259,13 +303,18 @@ fn encoded(text: &str) -> String {
 pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     let effect = Arc::new(settings::read(cx)?);
     // Events of attempts do without the row, whose body may be large; and rows are forgotten.
-    let told = Told::by_name(&effect.table, [(effect.name.as_str(), KEY)])
-        .untold(&[due::DUE_AT], "an effect that has to wait for its target is put off without an event");
+    let source_rows = SourceRows::with_keys(&effect.table, [(effect.name.as_str(), KEY)])
+        .unlogged(&[due::DUE_AT], "an effect that has to wait for its target is put off without an event");
+    let machine = cx.machine(transitions::of(&effect))?;
+    let resolve = actions::resolve(&effect, cx.part(&machine, "resolve")?);
     cx.resource(
         ResourceSpec::of(&effect.name, &effect.def)
-            .told(told)
-            .worker(worker::Sender(effect.clone()))
-            .actions(actions::actions(&effect)),
+            .source_rows(source_rows)
+            .outbox(Outbox::over(&effect))
+            .worker(worker::EffectSender(effect.clone()))
+            .actions(actions::actions(&effect))
+            .action(resolve)
+            .machine(&machine),
     );
     Some(())
 }
@@ -291,9 +340,9 @@ fn is_reserved(name: &HeaderName) -> bool {
     RESERVED.contains(&name.as_str())
 }
 
-impl Effect {
+impl EffectSpec {
     /// All secrets that sending needs.
-    fn references(&self) -> impl Iterator<Item = &Reference> {
+    fn references(&self) -> impl Iterator<Item = &SecretReference> {
         self.headers.iter().flat_map(|(_, template)| template.references()).chain(&self.sign)
     }
 }
@@ -321,11 +370,15 @@ mod tests {
             ("*:8080", "anything.test", Some(8080), true),
             ("[::1]:80", "[::1]", Some(80), true),
         ] {
-            let parsed = Host::parse(rule).unwrap_or_else(|| panic!("{rule}"));
+            let parsed = AllowedHost::parse(rule).unwrap_or_else(|| panic!("{rule}"));
             assert_eq!(parsed.admits(host, port), admitted, "{rule} {host} {port:?}");
         }
+        for bad in ["https://a.example:65536", "https://a.example:", "https://[2001:db8::1]:99999/x"] {
+            assert!(check_url(bad, false).is_err(), "{bad}");
+        }
+        assert!(check_url("https://[2001:db8::1]:8443/x", false).is_ok());
         for bad in ["", "*example.com", "*.", "a.*.com", "https://a.example", "a b", "a@b", "a:port"] {
-            assert_eq!(Host::parse(bad), None, "{bad}");
+            assert_eq!(AllowedHost::parse(bad), None, "{bad}");
         }
     }
 
@@ -358,6 +411,32 @@ mod tests {
         let text = format!("[effect.hook]\n{text}");
         let blueprint = Blueprint::read("statehouse.toml", &text).unwrap();
         crate::resource::declare(&blueprint).err().map(|problems| problems.render(false)).unwrap_or_default()
+    }
+
+    #[test]
+    fn secrets_go_only_to_hosts_that_the_operator_names() {
+        const SECRET: &str = "headers = { x-plain = \"1\", authorization = \"Bearer ${env:K}\" }\n";
+        for (hosts, expected) in [
+            ("hosts = [\"*\"]\n", "every host that a caller chooses"),
+            ("hosts = [\"*\"]\nsend_secrets = true\n", "every host that a caller chooses"),
+            ("hosts = [\"a.example\", \"*.b.example\"]\nsend_secrets = true\n", "every host that a caller"),
+            ("hosts = [\"*:8443\"]\nsend_secrets = true\n", "every host that a caller chooses"),
+            ("hosts = [\"a.example\"]\n", "`send_secrets = true`"),
+            ("hosts = [\"a.example\"]\nsend_secrets = false\n", "`send_secrets = true`"),
+        ] {
+            let said = problems(&format!("{hosts}{SECRET}"));
+            assert!(said.contains(expected), "{hosts}: {said}");
+            let line = hosts.lines().count() + 2;
+            assert!(said.contains(&format!("statehouse.toml:{line}:")), "{hosts}: {said}");
+            assert!(said.contains("`authorization`"), "{hosts}: {said}");
+        }
+        for fine in [
+            format!("hosts = [\"a.example\", \"b.example\"]\nsend_secrets = true\n{SECRET}"),
+            format!("url = \"https://a.example/\"\n{SECRET}"),
+            "hosts = [\"*\"]\nheaders = { x-plain = \"1\" }\nsign = [\"env:K\"]\n".into(),
+        ] {
+            assert_eq!(problems(&fine), "", "{fine}");
+        }
     }
 
     #[test]

@@ -2,11 +2,10 @@
 
 use statehouse_store::{Address, Consistency, Row, Store, Tenant, Value};
 
-use super::Effect;
+use super::EffectSpec;
 use crate::action::Refusal;
-use crate::resource::key_text;
 
-impl Effect {
+impl EffectSpec {
     /// The row of a key, if there is one.
     pub(super) async fn find(
         &self,
@@ -16,9 +15,5 @@ impl Effect {
     ) -> Result<Option<Row>, Refusal> {
         let address = Address::new(&self.table, tenant, key.iter().cloned())?;
         Ok(store.get(&[address], Consistency::Strong).await?.into_iter().next().flatten())
-    }
-
-    pub(super) fn what(&self, key: &[Value]) -> String {
-        format!("{} {}", self.name, key_text(key))
     }
 }

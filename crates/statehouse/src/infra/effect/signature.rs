@@ -30,6 +30,17 @@ pub fn new_secret() -> Result<String, NoEntropy> {
 
 /// The signature of a request by one secret. What it says of a bad secret does not say the secret.
 pub fn sign(secret: &str, id: &str, timestamp_seconds: i64, body: &[u8]) -> Result<String, String> {
+    let mut mac = mac_of(secret)?;
+    mac.update(format!("{id}.{timestamp_seconds}.").as_bytes());
+    mac.update(body);
+    Ok(format!("{VERSION}{}", STANDARD.encode(mac.finalize().into_bytes())))
+}
+
+/// The code of the symmetric signatures.
+pub(crate) const VERSION: &str = "v1,";
+
+/// The function that signs under a secret. What it says of a bad secret does not say the secret.
+pub(crate) fn mac_of(secret: &str) -> Result<Hmac<Sha256>, String> {
     let encoded = secret.strip_prefix(PREFIX).unwrap_or(secret);
     let key =
         STANDARD.decode(encoded).map_err(|_| "the secret is not base64, with or without whsec_ before it")?;
@@ -37,10 +48,7 @@ pub fn sign(secret: &str, id: &str, timestamp_seconds: i64, body: &[u8]) -> Resu
         let (least, most) = (SECRET_BYTES.start(), SECRET_BYTES.end());
         return Err(format!("the secret has {} bytes; it needs {least} to {most}", key.len()));
     }
-    let mut mac = Hmac::<Sha256>::new_from_slice(&key).map_err(|error| error.to_string())?;
-    mac.update(format!("{id}.{timestamp_seconds}.").as_bytes());
-    mac.update(body);
-    Ok(format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes())))
+    Hmac::<Sha256>::new_from_slice(&key).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -1,11 +1,14 @@
 //! The worker: finds what is due, and for each row claims it, sends it, and records what is known.
 //!
 //! A step is bounded by its rows and by the time-outs of their requests. It may be cut short anywhere: before the claim
-//! nothing has happened, and after it the row says `SENDING` until the lease is over, and then that nobody knows. All
-//! requests of a step run together, within the limits of their targets; a target that cannot take them now holds up nobody
-//! else.
+//! nothing has happened, and after it the row says `SENDING` until the lease is over, and then that the outcome is unknown. All
+//! requests of a step run together, within the limits of their targets. Rows that cannot be sent now, because of their target or
+//! their tenant's failures there, are put off so that they do not delay others.
 
-use std::collections::VecDeque;
+mod settle;
+mod transition;
+
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,41 +17,44 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
-use http::{HeaderMap, HeaderName, Method};
 use serde_json::Value as Json;
 use statehouse_store::guard::{column, is_null, now, now_plus};
 use statehouse_store::{
     Commit, Entry, EventTemplate, Expr, Guard, Plan, PlanError, Query, RetryPolicy, Row, Step, StoreError,
-    Time, Value, commit_known,
+    Tenant, Time, Value, commit_known,
 };
 
-use super::rules::{Before, Finding, Outcome, finding, health, spread, told};
-use super::secret::Secrets;
-use super::target::{Admission, Pass};
-use super::{
-    ANSWER, ATTEMPT, BODY, CANCELLED, CHECKS, DELIVERED, DELIVERED_AT, DETAIL, DOUBT, Destination,
-    EXPIRES_AT, Effect, HEADERS, HTTP_STATUS, JSON, KEY, PENDING, REASON, RETRYING, SENDING, SENT_KEY,
-    STATUS, STUCK_AT, TARGET, TRIES, UNCERTAIN, UPDATED_AT, URL, check_url, encoded, signature,
+use self::transition::EffectTransition;
+use super::outbound::UnsendableRow;
+use super::rules::{
+    AttemptHistory, BROKEN, EffectOutcome, NO_ANSWER, ReconcileFinding, describe, finding, health, spread,
 };
+use super::secret::Secrets;
+use super::settle::{ExchangeKind, Interpretation};
+use super::target::{InFlightRequest, SendPermit};
+use super::{
+    ANSWER, ATTEMPT, CANCELLED, CHECKS, DELIVERED, DELIVERED_AT, DETAIL, DOUBT, EXPIRES_AT,
+    EffectDestination, EffectSpec, HTTP_STATUS, KEY, PARKED, PENDING, REASON, RETRYING, SENDING, STATUS,
+    STUCK_AT, TARGET, TRIES, UNCERTAIN, UNSETTLED_AT, UPDATED_AT,
+};
+use crate::egress::{SendOutcome, TargetResponse, Transport};
 use crate::infra::due::{DUE, DUE_AT};
-use crate::outside::{Courier, Parcel, Reply, Sent};
 use crate::resource::key_text;
-use crate::worker::{Gauge, Next, Progress, Shift, Worker};
+use crate::worker::{Gauge, NextStep, StepContext, StepProgress, Worker};
 
 /// Pages of the index that one step reads past rows that cannot be done now.
 const PAGES_MAX: usize = 8;
 /// After so long a step begins nothing new.
 const BUDGET: Duration = Duration::from_secs(2);
-/// For how long rows are put off that would stand in the way of other targets' rows, at least.
+/// For how long rows are put off, at least, that would delay rows of other targets and tenants.
 const PUT_OFF: Duration = Duration::from_secs(1);
 
 /// Sends what is due.
 #[derive(Debug)]
-pub(super) struct Sender(pub Arc<Effect>);
+pub(super) struct EffectSender(pub Arc<EffectSpec>);
 
 #[async_trait]
-impl Worker for Sender {
+impl Worker for EffectSender {
     fn name(&self) -> &str {
         self.0.sender.as_str()
     }
@@ -61,16 +67,16 @@ impl Worker for Sender {
         self.0.targets.gauges()
     }
 
-    async fn step(&self, shift: &Shift<'_>, limit: usize) -> Result<Progress, StoreError> {
+    async fn step(&self, context: &StepContext<'_>, limit: usize) -> Result<StepProgress, StoreError> {
         let effect = &*self.0;
-        let mut query = Query::all_tenants(&effect.table, DUE, [i64::from(shift.shard).into()])
+        let mut query = Query::all_tenants(&effect.table, DUE, [i64::from(context.shard).into()])
             .and_then(|query| query.limit(limit))
             .map_err(|error| misuse(&error))?;
-        let mut progress = Progress::idle();
+        let mut progress = StepProgress::idle();
         let mut again_at: Option<Time> = None;
         for _ in 0..PAGES_MAX {
-            let page = shift.store.query(&query).await?;
-            let at = shift.clock.now();
+            let page = context.store.query(&query).await?;
+            let at = context.clock.now();
             let due: Vec<&Row> =
                 page.rows.iter().take_while(|row| row.time(DUE_AT).is_some_and(|due| due <= at)).collect();
             let oldest = due.first().and_then(|row| row.time(DUE_AT));
@@ -78,7 +84,7 @@ impl Worker for Sender {
             let first_later = page.rows.get(due.len()).and_then(|row| row.time(DUE_AT));
             again_at = [again_at, first_later].into_iter().flatten().min();
             if !due.is_empty() {
-                let round = effect.round(&due, shift).await?;
+                let round = effect.round(&due, page.next.is_some() && first_later.is_none(), context).await?;
                 progress.rows += round.rows;
                 progress.failures.extend(round.failures);
                 again_at = [again_at, round.again_at].into_iter().flatten().min();
@@ -93,23 +99,27 @@ impl Worker for Sender {
             match page.next {
                 // What was done may have made something due.
                 _ if progress.rows > 0 => {
-                    progress.next = Next::Now;
+                    progress.next = NextStep::Now;
                     return Ok(progress);
                 }
                 Some(next) if first_later.is_none() => {
                     query = query.after(next).map_err(|error| misuse(&error))?;
                 }
-                _ => break,
+                _ => {
+                    progress.next = again_at.map_or(NextStep::Idle, NextStep::At);
+                    return Ok(progress);
+                }
             }
         }
-        progress.next = again_at.map_or(Next::Idle, Next::At);
+        // All of these were put off. There are more rows behind them.
+        progress.next = NextStep::Now;
         Ok(progress)
     }
 }
 
 /// What came of the rows of a page.
 #[derive(Debug, Default)]
-struct Round {
+struct PageResult {
     rows: usize,
     failures: Vec<String>,
     /// When a target that could not take something can.
@@ -117,232 +127,319 @@ struct Round {
     unreachable: Option<StoreError>,
 }
 
+impl PageResult {
+    /// Adds what came of a row.
+    fn add(&mut self, result: Result<RowResult, StoreError>) {
+        match result {
+            Ok(RowResult::Moved) => self.rows += 1,
+            Ok(RowResult::Opened(why)) => {
+                self.rows += 1;
+                self.failures.push(why);
+            }
+            Ok(RowResult::Passed) => {}
+            Ok(RowResult::Failed(why)) => self.failures.push(why),
+            Err(error) if error.is_transient() => self.unreachable = Some(error),
+            Err(error) => self.failures.push(error.to_string()),
+        }
+    }
+}
+
 /// What came of one row.
 #[derive(Debug)]
-enum Done {
+enum RowResult {
     /// It moved on.
     Moved,
     /// It moved on, and its target's breaker opened.
     Opened(String),
-    /// Somebody else was faster, or it is not due by the engine's clock.
+    /// Another process was faster, or it is not due by the engine's clock.
     Passed,
     /// It could not be done, for a reason of its own.
     Failed(String),
 }
 
-type Task<'t> = Pin<Box<dyn Future<Output = Result<Done, StoreError>> + Send + 't>>;
+type RowTask<'t> = Pin<Box<dyn Future<Output = Result<RowResult, StoreError>> + Send + 't>>;
 
-/// Why a request cannot be made of a row.
-#[derive(Debug)]
-enum Unsent {
-    /// A secret is missing, or is none.
-    Yet(String),
-    /// The blueprint does not allow it any more.
-    Ever(String),
+/// A row that is due, as far as it has to be read to choose what to do.
+struct DueEffect<'r> {
+    row: &'r Row,
+    status: &'r str,
+    target: &'r str,
 }
 
-impl Unsent {
-    fn ever(why: impl Into<String>) -> Unsent {
-        Unsent::Ever(why.into())
+impl DueEffect<'_> {
+    fn of(row: &Row) -> Result<DueEffect<'_>, StoreError> {
+        Ok(DueEffect { row, status: row.get_text(STATUS)?, target: row.get_text(TARGET)? })
     }
 }
 
 /// What the rows of a round share.
-struct Desk<'d, 's> {
-    shift: &'d Shift<'s>,
-    courier: &'d dyn Courier,
-    secrets: Secrets,
+pub(super) struct SendContext<'d, 's> {
+    pub(super) context: &'d StepContext<'s>,
+    transport: &'d dyn Transport,
+    pub(super) secrets: Secrets,
 }
 
-impl Effect {
-    /// Does what is due, all together, within the limits of the targets.
-    async fn round(&self, due: &[&Row], shift: &Shift<'_>) -> Result<Round, StoreError> {
-        let mut round = Round::default();
-        let Some(courier) = &shift.outside.courier else {
+impl EffectSpec {
+    /// Does what is due, all together, within the limits of the targets. `more` says that more rows may be due behind these.
+    async fn round(
+        &self,
+        due: &[&Row],
+        more: bool,
+        context: &StepContext<'_>,
+    ) -> Result<PageResult, StoreError> {
+        let mut round = PageResult::default();
+        let Some(transport) = &context.egress.transport else {
             round.failures.push("there is no courier: nothing can be sent by this process".into());
             return Ok(round);
         };
-        let outside = &shift.outside;
-        let secrets = Secrets::read(self.references(), &*outside.environment, &**shift.store).await?;
-        let desk = Desk { shift, courier: &**courier, secrets };
-        let (start, began_at) = (shift.clock.uptime(), shift.clock.now());
-        let mut waiting: VecDeque<&Row> = due.iter().copied().collect();
-        let mut running: FuturesUnordered<Task<'_>> = FuturesUnordered::new();
-        let mut left: Vec<(&Row, Option<Duration>)> = Vec::new();
-        loop {
-            let uptime = shift.clock.uptime();
-            let over = uptime.saturating_sub(start) > BUDGET || !shift.is_live();
-            let mut full = VecDeque::new();
-            for row in waiting.drain(..) {
-                if over {
-                    left.push((row, None));
-                    continue;
-                }
-                match row.text(STATUS) {
-                    Some(SENDING) => running.push(Box::pin(self.lapse(row, &desk))),
-                    Some(PENDING | RETRYING | UNCERTAIN) => {
-                        match self.targets.enter(row.text(TARGET).unwrap_or_default(), uptime) {
-                            Admission::Pass(pass) => running.push(Box::pin(self.deliver(row, pass, &desk))),
-                            Admission::Full => full.push_back(row),
-                            Admission::Later(at) => left.push((row, Some(at.saturating_sub(uptime)))),
-                        }
-                    }
-                    _ => running.push(Box::pin(self.forget(row, &desk))),
-                }
-            }
-            waiting = full;
-            match running.next().await {
-                None => break,
-                Some(Ok(Done::Moved)) => round.rows += 1,
-                Some(Ok(Done::Opened(why))) => {
-                    round.rows += 1;
-                    round.failures.push(why);
-                }
-                Some(Ok(Done::Passed)) => {}
-                Some(Ok(Done::Failed(why))) => round.failures.push(why),
-                Some(Err(error)) if error.is_transient() => round.unreachable = Some(error),
-                Some(Err(error)) => round.failures.push(error.to_string()),
+        let secrets = Secrets::read(self.references(), context.egress, &**context.store).await?;
+        let cx = SendContext { context, transport: &**transport, secrets };
+        let (start, began_at) = (context.clock.uptime(), context.clock.now());
+        let mut waiting: Vec<DueEffect<'_>> = Vec::with_capacity(due.len());
+        for row in due {
+            match DueEffect::of(row) {
+                Ok(effect) => waiting.push(effect),
+                Err(error) => round.failures.push(error.to_string()),
             }
         }
-        left.extend(waiting.into_iter().map(|row| (row, None)));
+        let mut running: FuturesUnordered<RowTask<'_>> = FuturesUnordered::new();
+        let mut left: Vec<(&Row, Option<Duration>)> = Vec::new();
+        loop {
+            if context.clock.uptime().saturating_sub(start) > BUDGET || !context.is_live() {
+                left.extend(waiting.drain(..).map(|effect| (effect.row, None)));
+            }
+            self.order_fairly(&mut waiting);
+            waiting = self.start_tasks(waiting, &cx, &running, &mut left);
+            match running.next().await {
+                Some(result) => round.add(result),
+                None => break,
+            }
+        }
+        left.extend(waiting.into_iter().map(|effect| (effect.row, None)));
         // By when something that was left can go on.
         let soonest = left.iter().filter_map(|(_, wait)| *wait).min();
         round.again_at = soonest.map(|wait| began_at.plus(wait));
-        if matches!(self.destination, Destination::Hosts(_)) {
-            for (row, wait) in left {
-                // What comes of it does not matter: it is due as before if it was not put off.
-                let plan = self.put_off(row, wait.unwrap_or_default(), &desk)?;
-                let _ = commit_known(&**shift.store, &plan, RetryPolicy::WORKER).await;
-            }
+        // Rows of one target and one tenant are alone in a page that is not full: then they delay no others.
+        let puts_off = more || matches!(self.destination, EffectDestination::Hosts(_));
+        for (row, wait) in left.into_iter().filter(|_| puts_off) {
+            // The outcome does not matter: a row that was not put off is due as before.
+            let plan = self.put_off(row, wait.unwrap_or_default(), &cx)?;
+            let _ = commit_known(&**context.store, &plan, RetryPolicy::WORKER).await;
         }
         Ok(round)
     }
 
+    /// Starts what is due, as far as the targets have room. Returns what waits for room; `left` gets what waits for a time.
+    fn start_tasks<'t>(
+        &'t self,
+        due: Vec<DueEffect<'t>>,
+        cx: &'t SendContext<'_, '_>,
+        running: &FuturesUnordered<RowTask<'t>>,
+        left: &mut Vec<(&'t Row, Option<Duration>)>,
+    ) -> Vec<DueEffect<'t>> {
+        let uptime = cx.context.clock.uptime();
+        let mut full = Vec::new();
+        for effect in due {
+            let row = effect.row;
+            match effect.status {
+                _ if row.time(UNSETTLED_AT).is_some() => running.push(Box::pin(self.settle_again(row, cx))),
+                SENDING => running.push(Box::pin(self.lapse(row, cx))),
+                PENDING | RETRYING | UNCERTAIN => {
+                    match self.targets.enter(row.tenant(), effect.target, uptime) {
+                        SendPermit::Pass(pass) => running.push(Box::pin(self.deliver(row, pass, cx))),
+                        SendPermit::Full => full.push(effect),
+                        SendPermit::Later(at) => left.push((row, Some(at.saturating_sub(uptime)))),
+                    }
+                }
+                _ => running.push(Box::pin(self.forget(row, cx))),
+            }
+        }
+        full
+    }
+
+    /// Orders rows so that tenants share the slots of a target: a row comes after as many rounds as its tenant has
+    /// requests in flight to the target and rows before it.
+    fn order_fairly(&self, waiting: &mut Vec<DueEffect<'_>>) {
+        let mut loads: BTreeMap<(&Tenant, &str), usize> = BTreeMap::new();
+        let mut ranked = Vec::with_capacity(waiting.len());
+        for effect in waiting.drain(..) {
+            let account = (effect.row.tenant(), effect.target);
+            let load = loads.entry(account).or_insert_with(|| self.targets.in_flight(account.0, account.1));
+            ranked.push((*load, effect));
+            *load += 1;
+        }
+        ranked.sort_by_key(|(rank, _)| *rank);
+        waiting.extend(ranked.into_iter().map(|(_, effect)| effect));
+    }
+
     /// One row that its target can take: it is sent, or asked about.
-    async fn deliver(&self, row: &Row, pass: Pass, desk: &Desk<'_, '_>) -> Result<Done, StoreError> {
-        let asks = row.text(STATUS) == Some(UNCERTAIN) && self.rules.reconcile.is_some();
-        if asks { self.ask(row, pass, desk).await } else { self.send(row, pass, desk).await }
+    async fn deliver(
+        &self,
+        row: &Row,
+        pass: InFlightRequest,
+        cx: &SendContext<'_, '_>,
+    ) -> Result<RowResult, StoreError> {
+        let asks = row.get_text(STATUS)? == UNCERTAIN && self.rules.reconcile.is_some();
+        if asks { self.ask(row, pass, cx).await } else { self.send(row, pass, cx).await }
     }
 
     /// Claims a row, sends it, and records what is known.
-    async fn send(&self, row: &Row, pass: Pass, desk: &Desk<'_, '_>) -> Result<Done, StoreError> {
-        let clock = desk.shift.clock;
-        if row.time(EXPIRES_AT).is_some_and(|end| end <= clock.now()) {
-            let before = before(row, &self.name);
-            let plan =
-                self.moved(row, row.text(STATUS).unwrap_or_default(), &self.rules.after_expiry(before));
-            let plan = plan.guarded(|step| step.guard(column(EXPIRES_AT).le(now())));
-            return Ok(if desk.commit(plan.build(desk)?).await? { Done::Moved } else { Done::Passed });
+    async fn send(
+        &self,
+        row: &Row,
+        pass: InFlightRequest,
+        cx: &SendContext<'_, '_>,
+    ) -> Result<RowResult, StoreError> {
+        let clock = &**cx.context.clock;
+        let status = row.get_text(STATUS)?;
+        let history = before(row, self)?;
+        if row.get_optional_time(EXPIRES_AT)?.is_some_and(|end| end <= clock.now()) {
+            let moved = self.moved(row, status, &self.rules.after_expiry(history))?;
+            let moved = moved.guarded(|step| step.guard(column(EXPIRES_AT).le(now())));
+            return Ok(if self.record(&moved, None, cx).await? {
+                RowResult::Moved
+            } else {
+                RowResult::Passed
+            });
         }
-        let parcel = match self.parcel(row, desk) {
-            Ok(parcel) => parcel,
+        let outbound = match self.outbound(row, cx) {
+            Ok(outbound) => outbound,
             // Nothing was claimed: as soon as the secret is there it is sent.
-            Err(Unsent::Yet(why)) => return Ok(Done::Failed(format!("{row}: {why}"))),
-            Err(Unsent::Ever(why)) => {
-                let outcome = self.rules.after_sending(before(row, &self.name), &Sent::Forbidden { why });
-                let moved = self.moved(row, row.text(STATUS).unwrap_or_default(), &outcome);
-                return Ok(if desk.record(&moved).await? { Done::Moved } else { Done::Passed });
+            Err(UnsendableRow::Yet(why)) => return Ok(RowResult::Failed(format!("{row}: {why}"))),
+            Err(UnsendableRow::Ever(why)) => {
+                let forbidden = SendOutcome::Forbidden { why };
+                let outcome = self.rules.after_sending(history, &forbidden, Interpretation::ByStatus);
+                let moved = self.moved(row, status, &outcome)?;
+                return Ok(if self.record(&moved, None, cx).await? {
+                    RowResult::Moved
+                } else {
+                    RowResult::Passed
+                });
             }
+            Err(UnsendableRow::Broken(error)) => return Err(error),
         };
-        if !desk.commit(self.claim(row, desk)?).await? {
-            return Ok(Done::Passed);
+        if !cx.commit(self.claim(row, cx)?).await? {
+            return Ok(RowResult::Passed);
         }
-        let attempt = row.int(ATTEMPT).unwrap_or(0) + 1;
+        let attempt = row.get_int(ATTEMPT)? + 1;
         let sent = tokio::select! {
-            sent = desk.courier.send(&parcel, clock) => sent,
-            // No courier should take so long; whoever takes over has the word now.
-            () = clock.sleep(self.lease) => Sent::Unknown { why: "no answer came within the sender's lease".into() },
+            sent = cx.transport.send(&outbound, clock) => sent,
+            // No transport should take so long; the process that takes over decides now.
+            () = clock.sleep(self.lease) => SendOutcome::Unknown { why: "no answer came within the sender's lease".into() },
         };
-        let opened = pass.leave(health(&sent), clock.uptime());
-        let tries = row.int(TRIES).unwrap_or(0) + 1;
-        let before = Before { tries, ..before(row, &self.name) };
-        let outcome = self.rules.after_sending(before, &sent);
-        let moved =
-            self.moved(row, SENDING, &outcome).at_attempt(attempt).with_answer(&sent, self.answer_max, desk);
-        let recorded = match desk.record(&moved).await {
+        let opened = pass.finish(health(&sent), clock.uptime());
+        let history = AttemptHistory { tries: history.tries + 1, ..history };
+        let interpreted = self.interpreted(row, ExchangeKind::Request, &sent, cx).await;
+        let outcome = self.rules.after_sending(history, &sent, interpreted);
+        let moved = self.moved(row, SENDING, &outcome)?.at_attempt(attempt);
+        let moved = moved.with_status(&sent).with_answer(&sent, self.answer_max, cx);
+        let recorded = match self.record(&moved, response(&sent), cx).await {
             // An answer that no row can hold must not hide what it says.
-            Err(error) if !error.is_transient() => desk.record(&moved.without_answer()).await?,
+            Err(error) if !error.is_transient() => {
+                self.record(&moved.without_answer(), response(&sent), cx).await?
+            }
             other => other?,
         };
         Ok(match (recorded, opened) {
-            (_, true) => Done::Opened(format!(
+            (_, true) => RowResult::Opened(format!(
                 "the breaker of {} is open: {}",
-                row.text(TARGET).unwrap_or_default(),
-                told(&sent)
+                row.get_text(TARGET)?,
+                describe(&sent)
             )),
-            (true, false) => Done::Moved,
-            (false, false) => Done::Passed,
+            (true, false) => RowResult::Moved,
+            (false, false) => RowResult::Passed,
         })
     }
 
     /// Asks the target what became of an effect, and records what it says.
-    async fn ask(&self, row: &Row, pass: Pass, desk: &Desk<'_, '_>) -> Result<Done, StoreError> {
-        let clock = desk.shift.clock;
-        let parcel = match self.question(row, desk) {
-            Ok(parcel) => parcel,
-            Err(Unsent::Yet(why) | Unsent::Ever(why)) => return Ok(Done::Failed(format!("{row}: {why}"))),
+    async fn ask(
+        &self,
+        row: &Row,
+        pass: InFlightRequest,
+        cx: &SendContext<'_, '_>,
+    ) -> Result<RowResult, StoreError> {
+        let clock = &**cx.context.clock;
+        let outbound = match self.question(row, cx) {
+            Ok(outbound) => outbound,
+            Err(UnsendableRow::Yet(why) | UnsendableRow::Ever(why)) => {
+                return Ok(RowResult::Failed(format!("{row}: {why}")));
+            }
+            Err(UnsendableRow::Broken(error)) => return Err(error),
         };
-        let sent = desk.courier.send(&parcel, clock).await;
-        let opened = pass.leave(health(&sent), clock.uptime());
-        let checks = row.int(CHECKS).unwrap_or(0) + 1;
-        let before = before(row, &self.name);
-        let before = Before {
+        let before = before(row, self)?;
+        let sent = cx.transport.send(&outbound, clock).await;
+        let opened = pass.finish(health(&sent), clock.uptime());
+        // Two who asked at once are one question: the first answer counts.
+        let asked = before.checks;
+        let checks = asked + 1;
+        let before = AttemptHistory {
             checks,
             spread: spread(row.tenant(), &self.name, &key_text(row.key()), checks),
             ..before
         };
-        let found = finding(&sent);
-        let said = match found {
-            Finding::Applied => "asked, the target says that it was applied",
-            Finding::NotApplied => "asked, the target says that it was not applied",
-            Finding::Unknown => "asked, the target does not say what became of it",
+        let (found, reason) = match self.interpreted(row, ExchangeKind::StatusQuery, &sent, cx).await {
+            Interpretation::ByStatus => (finding(&sent), NO_ANSWER),
+            Interpretation::Definite => (ReconcileFinding::Applied, NO_ANSWER),
+            Interpretation::NotApplied => (ReconcileFinding::NotApplied, NO_ANSWER),
+            Interpretation::Open(reason) => (ReconcileFinding::Unknown, reason),
         };
-        let outcome = self.rules.after_asking(before, found, &format!("{said} ({})", told(&sent)));
-        // Two who asked at once are one question: the first answer counts.
-        let asked = row.int(CHECKS).unwrap_or(0);
+        let said = match found {
+            ReconcileFinding::Applied => "asked, the target says that it was applied",
+            ReconcileFinding::NotApplied => "asked, the target says that it was not applied",
+            ReconcileFinding::Unknown => "asked, the target does not say what became of it",
+        };
+        let outcome =
+            self.rules.after_asking(before, found, reason, &format!("{said} ({})", describe(&sent)));
         let moved = self
-            .moved(row, UNCERTAIN, &outcome)
+            .moved(row, UNCERTAIN, &outcome)?
             .guarded(|step| step.guard(column(CHECKS).eq(asked)).set(CHECKS, checks));
-        let recorded = desk.commit(moved.build(desk)?).await?;
+        // Without a settler the row keeps what the target answered to the request.
+        let moved = match self.settler.get() {
+            Some(_) => moved.with_answer(&sent, self.answer_max, cx),
+            None => moved,
+        };
+        let recorded = self.record(&moved, response(&sent), cx).await?;
         Ok(match (recorded, opened) {
-            (true, false) => Done::Moved,
-            (_, true) => {
-                Done::Opened(format!("the breaker of {} is open", row.text(TARGET).unwrap_or_default()))
-            }
-            (false, false) => Done::Passed,
+            (true, false) => RowResult::Moved,
+            (_, true) => RowResult::Opened(format!("the breaker of {} is open", row.get_text(TARGET)?)),
+            (false, false) => RowResult::Passed,
         })
     }
 
     /// A sender that did not come back (I4).
-    async fn lapse(&self, row: &Row, desk: &Desk<'_, '_>) -> Result<Done, StoreError> {
-        let outcome = self.rules.after_lapse(before(row, &self.name));
-        let moved = self.moved(row, SENDING, &outcome).guarded(|step| step.guard(column(DUE_AT).le(now())));
-        Ok(if desk.commit(moved.build(desk)?).await? { Done::Moved } else { Done::Passed })
+    async fn lapse(&self, row: &Row, cx: &SendContext<'_, '_>) -> Result<RowResult, StoreError> {
+        let outcome = self.rules.after_lapse(before(row, self)?);
+        let moved = self.moved(row, SENDING, &outcome)?.guarded(|step| step.guard(column(DUE_AT).le(now())));
+        Ok(if self.record(&moved, None, cx).await? { RowResult::Moved } else { RowResult::Passed })
     }
 
     /// Removes the row of an effect that is over, when it was kept for long enough.
-    async fn forget(&self, row: &Row, desk: &Desk<'_, '_>) -> Result<Done, StoreError> {
-        let status = row.text(STATUS).filter(|status| [DELIVERED, CANCELLED].contains(status));
-        let Some(status) = status else {
-            return Ok(Done::Failed(format!("{row} is due in an unknown state")));
-        };
+    async fn forget(&self, row: &Row, cx: &SendContext<'_, '_>) -> Result<RowResult, StoreError> {
+        let status = row.get_text(STATUS)?;
+        if ![DELIVERED, CANCELLED].contains(&status) {
+            return Ok(RowResult::Failed(format!("{row} is due in an unknown state")));
+        }
         let step = Step::delete(&self.table, row.key().iter().cloned())
             .guard(column(STATUS).eq(status))
             .guard(column(DUE_AT).le(now()));
         let event = EventTemplate::named(format!("{}.forgotten", self.name))
-            .with(KEY, name_of(row))
+            .with(KEY, row.get_text(KEY)?)
             .with(STATUS, status);
         let entry = Entry::about(&self.name, key_text(row.key())).event(event);
-        let plan = Plan::of(row.tenant(), desk.shift.ids.next()).step(step).log(entry).without_rows().build();
-        Ok(if desk.commit(plan.map_err(|error| misuse(&error))?).await? { Done::Moved } else { Done::Passed })
+        let plan = Plan::of(row.tenant(), cx.context.ids.next()).step(step).log(entry).without_rows().build();
+        Ok(if cx.commit(plan.map_err(|error| misuse(&error))?).await? {
+            RowResult::Moved
+        } else {
+            RowResult::Passed
+        })
     }
 
     /// The plan that makes a row this sender's (I2).
-    fn claim(&self, row: &Row, desk: &Desk<'_, '_>) -> Result<Plan, StoreError> {
-        let attempt = row.int(ATTEMPT).unwrap_or(0);
+    fn claim(&self, row: &Row, cx: &SendContext<'_, '_>) -> Result<Plan, StoreError> {
+        let attempt = row.get_int(ATTEMPT)?;
         let alive = is_null(EXPIRES_AT).or(column(EXPIRES_AT).gt(now()));
         let step = Step::update(&self.table, row.key().iter().cloned())
-            .guard(column(STATUS).eq(row.text(STATUS).unwrap_or_default()))
+            .guard(column(STATUS).eq(row.get_text(STATUS)?))
             .guard(column(ATTEMPT).eq(attempt))
             .guard(column(DUE_AT).le(now()))
             .guard(alive)
@@ -352,176 +449,46 @@ impl Effect {
             .set(DUE_AT, now_plus(self.lease))
             .set(UPDATED_AT, now());
         let event = EventTemplate::named(self.event(SENDING))
-            .with(KEY, name_of(row))
+            .with(KEY, row.get_text(KEY)?)
             .with(ATTEMPT, attempt + 1)
-            .with(TARGET, row.text(TARGET).unwrap_or_default());
+            .with(TARGET, row.get_text(TARGET)?);
         let entry = Entry::about(&self.name, key_text(row.key())).event(event);
-        let plan = Plan::of(row.tenant(), desk.shift.ids.next()).step(step).log(entry).without_rows();
+        let plan = Plan::of(row.tenant(), cx.context.ids.next()).step(step).log(entry).without_rows();
         plan.build().map_err(|error| misuse(&error))
     }
 
-    /// What becomes of a row, guarded by its state and its attempt.
-    fn moved(&self, row: &Row, from: &str, outcome: &Outcome) -> Moved {
-        let Outcome { status, doubt, wait, stuck, reason, detail } = outcome;
-        let due: Expr = match (wait, self.keep) {
-            (Some(wait), _) => now_plus(*wait).into(),
-            (None, Some(keep)) if *status == DELIVERED => now_plus(keep).into(),
-            (None, _) => Value::Null.into(),
-        };
-        let was_stuck = row.time(STUCK_AT);
-        let stuck_at: Expr = match (stuck, was_stuck) {
-            (false, _) => Value::Null.into(),
-            (true, Some(since)) => since.into(),
-            (true, None) => now().into(),
-        };
-        let detail: String = detail.replace('\0', "\u{fffd}").chars().take(DETAIL_CHARS).collect();
-        let mut step = Step::update(&self.table, row.key().iter().cloned())
-            .guard(column(STATUS).eq(from))
-            .set(STATUS, *status)
-            .set(DOUBT, *doubt)
-            .set(DUE_AT, due)
-            .set(STUCK_AT, stuck_at)
-            .set(REASON, reason.map_or(Value::Null, Value::from))
-            .set(DETAIL, detail.as_str())
-            .set(UPDATED_AT, now());
-        if *status == DELIVERED {
-            step = step.set(DELIVERED_AT, now());
-        }
-        let event = EventTemplate::named(self.event(status))
-            .with(KEY, name_of(row))
-            .with(TARGET, row.text(TARGET).unwrap_or_default())
-            .with(DOUBT, *doubt)
-            .with("stuck", *stuck)
-            .with(REASON, reason.map_or(Json::Null, Json::from))
-            .with(DETAIL, detail);
-        Moved {
-            effect: self.name.clone(),
-            row: row.clone(),
-            attempt: row.int(ATTEMPT).unwrap_or(0),
-            step,
-            event,
-            answer: None,
-        }
-    }
-
-    /// Moves rows behind those of other targets. It is no transition: it leaves nothing in the log.
-    fn put_off(&self, row: &Row, wait: Duration, desk: &Desk<'_, '_>) -> Result<Plan, StoreError> {
+    /// Moves rows behind those of other targets and tenants. It is no transition: it leaves nothing in the log.
+    fn put_off(&self, row: &Row, wait: Duration, cx: &SendContext<'_, '_>) -> Result<Plan, StoreError> {
         let spread = spread(row.tenant(), &self.name, &key_text(row.key()), row.version());
         let wait = wait.max(PUT_OFF) + PUT_OFF.mul_f64(spread);
         let step = Step::update(&self.table, row.key().iter().cloned())
             .guard(Guard::version(row.version()))
             .set(DUE_AT, now_plus(wait));
-        Plan::of(row.tenant(), desk.shift.ids.next())
+        Plan::of(row.tenant(), cx.context.ids.next())
             .step(step)
             .without_rows()
             .build()
             .map_err(|error| misuse(&error))
     }
-
-    /// The request of an effect.
-    fn parcel(&self, row: &Row, desk: &Desk<'_, '_>) -> Result<Parcel, Unsent> {
-        let sent_key = row.text(SENT_KEY).unwrap_or_default();
-        let body = self.bytes(row.json(BODY));
-        let mut headers = self.common_headers(sent_key, desk)?;
-        for (name, value) in row.json(HEADERS).and_then(Json::as_object).into_iter().flatten() {
-            let bad = || Unsent::ever(format!("{name} cannot be a header"));
-            let header: HeaderName = name.to_ascii_lowercase().parse().map_err(|_| bad())?;
-            let value = HeaderValue::from_str(value.as_str().unwrap_or_default()).map_err(|_| bad())?;
-            headers.insert(header, value);
-        }
-        if !body.is_empty() {
-            let kind = HeaderValue::from_str(&self.content_type);
-            headers.insert(CONTENT_TYPE, kind.map_err(|_| Unsent::ever("a bad content type"))?);
-        }
-        if !self.sign.is_empty() {
-            let seconds = desk.shift.clock.now().micros() / 1_000_000;
-            for (name, value) in [
-                (signature::ID, sent_key.to_owned()),
-                (signature::TIMESTAMP, seconds.to_string()),
-                (signature::SIGNATURE, self.signatures(sent_key, seconds, &body, desk).map_err(Unsent::Yet)?),
-            ] {
-                let value = HeaderValue::from_str(&value);
-                let value = value.map_err(|_| Unsent::ever(format!("{name} cannot be a header")))?;
-                headers.insert(HeaderName::from_static(name), value);
-            }
-        }
-        let url = row.text(URL).unwrap_or_default();
-        let parcel = self.to(url, self.method.clone(), headers)?;
-        // The blueprint may have changed since it was written down.
-        self.check_host(&parcel.url).map_err(Unsent::Ever)?;
-        Ok(Parcel { body, ..parcel })
-    }
-
-    /// During a rotation one of two secrets may be missing; a request without any signature is never sent.
-    fn signatures(&self, id: &str, seconds: i64, body: &[u8], desk: &Desk<'_, '_>) -> Result<String, String> {
-        let mut signatures = Vec::new();
-        for reference in &self.sign {
-            match desk.secrets.get(reference) {
-                Ok(secret) => {
-                    let signed = signature::sign(secret, id, seconds, body);
-                    signatures.push(signed.map_err(|why| format!("{reference}: {why}"))?);
-                }
-                Err(why) if self.sign.len() < 2 => return Err(why),
-                Err(_) => {}
-            }
-        }
-        if signatures.is_empty() {
-            Err("there is no secret to sign with".into())
-        } else {
-            Ok(signatures.join(" "))
-        }
-    }
-
-    /// The request that asks what became of an effect.
-    fn question(&self, row: &Row, desk: &Desk<'_, '_>) -> Result<Parcel, Unsent> {
-        let sent_key = row.text(SENT_KEY).unwrap_or_default();
-        let url = self.reconcile_url.as_deref().unwrap_or_default().replace("{key}", &encoded(sent_key));
-        let mut headers = self.common_headers(sent_key, desk)?;
-        headers.insert(ACCEPT, HeaderValue::from_static(JSON));
-        // The answer has to be whole to be understood, also if little of it is kept.
-        let answer_max = self.answer_max.max(QUESTION_BYTES);
-        Ok(Parcel { answer_max, ..self.to(&url, Method::GET, headers)? })
-    }
-
-    fn common_headers(&self, sent_key: &str, desk: &Desk<'_, '_>) -> Result<HeaderMap, Unsent> {
-        let mut headers = HeaderMap::new();
-        for (name, template) in &self.headers {
-            headers.insert(name, template.header(&desk.secrets).map_err(Unsent::Yet)?);
-        }
-        if let Some(name) = &self.key_header {
-            let value = HeaderValue::from_str(sent_key);
-            headers.insert(name, value.map_err(|_| Unsent::ever("the key cannot be a header"))?);
-        }
-        Ok(headers)
-    }
-
-    fn to(&self, url: &str, method: Method, headers: HeaderMap) -> Result<Parcel, Unsent> {
-        Ok(Parcel {
-            method,
-            url: check_url(url, self.allow_private).map_err(Unsent::Ever)?.uri,
-            headers,
-            body: Vec::new(),
-            connect_timeout: self.connect_timeout,
-            timeout: self.timeout,
-            answer_max: self.answer_max,
-            allow_private: self.allow_private,
-        })
-    }
 }
 
-/// How much of what went wrong is said.
-const DETAIL_CHARS: usize = 500;
-/// What of an answer to a question is read at least.
-const QUESTION_BYTES: usize = 16_000;
-
 /// What a row says of the time before.
-fn before(row: &Row, resource: &str) -> Before {
-    let attempt = row.int(ATTEMPT).unwrap_or(0);
-    Before {
-        tries: row.int(TRIES).unwrap_or(0),
-        checks: row.int(CHECKS).unwrap_or(0),
-        doubt: row.bool(DOUBT) == Some(true),
-        spread: spread(row.tenant(), resource, &key_text(row.key()), attempt),
+fn before(row: &Row, effect: &EffectSpec) -> Result<AttemptHistory, StoreError> {
+    let attempt = row.get_int(ATTEMPT)?;
+    Ok(AttemptHistory {
+        tries: row.get_int(TRIES)?,
+        checks: row.get_int(CHECKS)?,
+        doubt: row.get_bool(DOUBT)?,
+        kept_error: effect.rules.replays_errors && row.get_optional_text(REASON)? == Some(BROKEN),
+        spread: spread(row.tenant(), &effect.name, &key_text(row.key()), attempt),
+    })
+}
+
+/// What a target answered, if it did.
+fn response(sent: &SendOutcome) -> Option<&TargetResponse> {
+    match sent {
+        SendOutcome::Answered(answer) => Some(answer),
+        _ => None,
     }
 }
 
@@ -529,71 +496,10 @@ fn misuse(error: &PlanError) -> StoreError {
     StoreError::schema("an effect", error.to_string())
 }
 
-/// What names an effect, for its events.
-fn name_of(row: &Row) -> &str {
-    row.text(KEY).unwrap_or_default()
-}
-
-/// A transition of a row that is being put together.
-struct Moved {
-    effect: String,
-    row: Row,
-    attempt: i64,
-    step: Step,
-    event: EventTemplate,
-    answer: Option<String>,
-}
-
-impl Moved {
-    /// Under the attempt of this sender, which the row as it was scanned does not know yet.
-    fn at_attempt(mut self, attempt: i64) -> Moved {
-        self.attempt = attempt;
-        self
-    }
-
-    fn guarded(mut self, change: impl FnOnce(Step) -> Step) -> Moved {
-        self.step = change(self.step);
-        self
-    }
-
-    /// With what the target answered, freed of secrets (I6).
-    fn with_answer(mut self, sent: &Sent, most: usize, desk: &Desk<'_, '_>) -> Moved {
-        let Sent::Answered(Reply { status, body, .. }) = sent else { return self };
-        self.step = self.step.set(HTTP_STATUS, i64::from(*status));
-        self.event = self.event.with(HTTP_STATUS, *status);
-        if most > 0 && !body.is_empty() {
-            let text = String::from_utf8_lossy(body).replace('\0', "\u{fffd}");
-            self.answer = Some(desk.secrets.hidden(text));
-        }
-        self
-    }
-
-    fn without_answer(mut self) -> Moved {
-        self.answer = None;
-        self
-    }
-
-    fn build(&self, desk: &Desk<'_, '_>) -> Result<Plan, StoreError> {
-        let step = self.step.clone().guard(column(ATTEMPT).eq(self.attempt));
-        let step = match &self.answer {
-            Some(answer) => step.set(ANSWER, answer.as_str()),
-            None => step,
-        };
-        let event = self.event.clone().with(ATTEMPT, self.attempt);
-        let entry = Entry::about(&self.effect, key_text(self.row.key())).event(event);
-        let plan = Plan::of(self.row.tenant(), desk.shift.ids.next()).step(step).log(entry).without_rows();
-        plan.build().map_err(|error| misuse(&error))
-    }
-}
-
-impl Desk<'_, '_> {
-    async fn record(&self, moved: &Moved) -> Result<bool, StoreError> {
-        self.commit(moved.build(self)?).await
-    }
-
+impl SendContext<'_, '_> {
     /// Commits a plan until its outcome is known, and says whether it was applied.
     async fn commit(&self, plan: Plan) -> Result<bool, StoreError> {
-        let commit = commit_known(&**self.shift.store, &plan, RetryPolicy::WORKER).await?;
+        let commit = commit_known(&**self.context.store, &plan, RetryPolicy::WORKER).await?;
         Ok(matches!(commit, Commit::Applied(_)))
     }
 }

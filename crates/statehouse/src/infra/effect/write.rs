@@ -7,30 +7,29 @@ use async_trait::async_trait;
 use http::{HeaderName, Uri};
 use serde_json::{Map, Value as Json};
 use sha2::{Digest as _, Sha256};
-use statehouse_store::guard::{column, is_in, now, now_plus};
-use statehouse_store::{
-    Event, EventTemplate, Expr, Guard, Reason, Refused, Row, Step, Tenant, Time, Type, Value,
-};
+use statehouse_store::guard::{now, now_plus};
+use statehouse_store::{EventTemplate, Expr, Reason, Row, Step, StoreError, Table, Tenant, Time, Value};
 
 use super::rules::BY_HAND;
+use super::settle::{EffectEnd, Settlement, Settler};
 use super::{
-    AFTER_MS, ATTEMPT, BODY, BODY_BYTES_MAX, CANCELLED, CHECKS, CREATED_AT, Checked, DELIVERED, DELIVERED_AT,
-    DETAIL, DIGEST, DOUBT, Destination, EXPIRES_AT, Effect, HEADERS, HEADERS_BYTES_MAX, IS_DELIVERED, JSON,
-    KEY, KEY_BYTES_MAX, PARKED, PENDING, REASON, RETRYING, SENT_KEY, STATUS, STUCK_AT, TARGET, TRIES,
-    UNCERTAIN, UPDATED_AT, URL, check_url, encoded, is_reserved, settings,
+    AFTER_MS, BODY, BODY_BYTES_MAX, CREATED_AT, CheckedUrl, DIGEST, EXPIRES_AT, EffectDestination,
+    EffectSpec, HEADERS, HEADERS_BYTES_MAX, IS_DELIVERED, JSON, KEY, KEY_BYTES_MAX, PENDING, REASON,
+    SENT_KEY, STATUS, TARGET, UPDATED_AT, URL, check_url, encoded, is_reserved, settings,
 };
 use crate::action::{
-    Answer, Call, Code, Desk, Draft, Expected, Pieces, Refusal, Verdict, Write, common_verdict, row_of,
+    ActionContext, Answer, Call, Code, Expected, PlanParts, Prepare, Prepared, Refusal, RefusedStep, Verdict,
 };
 use crate::blueprint::Blueprint;
 use crate::declare::Declare;
-use crate::form::Misfit;
+use crate::declare::machine::{PartUse, add_parts, part_verdict};
 use crate::infra::due::{self, DUE_AT, DUE_SHARD};
-use crate::worker::Wake;
+use crate::inputs::Inputs;
+use crate::resource::key_text;
 
 /// An effect that is to be sent.
 #[derive(Clone, Debug, Default)]
-pub struct Letter {
+pub struct EffectRequest {
     /// What names it.
     pub key: String,
     /// Where it goes, if the blueprint leaves that open.
@@ -51,21 +50,21 @@ pub struct Letter {
 ///
 /// ```
 /// use statehouse::Blueprint;
-/// use statehouse::infra::effect::{Letter, Outbox};
-/// use statehouse_store::Tenant;
+/// use statehouse::infra::effect::{EffectRequest, Outbox};
+/// use statehouse_store::{Tenant, Time};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let blueprint = Blueprint::read("statehouse.toml", "[effect.receipt]\nurl = \"https://mail.example/send\"\n")?;
 /// let outbox = Outbox::of(&blueprint, "receipt").ok_or("there is no such effect")?;
-/// let letter = Letter { key: "order-7".into(), body: "thanks".into(), ..Letter::default() };
+/// let request = EffectRequest { key: "order-7".into(), body: "thanks".into(), ..EffectRequest::default() };
 /// // Its steps and its event go into the plan of whatever decided it.
-/// let pieces = outbox.send(&Tenant::new("acme")?, &letter)?;
-/// assert_eq!((pieces.steps.len(), pieces.event.name.as_str()), (1, "receipt.pending"));
+/// let parts = outbox.send(&Tenant::new("acme")?, &request, Time::from_millis(0))?;
+/// assert_eq!((parts.steps.len(), parts.event.name.as_str()), (1, "receipt.pending"));
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Outbox(Arc<Effect>);
+pub struct Outbox(Arc<EffectSpec>);
 
 impl Outbox {
     /// The outbox of an effect that a blueprint declares; `None` if it declares none of that name, or wrongly.
@@ -75,68 +74,106 @@ impl Outbox {
         Some(Outbox(Arc::new(effect)))
     }
 
+    /// Whether the blueprint says where it goes, so that a request names no address.
+    pub(crate) fn is_fixed(&self) -> bool {
+        matches!(self.0.destination, EffectDestination::Fixed(_))
+    }
+
+    pub(crate) fn over(effect: &Arc<EffectSpec>) -> Outbox {
+        Outbox(effect.clone())
+    }
+
+    /// The name of the effect.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The table of its rows.
+    pub fn table(&self) -> &Arc<Table> {
+        &self.0.table
+    }
+
+    /// Has a settler change the rows that its effects are sent for, in the plans that record their outcomes. `false` if it has
+    /// one already. To be called before workers are started, on the outbox of the house's resource
+    /// ([`crate::Resource::outbox`]).
+    pub fn settle_with(&self, settler: Arc<dyn Settler>) -> bool {
+        self.0.settler.set(settler).is_ok()
+    }
+
+    /// What the address of an owned effect begins with.
+    pub(crate) fn base_url(&self) -> &str {
+        &self.0.base_url
+    }
+
+    /// Whether each effect brings its own address.
+    pub(crate) fn takes_url(&self) -> bool {
+        matches!(self.0.destination, EffectDestination::Hosts(_))
+    }
+
+    /// Why an effect must not go to an address.
+    pub(crate) fn check_address(&self, url: &str) -> Result<(), String> {
+        let checked = check_url(url, self.0.allow_private)?;
+        self.0.check_host(&checked.uri)
+    }
+
     /// The step that writes an effect down, and its event. A plan that has the step and is refused at it, because the row
-    /// is present, was applied before or names another effect by this key.
-    pub fn send(&self, tenant: &Tenant, letter: &Letter) -> Result<Pieces, Refusal> {
-        self.0.pieces(tenant, letter)
-    }
-
-    /// Whom to wake when the plan was applied (see [`crate::House::bells`]).
-    pub fn wake(&self, event: &Event) -> Option<Wake> {
-        due::wake(&self.0.sender, event)
+    /// is present, was applied before or names another effect by this key. `at` is the time of this process, for the hint when
+    /// workers have to look ([`PlanParts::wakeups`]).
+    pub fn send(&self, tenant: &Tenant, request: &EffectRequest, at: Time) -> Result<PlanParts, Refusal> {
+        self.0.parts(tenant, request, at)
     }
 }
 
-fn misfit(name: &str, detail: impl Into<String>) -> Refusal {
-    Refusal::misfits(vec![Misfit { pointer: format!("/{name}"), detail: detail.into() }])
+fn field_error(name: &str, detail: impl Into<String>) -> Refusal {
+    Refusal::field(name, detail)
 }
 
-impl Letter {
+impl EffectRequest {
     /// What a call of `send` says.
-    fn read(input: &Map<String, Json>) -> Result<Letter, Refusal> {
-        let text = |name: &str| input.get(name).and_then(Json::as_str).map(ToOwned::to_owned);
-        let time = |name: &str| -> Result<Option<Time>, Refusal> {
-            let Some(given) = input.get(name) else { return Ok(None) };
-            let value = Value::from_json(given.clone(), Type::Time);
-            Ok(value.map_err(|why| misfit(name, why.to_string()))?.as_time())
+    fn read(input: &Inputs) -> Result<EffectRequest, Refusal> {
+        let headers = match input.json(HEADERS) {
+            Json::Null => Map::new(),
+            Json::Object(headers) => headers,
+            _ => return Err(field_error(HEADERS, "expected an object of texts")),
         };
-        let headers = match input.get(HEADERS) {
-            None | Some(Json::Null) => Map::new(),
-            Some(Json::Object(headers)) => headers.clone(),
-            Some(_) => return Err(misfit(HEADERS, "expected an object of texts")),
-        };
-        Ok(Letter {
-            key: text(KEY).unwrap_or_default(),
-            url: text(URL),
-            body: input.get(BODY).cloned().unwrap_or_default(),
+        Ok(EffectRequest {
+            key: input.get_text(KEY)?.to_owned(),
+            url: input.text(URL).map(ToOwned::to_owned),
+            body: input.json(BODY),
             headers,
-            due_at: time(DUE_AT)?,
-            after: Duration::from_millis(input.get(AFTER_MS).and_then(Json::as_u64).unwrap_or(0)),
-            expires_at: time(EXPIRES_AT)?,
+            due_at: input.time(DUE_AT),
+            after: input.duration_ms(AFTER_MS).unwrap_or_default(),
+            expires_at: input.time(EXPIRES_AT),
         })
     }
 }
 
-impl Effect {
+impl EffectSpec {
     /// What the target knows an effect by: the same key of two tenants is two effects.
-    fn sent_key(&self, tenant: &Tenant, key: &str) -> String {
+    pub(super) fn sent_key(&self, tenant: &Tenant, key: &str) -> String {
         // The key comes last: what it says is its own.
         self.sent_key.replace("{tenant}", tenant.as_str()).replace("{name}", &self.name).replace("{key}", key)
     }
 
     /// Where an effect goes (I7).
-    fn address(&self, letter: &Letter, sent_key: &str) -> Result<(String, Checked), Refusal> {
-        match (&self.destination, &letter.url) {
-            (Destination::Fixed(url), None) => {
+    pub(super) fn address(
+        &self,
+        request: &EffectRequest,
+        sent_key: &str,
+    ) -> Result<(String, CheckedUrl), Refusal> {
+        match (&self.destination, &request.url) {
+            (EffectDestination::Fixed(url), None) => {
                 let url = url.replace("{key}", &encoded(sent_key));
-                let checked = check_url(&url, self.allow_private).map_err(|why| misfit(KEY, why))?;
+                let checked = check_url(&url, self.allow_private).map_err(|why| field_error(KEY, why))?;
                 Ok((url, checked))
             }
-            (Destination::Fixed(_), Some(_)) => Err(misfit(URL, "the blueprint says where it goes")),
-            (Destination::Hosts(_), None) => Err(misfit(URL, "say where it goes")),
-            (Destination::Hosts(_), Some(url)) => {
-                let checked = check_url(url, self.allow_private).map_err(|why| misfit(URL, why))?;
-                self.check_host(&checked.uri).map_err(|why| misfit(URL, why))?;
+            (EffectDestination::Fixed(_), Some(_)) => {
+                Err(field_error(URL, "the blueprint says where it goes"))
+            }
+            (EffectDestination::Hosts(_), None) => Err(field_error(URL, "say where it goes")),
+            (EffectDestination::Hosts(_), Some(url)) => {
+                let checked = check_url(url, self.allow_private).map_err(|why| field_error(URL, why))?;
+                self.check_host(&checked.uri).map_err(|why| field_error(URL, why))?;
                 Ok((url.clone(), checked))
             }
         }
@@ -144,8 +181,8 @@ impl Effect {
 
     /// Whether an effect may go to the host of an address.
     pub(super) fn check_host(&self, url: &Uri) -> Result<(), String> {
-        let Destination::Hosts(hosts) = &self.destination else { return Ok(()) };
-        let host = url.host().unwrap_or_default().to_ascii_lowercase();
+        let EffectDestination::Hosts(hosts) = &self.destination else { return Ok(()) };
+        let host = url.host().ok_or_else(|| format!("`{url}` names no host"))?.to_ascii_lowercase();
         let default = if url.scheme_str() == Some("https") { 443 } else { 80 };
         let port = url.port_u16().filter(|port| *port != default);
         if hosts.iter().any(|rule| rule.admits(&host, port)) {
@@ -156,14 +193,14 @@ impl Effect {
     }
 
     /// Tells what is sent from anything else that could be. Where the blueprint says where it goes, that is no part of it.
-    fn digest(&self, letter: &Letter) -> String {
-        digest(letter.url.as_deref().unwrap_or_default(), &letter.headers, &letter.body)
+    fn digest(&self, request: &EffectRequest) -> String {
+        digest(request.url.as_deref().unwrap_or_default(), &request.headers, &request.body)
     }
 
     fn check_headers(&self, headers: &Map<String, Json>) -> Result<(), Refusal> {
         let mut size = 0;
         for (name, value) in headers {
-            let wrong = |why: &str| Err(misfit(HEADERS, format!("`{name}` {why}")));
+            let wrong = |why: &str| Err(field_error(HEADERS, format!("`{name}` {why}")));
             let Ok(header) = name.to_ascii_lowercase().parse::<HeaderName>() else {
                 return wrong("is not the name of a header");
             };
@@ -197,16 +234,19 @@ impl Effect {
     }
 
     /// The step that writes an effect down (I1), and its event.
-    fn pieces(&self, tenant: &Tenant, letter: &Letter) -> Result<Pieces, Refusal> {
-        let Letter { key, body, headers, due_at, after, expires_at, .. } = letter;
+    fn parts(&self, tenant: &Tenant, request: &EffectRequest, at: Time) -> Result<PlanParts, Refusal> {
+        let EffectRequest { key, body, headers, due_at, after, expires_at, .. } = request;
         if key.is_empty()
             || key.len() > KEY_BYTES_MAX
             || !key.bytes().all(|byte| (0x20..0x7f).contains(&byte))
         {
-            return Err(misfit(KEY, format!("expected 1 to {KEY_BYTES_MAX} printable ASCII characters")));
+            return Err(field_error(
+                KEY,
+                format!("expected 1 to {KEY_BYTES_MAX} printable ASCII characters"),
+            ));
         }
         if self.content_type != JSON && !matches!(body, Json::String(_) | Json::Null) {
-            return Err(misfit(
+            return Err(field_error(
                 BODY,
                 format!("the target takes {}: give the body as a text", self.content_type),
             ));
@@ -216,8 +256,8 @@ impl Effect {
             return Err(Refusal::new(Code::TooLarge, format!("a body has at most {BODY_BYTES_MAX} bytes")));
         }
         let sent_key = self.sent_key(tenant, key);
-        let (url, checked) = self.address(letter, &sent_key)?;
-        // All effects of one target are in one shard, whoever sends them, so that its limits are counted in one place.
+        let (url, checked) = self.address(request, &sent_key)?;
+        // All effects of one target are in one shard, for all tenants, so that its limits are counted in one place.
         let shard = shard_of(&checked.target, self.shards);
         let due: Expr = match due_at {
             Some(at) => Value::Time(at.plus(*after)).into(),
@@ -227,7 +267,7 @@ impl Effect {
         let step = Step::insert(&self.table, [key.as_str().into()])
             .set(STATUS, PENDING)
             .set(SENT_KEY, sent_key)
-            .set(DIGEST, self.digest(letter))
+            .set(DIGEST, self.digest(request))
             .set(URL, url)
             .set(TARGET, checked.target)
             .set(
@@ -241,8 +281,9 @@ impl Effect {
             .set(CREATED_AT, now())
             .set(UPDATED_AT, now());
         let event = EventTemplate::named(self.event(PENDING)).with_row_of(0);
-        let subject = crate::resource::key_text([&key.as_str().into()]);
-        Ok(Pieces { subject, steps: vec![step], event })
+        let subject = key_text([&key.as_str().into()]);
+        let due = due::wakeup(&self.sender, &step, at);
+        Ok(PlanParts::new(subject, vec![step], event).wakeups(due))
     }
 
     /// The event of a transition is named after the state that it leads to.
@@ -251,8 +292,8 @@ impl Effect {
     }
 }
 
-/// The shard of a target, whoever sends to it.
-fn shard_of(target: &str, shards: u32) -> i64 {
+/// The shard of a target, for all tenants.
+pub(super) fn shard_of(target: &str, shards: u32) -> i64 {
     let hash = target.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
@@ -270,173 +311,100 @@ fn digest(url: &str, headers: &Map<String, Json>, body: &Json) -> String {
 }
 
 /// `send`.
-pub(super) struct Writer(pub Arc<Effect>);
+pub(super) struct SendEffect(pub Arc<EffectSpec>);
 
 #[async_trait]
-impl Write for Writer {
-    async fn draft(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal> {
+impl Prepare for SendEffect {
+    async fn prepare(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Prepared, Refusal> {
         let effect = &self.0;
-        let letter = Letter::read(&call.input)?;
-        let pieces = effect.pieces(&call.tenant, &letter)?;
+        let request = EffectRequest::read(&call.input)?;
+        let parts = effect.parts(&call.tenant, &request, cx.clock.now())?;
         // The first draft leaves it to the store to find out that the key is taken.
-        if desk.tries > 0
-            && let Some(row) = effect.find(desk.store, &call.tenant, &[letter.key.as_str().into()]).await?
+        if cx.attempt > 0
+            && let Some(row) = effect.find(cx.store, &call.tenant, &[request.key.as_str().into()]).await?
         {
-            return match self.is_same(call, &row) {
-                true => Ok(Draft::Done(Answer::row(self.0.def.row_json(&row)))),
-                false => Err(self.taken(call, &row)),
+            return match self.is_same(&request, &row)? {
+                true => Ok(Prepared::Unchanged(Answer::row(self.0.def.row_json(&row)))),
+                false => Err(self.key_taken(&request, &row)),
             };
         }
-        Ok(Draft::Write(pieces))
+        Ok(Prepared::Write(parts))
     }
 
-    fn refusal(&self, call: &Call, refused: &Refused) -> Verdict {
-        match (&refused.reason, &refused.current) {
-            (Reason::Present, Some(row)) if !self.is_same(call, row) => {
-                Verdict::Refuse(self.taken(call, row))
-            }
-            // The same effect: its row is the answer.
-            (Reason::Present, _) => Verdict::TryAgain,
-            _ => common_verdict(&self.0.name, refused),
+    fn refused(&self, call: &Call, refused: &RefusedStep<'_>) -> Verdict {
+        match (refused.reason, refused.row) {
+            (Reason::Present, Some(row)) => match self.key_refusal(call, row) {
+                Ok(Some(refusal)) | Err(refusal) => Verdict::Refuse(refusal),
+                // The same effect: its row is the answer.
+                Ok(None) => Verdict::Retry,
+            },
+            (Reason::Present, None) => Verdict::Retry,
+            _ => refused.standard(&self.0.name),
         }
-    }
-
-    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
-        let answer = Answer::row(self.0.def.visible(row_of(event)));
-        let created =
-            answer.body.get(KEY).and_then(Json::as_str).map(|key| crate::resource::key_text([&key.into()]));
-        Answer { created, ..answer }
-    }
-
-    fn wakes(&self, _: &Call, event: &Event) -> Vec<Wake> {
-        due::wake(&self.0.sender, event).into_iter().collect()
     }
 }
 
-impl Writer {
-    fn is_same(&self, call: &Call, row: &Row) -> bool {
-        let Ok(letter) = Letter::read(&call.input) else { return false };
-        row.text(DIGEST) == Some(&self.0.digest(&letter))
+impl SendEffect {
+    /// The refusal of a call whose key names another effect.
+    fn key_refusal(&self, call: &Call, row: &Row) -> Result<Option<Refusal>, Refusal> {
+        let request = EffectRequest::read(&call.input)?;
+        Ok((!self.is_same(&request, row)?).then(|| self.key_taken(&request, row)))
     }
 
-    fn taken(&self, call: &Call, row: &Row) -> Refusal {
-        let key = call.input.get(KEY).and_then(Json::as_str).unwrap_or_default();
-        let message =
-            format!("{} {key} exists and is another one: a key names one effect for ever", self.0.name);
+    fn is_same(&self, request: &EffectRequest, row: &Row) -> Result<bool, StoreError> {
+        Ok(row.get_text(DIGEST)? == self.0.digest(request))
+    }
+
+    fn key_taken(&self, request: &EffectRequest, row: &Row) -> Refusal {
+        let (name, key) = (&self.0.name, &request.key);
+        let message = format!("{name} {key} exists and is another one: a key names one effect for ever");
         Refusal::new(Code::AlreadyExists, message).at_version(Some(row))
     }
 }
 
-/// What a person does to an effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verb {
-    Cancel,
-    Replay,
-    Resolve,
-    Reconcile,
-}
-
-pub(super) struct Changer {
-    pub effect: Arc<Effect>,
-    pub verb: Verb,
-}
-
-impl Changer {
-    /// The states with which it begins.
-    fn begins_with(&self) -> &'static [&'static str] {
-        match self.verb {
-            Verb::Cancel => &[PENDING, RETRYING, PARKED],
-            // Sent again although it may have been applied: only to a target that does one key once (I5).
-            Verb::Replay if self.effect.rules.idempotent => &[PARKED, RETRYING, UNCERTAIN],
-            Verb::Replay => &[PARKED, RETRYING],
-            Verb::Resolve => &[UNCERTAIN, PARKED],
-            Verb::Reconcile => &[UNCERTAIN],
-        }
-    }
-
-    fn guard(&self) -> Guard {
-        let guard = is_in(STATUS, self.begins_with().iter().map(|status| Value::from(*status)));
-        match self.verb {
-            // I3: what may have been applied cannot be taken back.
-            Verb::Cancel => guard.and(column(DOUBT).eq(false)),
-            // I5: a try that waits may follow one without an answer.
-            Verb::Replay if !self.effect.rules.idempotent => guard.and(column(DOUBT).eq(false)),
-            _ => guard,
-        }
-    }
+/// `resolve`.
+pub(super) struct ResolveEffect {
+    pub effect: Arc<EffectSpec>,
+    pub part: PartUse,
 }
 
 #[async_trait]
-impl Write for Changer {
-    async fn draft(&self, call: &Call, _: &Desk<'_>) -> Result<Draft, Refusal> {
+impl Prepare for ResolveEffect {
+    async fn prepare(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Prepared, Refusal> {
         let effect = &self.effect;
-        let step = Step::update(&effect.table, call.key.iter().cloned())
-            .guard(self.guard())
-            .set(STUCK_AT, Value::Null)
-            .set(UPDATED_AT, now());
-        let ended = || effect.keep.map_or(Expr::from(Value::Null), |keep| now_plus(keep).into());
-        let (mut step, status) = match self.verb {
-            Verb::Cancel => (step.set(DUE_AT, ended()), CANCELLED),
-            Verb::Replay => {
-                let mut step =
-                    step.set(TRIES, 0).set(CHECKS, 0).set(REASON, Value::Null).set(DETAIL, Value::Null);
-                // It goes to where the blueprint says now: the address may be what was wrong.
-                if matches!(effect.destination, Destination::Fixed(_)) {
-                    let key = call.key.first().and_then(Value::as_text).unwrap_or_default();
-                    let sent_key = effect.sent_key(&call.tenant, key);
-                    let (url, checked) = effect.address(&Letter::default(), &sent_key)?;
-                    let shard = shard_of(&checked.target, effect.shards);
-                    step = step.set(URL, url).set(TARGET, checked.target).set(DUE_SHARD, shard);
-                }
-                (step.set(DUE_AT, now()), PENDING)
-            }
-            Verb::Reconcile => (step.set(CHECKS, 0).set(DUE_AT, now()), UNCERTAIN),
-            Verb::Resolve => {
-                let why = call.input.get(REASON).and_then(Json::as_str).unwrap_or_default();
-                let step = step.set(DOUBT, false).set(REASON, BY_HAND).set(DETAIL, why);
-                match call.input.get(IS_DELIVERED).and_then(Json::as_bool) {
-                    Some(true) => (step.set(DELIVERED_AT, now()).set(DUE_AT, ended()), DELIVERED),
-                    _ => (step.set(DUE_AT, Value::Null), PARKED),
-                }
-            }
-        };
-        step = step.set(STATUS, status);
-        if let Some(Expected::Version(version)) = call.expected {
-            step = step.guard(Guard::version(version));
-        }
-        let event = EventTemplate::named(effect.event(status)).with("by", "hand").with_row_of(0);
-        Ok(Draft::Write(Pieces { subject: crate::resource::key_text(&call.key), steps: vec![step], event }))
-    }
-
-    fn refusal(&self, call: &Call, refused: &Refused) -> Verdict {
-        let what = self.effect.what(&call.key);
-        let (Reason::Guard { .. }, Some(row)) = (&refused.reason, &refused.current) else {
-            return common_verdict(&what, refused);
-        };
-        let status = row.text(STATUS).unwrap_or_default();
-        let doubt = row.bool(DOUBT) == Some(true);
-        let states = self.begins_with();
-        let refusal = if !states.contains(&status) {
-            let message = format!("{what} is {status}; this begins with {}", states.join(" or "));
-            Refusal::new(Code::WrongState, message)
-        } else if doubt && matches!(self.verb, Verb::Cancel | Verb::Replay) {
-            let message = format!(
-                "{what} may have been applied by attempt {}: find out, and resolve it",
-                row.int(ATTEMPT).unwrap_or(0)
-            );
-            Refusal::new(Code::WrongState, message)
-        } else {
+        let what = format!("{} {}", effect.name, key_text(&call.key));
+        let row = cx.row(&effect.table, &call.tenant, call.key.iter().cloned()).await?;
+        let row = row.ok_or_else(|| Refusal::new(Code::NotFound, format!("{what} does not exist")))?;
+        if let Some(Expected::Version(seen)) = call.expected
+            && seen != row.version()
+        {
             let message = format!("{what} is at version {}: read it again and decide anew", row.version());
-            Refusal::new(Code::VersionConflict, message)
+            return Err(Refusal::new(Code::VersionConflict, message).at_version(Some(&row)));
+        }
+        let is_delivered = call.input.flag(IS_DELIVERED) == Some(true);
+        let (case, end) = match is_delivered {
+            true => ("delivered", EffectEnd::Delivered),
+            false => ("parked", EffectEnd::Parked),
         };
-        Verdict::Refuse(refusal.at_version(Some(row)))
+        let reason = call.input.get_text(REASON)?;
+        let mut parts =
+            self.part.on(&row).case(case).bind(REASON, reason).prepare(&call.tenant, cx.clock.now())?;
+        if let Some(settler) = effect.settler.get() {
+            let settlement = Settlement {
+                effect: &row,
+                end,
+                answer: None,
+                reason: Some(BY_HAND),
+                store: cx.store,
+                clock: cx.clock,
+            };
+            let settled = settler.settle(&settlement).await?;
+            add_parts(&mut parts, &call.tenant, cx.clock.now(), settled)?;
+        }
+        Ok(Prepared::Write(parts))
     }
 
-    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
-        Answer::row(self.effect.def.visible(row_of(event)))
-    }
-
-    fn wakes(&self, _: &Call, event: &Event) -> Vec<Wake> {
-        due::wake(&self.effect.sender, event).into_iter().collect()
+    fn refused(&self, _: &Call, refused: &RefusedStep<'_>) -> Verdict {
+        part_verdict(std::slice::from_ref(&self.part), refused).unwrap_or(Verdict::Retry)
     }
 }

@@ -1,6 +1,6 @@
 //! What `lease` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, Dependencies, FailureAnswer, Relief};
 
 /// I02, Claim / Lease / Exclusive Ownership.
 pub const ARCHETYPE: Archetype = Archetype {
@@ -9,7 +9,7 @@ pub const ARCHETYPE: Archetype = Archetype {
     about: "exclusive ownership for a limited time, with fencing tokens",
     declare: Some(super::declare),
     derived: false,
-    depends_on: &[],
+    depends_on: Dependencies::Named(&[]),
     specimen: r#"
 [lease.claim]
 key = { id = "int" }
@@ -32,7 +32,7 @@ key = { id = "int" }
         ),
         FailureAnswer::of(
             "orphaned claim after crash",
-            "Nothing has to be cleaned up: when its time is up, whoever comes takes it.",
+            "Nothing has to be cleaned up: when it has expired, the next caller acquires it.",
             "guard of acquire",
         ),
     ],

@@ -18,13 +18,13 @@
 //! - I2. Each acquisition has an epoch of its own, above all before it. *Acquire sets* `epoch = epoch + 1`; *nothing else
 //!   writes it, and nothing deletes the row.*
 //! - I3. Only the holder renews, and only while it holds. *Guard of renew:* `epoch = mine and holder = me and
-//!   expires_at > now`. Whoever was too late acquires again, under a new epoch.
+//!   expires_at > now`. A holder that was too late acquires again, under a new epoch.
 //! - I4. Only the holder releases. *Guard of release:* `epoch = mine and holder = me`.
 //! - I5. What a stale holder writes is refused. *Every plan of a holder has the step [`Held::guard`]*: `epoch = mine and
 //!   holder = me` on the lease's row, in the same plan as its effect. It is the guard and not the clock that fences: a
 //!   holder that was paused, or whose clock is wrong, loses nothing but its turn.
 //! - I6. A holder that looks at its own deadline stops in time. *[`Held::is_live`]* counts from before the request was
-//!   sent, on a clock that nobody can set.
+//!   sent, on a monotonic clock.
 //!
 //! **Failures.** *Duplicate claim*: I1; a retry under the same operation id gets the first answer. *Stale holder acting
 //! after expiry*: I5, and I6 to save it the trouble. *Lease expiry race*: renew and the next acquire contend on one row,
@@ -37,45 +37,33 @@
 //! manager; each key is a row of its own.
 
 mod archetype;
+mod declare;
 
 pub use archetype::ARCHETYPE;
+pub(crate) use declare::declare;
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use serde_json::{Value as Json, json};
 use statehouse_store::guard::{column, now, now_plus};
 use statehouse_store::limits::PLAN_OPERATIONS_MAX;
-use statehouse_store::table::Builder;
+use statehouse_store::table::TableBuilder;
 use statehouse_store::{
-    Address, Clock, Commit, Consistency, Event, EventTemplate, Guard, Operand, Plan, Query, Reason, Refused,
-    RetryPolicy, Row, Step, Store, StoreError, Table, Tenant, Time, Type, Value, commit_known,
+    Address, Clock, Commit, Consistency, Guard, Operand, Plan, Query, RetryPolicy, Row, Step, Store,
+    StoreError, Table, Tenant, Time, Type, Value, commit_known,
 };
 
-use crate::action::{Answer, Call, Code, Desk, Draft, Pieces, Refusal, Verdict, Write, common_verdict};
-use crate::declare::{ActionSpec, Declare, IndexList, ResourceSpec, RowRead, TableDef, TableSpec};
-use crate::form::{Form, Property};
-use crate::resource::{key_text, plural};
-
-/// The states of a row. `EXPIRED` is how a held one reads after its time; it is not stored.
-const STATES: [&str; 3] = [HELD, FREE, EXPIRED];
+/// The states of a row.
 pub(crate) const HELD: &str = "HELD";
 pub(crate) const FREE: &str = "FREE";
-const EXPIRED: &str = "EXPIRED";
 /// The columns of a lease.
 pub(crate) const STATE: &str = "state";
 pub(crate) const HOLDER: &str = "holder";
 pub(crate) const EPOCH: &str = "epoch";
 pub(crate) const ACQUIRED_AT: &str = "acquired_at";
 pub(crate) const EXPIRES_AT: &str = "expires_at";
-/// The indexes of an archetype's table. Neither holds what a renewal changes.
-const BY_STATE: &str = "by_state";
-const BY_HOLDER: &str = "by_holder";
-
 /// Adds the columns of a lease to a table. They can stand beside others, in any table.
-pub fn columns(builder: Builder) -> Builder {
+pub fn columns(builder: TableBuilder) -> TableBuilder {
     builder
         .required(STATE, Type::Text)
         .optional(HOLDER, Type::Text)
@@ -192,17 +180,17 @@ pub struct Lease {
 
 impl Lease {
     /// Reads a row.
-    pub fn of(row: &Row) -> Lease {
-        Lease {
+    pub fn of(row: &Row) -> Result<Lease, StoreError> {
+        Ok(Lease {
             key: row.key().to_vec(),
-            holder: row.text(HOLDER).map(str::to_owned),
-            epoch: row.int(EPOCH).unwrap_or(0),
-            expires_at: row.time(EXPIRES_AT),
+            holder: row.get_optional_text(HOLDER)?.map(str::to_owned),
+            epoch: row.get_int(EPOCH)?,
+            expires_at: row.get_optional_time(EXPIRES_AT)?,
             version: row.version(),
-        }
+        })
     }
 
-    /// Whether somebody holds it at this time.
+    /// Whether it is held at this time.
     pub fn is_held(&self, at: Time) -> bool {
         self.expires_at.is_some_and(|expires_at| expires_at > at)
     }
@@ -210,7 +198,7 @@ impl Lease {
 
 /// Leases in one table of one tenant, for programs. Nothing is logged.
 ///
-/// A holder's name must be one that nobody else uses, and that the same program does not use again after a restart: then
+/// A holder's name must be unique among programs, and the same program must not use it again after a restart: then
 /// a lease that stands under it was acquired by a call whose answer was lost, and is the caller's.
 #[derive(Clone, Debug)]
 pub struct Leases {
@@ -242,7 +230,7 @@ impl Leases {
             Commit::Refused(refused) => (refused.current, false),
             Commit::Fenced => (None, false),
         };
-        let lease = row.as_ref().map(Lease::of).ok_or_else(|| lost_row(&address))?;
+        let lease = Lease::of(row.as_ref().ok_or_else(|| lost_row(&address))?)?;
         let mut held = Held { address, holder: holder.to_owned(), epoch: lease.epoch, deadline };
         if fresh {
             return Ok(Ok(held));
@@ -284,7 +272,7 @@ impl Leases {
     /// The lease with this key, if it was ever acquired.
     pub async fn read(&self, key: &[Value]) -> Result<Option<Lease>, StoreError> {
         let rows = self.store.get(&[self.address(key)?], Consistency::Strong).await?;
-        Ok(rows.first().and_then(Option::as_ref).map(Lease::of))
+        rows.first().and_then(Option::as_ref).map(Lease::of).transpose()
     }
 
     /// The leases of one partition of the table, in the order of their keys.
@@ -293,7 +281,9 @@ impl Leases {
         let mut leases = Vec::new();
         loop {
             let page = self.store.query(&query).await?;
-            leases.extend(page.rows.iter().map(Lease::of));
+            for row in &page.rows {
+                leases.push(Lease::of(row)?);
+            }
             let Some(next) = page.next else { return Ok(leases) };
             query = query.after(next).map_err(misuse)?;
         }
@@ -334,7 +324,7 @@ impl Leases {
     }
 }
 
-/// How long lies between two looks at a lease that somebody waits for.
+/// The pause between two reads of a lease that a caller waits for.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 #[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` gives")]
@@ -344,234 +334,4 @@ fn misuse(error: statehouse_store::PlanError) -> StoreError {
 
 fn lost_row(address: &Address) -> StoreError {
     StoreError::corrupt(address.to_string(), "a lease was decided without showing its row")
-}
-
-/// One declared lease.
-#[derive(Debug)]
-struct LeaseSpec {
-    name: String,
-    def: Arc<TableDef>,
-    duration: Duration,
-}
-
-/// How long a lease is held, if neither the blueprint nor the caller says.
-const DURATION_DEFAULT: Duration = Duration::from_secs(30);
-/// How long one can be held without a renewal, if the blueprint does not say.
-const DURATION_MAX_DEFAULT: Duration = Duration::from_secs(3600);
-/// The bounds of both settings.
-const DURATIONS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(10 * 366 * 86_400);
-
-/// Reads `[lease.NAME]`.
-pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
-    let name = cx.name();
-    let settings = cx.settings();
-    let key = settings.key("key");
-    let table = settings.text("table", plural(name));
-    let max = settings.duration("max_duration", DURATION_MAX_DEFAULT, DURATIONS);
-    let duration = settings.duration("duration", DURATION_DEFAULT.min(max), DURATIONS);
-    settings.refuse_if(duration > max, "duration", "`duration` is longer than `max_duration`");
-    let spec = TableSpec::named(table)
-        .key(&key)
-        .states(&STORED)
-        .shown_as(Form::one_of(&STATES))
-        .about("EXPIRED can be acquired like FREE")
-        .text(HOLDER)
-        .null()
-        .int(EPOCH)
-        .about("counts acquisitions and is never reset")
-        .time(ACQUIRED_AT)
-        .time(EXPIRES_AT)
-        .null()
-        .about("by the store's clock")
-        .index(BY_STATE, &[STATE], &[ACQUIRED_AT])
-        .index(BY_HOLDER, &[HOLDER], &[ACQUIRED_AT]);
-    let def = cx.build(spec)?;
-    let lease = Arc::new(LeaseSpec { name: name.to_owned(), def: def.clone(), duration });
-    cx.resource(ResourceSpec::of(name, &def).actions(actions(&lease, max)));
-    Some(())
-}
-
-fn actions(lease: &Arc<LeaseSpec>, max: Duration) -> [ActionSpec; 6] {
-    let def = &lease.def;
-    let holder =
-        || Property::required(HOLDER, Form::Value(Type::Text), "who holds it; a name of the caller's own");
-    let epoch = || Property::required(EPOCH, Form::Value(Type::Int), "the epoch that acquire returned");
-    let millis = i64::try_from(max.as_millis()).unwrap_or(i64::MAX);
-    let about = format!(
-        "for how long, in milliseconds, counted from before this request was sent; {} if not given",
-        lease.duration.as_millis()
-    );
-    let duration = || Property::optional(DURATION_MS, Form::Range(1, millis), &about);
-    let state = Property::optional(
-        STATE,
-        Form::one_of(&STORED),
-        "which ones, if no holder is given; HELD if not given",
-    );
-    let of_holder = Property::optional(HOLDER, Form::Value(Type::Text), "those of this holder");
-    let list =
-        IndexList::newest_first(def).by(BY_HOLDER, of_holder).by_or(BY_STATE, state, HELD).shown(shown);
-    let write = |verb: Verb| Writer { lease: lease.clone(), verb };
-    [
-        ActionSpec::transition("acquire", "Take a {name} that is free or has expired.")
-            .mechanism("guarded exclusive claim with expiry and epoch")
-            .takes([holder(), duration()])
-            .codes(&[Code::Held])
-            .answers(&["duplicate claim", "orphaned claim after crash", "lease expiry race"])
-            .writes(write(Verb::Acquire)),
-        ActionSpec::transition("renew", "Hold a {name} for longer, before it expires.")
-            .shape("overwrite")
-            .mechanism("conditional update guarded by epoch and expiry")
-            .takes([holder(), epoch(), duration()])
-            .codes(&[Code::NotFound, Code::NotHolder, Code::Expired])
-            .answers(&["lease expiry race", "stale holder acting after expiry"])
-            .after(["acquire"])
-            .writes(write(Verb::Renew)),
-        ActionSpec::transition("release", "Let go of a {name}.")
-            .mechanism("conditional update guarded by epoch")
-            .takes([holder(), epoch()])
-            .codes(&[Code::NotFound, Code::NotHolder])
-            .answers(&["stale holder acting after expiry"])
-            .after(["acquire"])
-            .writes(write(Verb::Release)),
-        ActionSpec::check(
-            "check",
-            "Write nothing, and be refused unless the {name} is the caller's: for a batch whose other writes only its \
-             holder may do.",
-        )
-        .mechanism("assertion guarded by epoch, in the plan of the holder's effect")
-        .takes([holder(), epoch()])
-        .gives(Form::Object(vec![
-            Property::required(HOLDER, Form::Value(Type::Text), ""),
-            Property::required(EPOCH, Form::Value(Type::Int), ""),
-        ]))
-        .code(Code::NotHolder)
-        .answers(&["stale holder acting after expiry"])
-        .after(["acquire"])
-        .writes(write(Verb::Check)),
-        ActionSpec::read("read", "Read who holds a {name}. With `Prefer: wait` the answer comes when that changes.")
-            .after(["acquire"])
-            .reads_row(RowRead::of(&lease.name, def).missing("was never acquired").shown(shown)),
-        ActionSpec::list("list", "List {name} rows, those acquired last first.")
-            .mechanism("range read on the index by state or by holder")
-            .after(["acquire"])
-            .reads_index(list),
-    ]
-}
-
-/// What is stored as a state.
-const STORED: [&str; 2] = [HELD, FREE];
-/// How long a caller wants to hold.
-const DURATION_MS: &str = "duration_ms";
-
-/// What a write does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verb {
-    Acquire,
-    Renew,
-    Release,
-    Check,
-}
-
-struct Writer {
-    lease: Arc<LeaseSpec>,
-    verb: Verb,
-}
-
-/// What a caller says about itself.
-struct Claim<'c> {
-    holder: &'c str,
-    epoch: i64,
-    span: Duration,
-}
-
-impl Writer {
-    fn claim<'c>(&self, call: &'c Call) -> Claim<'c> {
-        let int = |name: &str| call.input.get(name).and_then(Json::as_i64);
-        let millis = int(DURATION_MS).and_then(|millis| u64::try_from(millis).ok());
-        Claim {
-            holder: call.input.get(HOLDER).and_then(Json::as_str).unwrap_or_default(),
-            epoch: int(EPOCH).unwrap_or(0),
-            span: millis.map_or(self.lease.duration, Duration::from_millis),
-        }
-    }
-
-    fn what(&self, call: &Call) -> String {
-        format!("{} {}", self.lease.name, key_text(&call.key))
-    }
-}
-
-#[async_trait]
-impl Write for Writer {
-    async fn draft(&self, call: &Call, _: &Desk<'_>) -> Result<Draft, Refusal> {
-        let Claim { holder, epoch, span } = self.claim(call);
-        if holder.is_empty() {
-            return Err(Refusal::field(HOLDER, "the holder must not be empty"));
-        }
-        let (table, key) = (self.lease.def.table(), call.key.iter().cloned());
-        let (step, what) = match self.verb {
-            Verb::Acquire => (acquire(table, key, holder, span), "acquired"),
-            Verb::Renew => (renew(table, key, holder, epoch, span), "renewed"),
-            Verb::Release => (release(table, key, holder, epoch), "released"),
-            Verb::Check => (Step::assert(table, key).guard(held_by(holder, epoch)), "checked"),
-        };
-        let mut event = EventTemplate::named(format!("{}.{what}", self.lease.name));
-        event = match self.verb {
-            Verb::Check => event.with(HOLDER, holder).with(EPOCH, epoch),
-            _ => event.with_row_of(0),
-        };
-        Ok(Draft::Write(Pieces { subject: key_text(&call.key), steps: vec![step], event }))
-    }
-
-    fn refusal(&self, call: &Call, refused: &Refused) -> Verdict {
-        let what = self.what(call);
-        let (Reason::Guard { .. }, Some(row)) = (&refused.reason, &refused.current) else {
-            return common_verdict(&what, refused);
-        };
-        let Claim { holder, epoch, .. } = self.claim(call);
-        let Lease { holder: current, epoch: at, expires_at, .. } = Lease::of(row);
-        let until = expires_at.map_or(String::new(), |time| format!(" until {time}"));
-        let refusal = match current {
-            Some(current) if self.verb == Verb::Acquire => {
-                let message =
-                    format!("{what} is held by {current}{until}, under epoch {at}: wait and try again");
-                Refusal::new(Code::Held, message)
-            }
-            Some(current) if current == holder && at == epoch => {
-                let message = format!("{what} has expired: acquire it again, under a new epoch");
-                Refusal::new(Code::Expired, message)
-            }
-            Some(current) => {
-                let message = format!(
-                    "{what} is held by {current} under epoch {at}, not by {holder} under epoch {epoch}"
-                );
-                Refusal::new(Code::NotHolder, message)
-            }
-            None => {
-                let message = format!("{what} was released and is at epoch {at}: acquire it again");
-                Refusal::new(Code::NotHolder, message)
-            }
-        };
-        Verdict::Refuse(refusal.at_version(Some(row)))
-    }
-
-    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
-        match event.data.get_mut("row") {
-            Some(row) => Answer::row(row.take()),
-            None => {
-                let told = |name: &str| event.data.get(name).cloned().unwrap_or_default();
-                Answer::row(json!({HOLDER: told(HOLDER), EPOCH: told(EPOCH)}))
-            }
-        }
-    }
-}
-
-/// A row as callers see it.
-fn shown(def: &TableDef, row: &Row, at: Time) -> Json {
-    let mut body = def.row_json(row);
-    let lease = Lease::of(row);
-    if let (Some(fields), true, false) = (body.as_object_mut(), lease.expires_at.is_some(), lease.is_held(at))
-    {
-        fields.insert(STATE.into(), EXPIRED.into());
-    }
-    body
 }

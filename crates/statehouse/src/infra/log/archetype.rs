@@ -1,6 +1,21 @@
 //! What `log` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, Dependencies, FailureAnswer, Relief};
+
+/// The relief of "hot partitions", for all groups that read the log.
+pub(crate) const HOT_PARTITIONS: Relief =
+    Relief::of("hot partitions", "partitions=N in the store's URL, when it is created", Some("hotspots log"));
+
+/// The relief of "log I/O", for all groups that read the log.
+pub(crate) const LOG_IO: Relief =
+    Relief::of("log I/O", "one read serves all tenants of a page, without a switch", Some("hotspots log"));
+
+/// The relief of "rebalance churn", for all groups that read the log.
+pub(crate) const REBALANCE_CHURN: Relief = Relief::of(
+    "rebalance churn",
+    "a partition changes hands at a step's end, without a switch",
+    Some("hotspots log"),
+);
 
 /// I05, Append Log + Consumer Progress.
 pub const ARCHETYPE: Archetype = Archetype {
@@ -9,7 +24,7 @@ pub const ARCHETYPE: Archetype = Archetype {
     about: "consumer groups that process every record of the log, each once and in order by key",
     declare: Some(super::declare),
     derived: false,
-    depends_on: &[],
+    depends_on: Dependencies::Named(&[]),
     specimen: r#"
 [log.readers]
 "#,
@@ -26,7 +41,7 @@ pub const ARCHETYPE: Archetype = Archetype {
         ),
         FailureAnswer::of(
             "consumer lag",
-            "`read`, `list` and `Group::standing` say it in records and in time; the log waits for the slowest.",
+            "`read`, `list` and `GroupInfo::status` say it in records and in time; the log waits for the slowest.",
             "`keeps_from`",
         ),
         FailureAnswer::of(
@@ -36,25 +51,13 @@ pub const ARCHETYPE: Archetype = Archetype {
         ),
     ],
     reliefs: &[
-        Relief::of(
-            "hot partitions",
-            "partitions=N in the store's URL, when it is created",
-            Some("hotspots log"),
-        ),
-        Relief::of(
-            "log I/O",
-            "one read serves all tenants of a page, without a switch",
-            Some("hotspots log"),
-        ),
+        HOT_PARTITIONS,
+        LOG_IO,
         Relief::of(
             "lag buildup",
             "a handler that makes one plan of many records: Effect::taken",
             Some("hotspots log"),
         ),
-        Relief::of(
-            "rebalance churn",
-            "a partition changes hands at a step's end, without a switch",
-            Some("hotspots log"),
-        ),
+        REBALANCE_CHURN,
     ],
 };

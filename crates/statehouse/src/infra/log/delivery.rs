@@ -8,8 +8,8 @@
 use serde_json::{Value as Json, json};
 use statehouse_store::{Event, Record, Step, Tenant, Value};
 
-use super::parking::{self, LOG_OFFSET, Lot, SUBJECT};
-use super::progress::Books;
+use super::parking::{self, LOG_OFFSET, ParkedRows, SUBJECT};
+use super::progress::ConsumerTables;
 use super::{bounded, is_applied, offset_of};
 use crate::house;
 use crate::resource::{Resource, visible_data};
@@ -68,17 +68,17 @@ impl<'r> Delivery<'r> {
     }
 
     /// Whether an older record of one of its subjects is parked, or this very record.
-    pub(super) fn waits(&self, lot: &Lot) -> bool {
+    pub(super) fn waits(&self, lot: &ParkedRows) -> bool {
         self.subjects.iter().any(|subject| lot.has(subject))
     }
 
     /// Whether this very record is parked.
-    pub(super) fn is_parked(&self, lot: &Lot) -> bool {
+    pub(super) fn is_parked(&self, lot: &ParkedRows) -> bool {
         self.subjects.iter().any(|subject| lot.holds(subject, offset_of(self.record)))
     }
 
     /// Notes that it is parked, or will be.
-    pub(super) fn add_to(&self, lot: &mut Lot) {
+    pub(super) fn add_to(&self, lot: &mut ParkedRows) {
         for subject in &self.subjects {
             lot.add(subject.clone(), offset_of(self.record));
         }
@@ -91,7 +91,7 @@ impl<'r> Delivery<'r> {
         partition: u32,
         reason: &str,
         tries: i64,
-        books: &Books,
+        books: &ConsumerTables,
     ) -> Vec<Step> {
         let offset = offset_of(self.record);
         let park = |subject: &String| parking::park(group, partition, subject, offset, reason, tries, books);
@@ -106,8 +106,14 @@ fn subject_text(resource: &str, key: &str) -> String {
 
 /// The subjects of a record's events, each once, in their order; that of the record, if it has none.
 pub fn subjects_of(record: &Record) -> Vec<String> {
-    let of = |event| house::subject_of(record, event).map(|(resource, key)| subject_text(resource, key));
-    let found = unique(record.events.iter().filter_map(of));
+    subjects_among(record, |_| true)
+}
+
+/// The same, of some events.
+pub(crate) fn subjects_among(record: &Record, is_one: impl Fn(&Event) -> bool) -> Vec<String> {
+    let of = |event: &&Event| is_one(event);
+    let subject = |event| house::subject_of(record, event).map(|(resource, key)| subject_text(resource, key));
+    let found = unique(record.events.iter().filter(of).filter_map(subject));
     if found.is_empty() { vec![super::subject_of(record)] } else { found }
 }
 

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A *group* is everybody who reads the log for one purpose, under one name. Its members share the log's partitions by
-//! lease: one member at a time for each. There are two kinds. A group of the house is a [`Handler`] that is registered
+//! lease: one member at a time for each. There are two kinds. A group of the house is a [`RecordHandler`] that is registered
 //! with it; its records are those of all tenants, and the worker runtime spreads its partitions over processes. A
 //! declared group, `[log.NAME]`, belongs to each tenant by itself; programs outside read it by the actions of
 //! [`group`], and see their own tenant's records only.
@@ -27,7 +27,7 @@
 //! - I2. Each record has its effect once. *Guard of every effect:* `reached = the one that was read`, or that there is no
 //!   row yet.
 //! - I3. A holder that was overtaken writes nothing. *Guard of every effect:* `epoch <= mine`, which the plan then sets; of
-//!   every move of the low-water mark the lease itself ([`Shift::guard`](crate::worker::Shift::guard)). Of a declared group:
+//!   every move of the low-water mark the lease itself ([`StepContext::guard`](crate::worker::StepContext::guard)). Of a declared group:
 //!   `epoch = mine and holder = me`.
 //! - I4. Records of one key have their effects in the order of the log. *A partition has all events of a subject, and
 //!   is gone through in order; once a record is parked, later ones that have a key in common with it are parked behind it.
@@ -42,12 +42,12 @@
 //!   era says nothing about what is done. Guard of every move of the mark:* `era = the one that was read`.
 //!
 //! **Failures.** *Duplicate consumption*: I2, and I3 for a holder that was paused. *Offset advanced before effect
-//! committed*: I1, I6. *Consumer lag*: [`Group::standing`] says it in records and in time; a step takes many records, all
+//! committed*: I1, I6. *Consumer lag*: [`GroupInfo::status`] says it in records and in time; a step takes many records, all
 //! tenants at once. *Out-of-order processing across partitions*: I4; what is in different partitions has no order, and a
 //! batch of several rows leaves a record in the partition of each, with that row's event in it.
 //!
 //! **Hotspots.** *Hot partitions*: tenants of one partition go side by side; a store is made with as many partitions as
-//! it needs. *Log I/O*: one read serves all tenants of a page. *Lag buildup*: [`Effect::taken`] lets a handler make one
+//! it needs. *Log I/O*: one read serves all tenants of a page. *Lag buildup*: [`HandlerWrite::taken`] lets a handler make one
 //! plan of many records. *Rebalance churn*: a partition changes hands at a step's end, and the next holder begins at the
 //! low-water mark.
 
@@ -60,23 +60,33 @@ mod progress;
 mod retention;
 
 pub use archetype::ARCHETYPE;
+pub(crate) use archetype::{HOT_PARTITIONS, LOG_IO, REBALANCE_CHURN};
 
 use std::fmt;
+use std::sync::Arc;
 
 use async_trait::async_trait;
-use statehouse_store::{Entry, OperationStatus, Record, Step, Store, StoreError, Tenant, Time};
+use statehouse_store::{
+    Clock, Entry, Ids, OperationStatus, Record, Row, Step, Store, StoreError, Tenant, Time,
+};
+use tokio::sync::watch;
+
+use crate::action::{LastRefusal, RefusedStep, Verdict};
+use crate::product::booking::external_holds::ExternalHolds;
+use crate::worker::Wakeup;
 
 pub use consumer::{Consumer, feed};
+pub(crate) use delivery::subjects_among;
 pub use delivery::subjects_of;
 pub(crate) use group::declare;
-pub use parking::{PARKED, Parked, parked_table};
+pub use parking::{PARKED, ParkedRecord, parked_table};
 pub(crate) use progress::has_passed;
-pub use progress::{Books, Group, PROGRESS, Standing, progress_table};
-pub use retention::{DeclaredGroup, Keeping, Trimmer};
+pub use progress::{ConsumerTables, GroupInfo, GroupStatus, PROGRESS, progress_table};
+pub use retention::{DeclaredGroup, LogRetention, Trimmer};
 
 /// What a group of the house does with records.
 #[async_trait]
-pub trait Handler: Send + Sync + fmt::Debug {
+pub trait RecordHandler: Send + Sync + fmt::Debug {
     /// The group's name. Progress is kept under it.
     fn group(&self) -> &str;
 
@@ -92,21 +102,34 @@ pub trait Handler: Send + Sync + fmt::Debug {
     }
 
     /// What is to be written for these records of one tenant, which stand in this order in one partition. There is at
-    /// least one; the effect may be that of the first few only ([`Effect::taken`]). What is read on the way is read after
+    /// least one; the effect may be that of the first few only ([`HandlerWrite::taken`]). What is read on the way is read after
     /// everything before these records was done.
-    async fn handle(&self, records: &[Record], reading: &Reading<'_>) -> Result<Effect, Unable>;
+    async fn handle(
+        &self,
+        records: &[Record],
+        reading: &HandlerContext<'_>,
+    ) -> Result<HandlerWrite, HandlerError>;
+
+    /// Whether a group that is new begins at the end of the log, instead of with all that there is.
+    fn begins_at_end(&self) -> bool {
+        false
+    }
 
     /// The same, while what comes before these records is still being written; `None` where that is not good enough. Only for
     /// effects whose steps demand everything that was read for them: it is written after all that comes before, and if
     /// something is no longer so it is refused, and made anew.
-    async fn ahead(&self, _records: &[Record], _reading: &Reading<'_>) -> Result<Option<Effect>, Unable> {
+    async fn ahead(
+        &self,
+        _records: &[Record],
+        _reading: &HandlerContext<'_>,
+    ) -> Result<Option<HandlerWrite>, HandlerError> {
         Ok(None)
     }
 }
 
 /// What a handler may read.
-#[derive(Clone, Copy, Debug)]
-pub struct Reading<'a> {
+#[derive(Clone, Copy)]
+pub struct HandlerContext<'a> {
     /// The store.
     pub store: &'a dyn Store,
     /// Whose records they are. What is written belongs to the same tenant.
@@ -115,11 +138,26 @@ pub struct Reading<'a> {
     pub now: Time,
     /// How often in a row what was to be written for this was refused, because others wrote at the same time.
     pub refused: u32,
+    /// What a handler needs to call actions; `None` where records are not read by a group.
+    pub support: Option<CallSupport<'a>>,
+}
+
+/// What a handler needs to call actions.
+#[derive(Clone, Copy)]
+pub struct CallSupport<'a> {
+    /// The step of its last effect that was refused, if it has made one for these records before.
+    pub last_refusal: Option<&'a LastRefusal>,
+    /// The clock of this process.
+    pub clock: &'a dyn Clock,
+    /// Where ids come from.
+    pub ids: &'a Ids,
+    /// ExternalHolds before the store, if the house has them.
+    pub holds: Option<&'a dyn ExternalHolds>,
 }
 
 /// What is written for records, in one plan with the progress past them.
 #[derive(Clone, Debug, Default)]
-pub struct Effect {
+pub struct HandlerWrite {
     /// How many of the records this is for, from the first one on.
     pub taken: usize,
     /// The steps; there may be none.
@@ -131,41 +169,77 @@ pub struct Effect {
     pub goes_on: bool,
     /// Whether a refused plan means that others write the same rows. It is then tried again for ever, and never parked.
     pub contends: bool,
+    /// The operation id of the plan, if a repetition must be recognized by it. Then it has an entry.
+    pub operation: Option<String>,
+    /// Decides what a refused step means. Without it, others write the same rows.
+    pub judge: Option<StepJudge>,
+    /// Work that becomes due by it, for the workers of this process.
+    pub wakeups: Vec<Wakeup>,
+    /// Tasks of this process that wait for such a write.
+    pub notify: Vec<watch::Sender<u64>>,
 }
 
-impl Effect {
+/// Decides what a refused step of an effect means: its index among the effect's steps, and the refusal.
+#[derive(Clone)]
+pub struct StepJudge(pub Arc<dyn Fn(&RefusedStep<'_>) -> Verdict + Send + Sync>);
+
+impl fmt::Debug for StepJudge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StepJudge")
+    }
+}
+
+impl HandlerWrite {
     /// Steps for so many records.
-    pub fn of(taken: usize, steps: Vec<Step>) -> Effect {
-        Effect { taken, steps, ..Effect::default() }
+    pub fn of(taken: usize, steps: Vec<Step>) -> HandlerWrite {
+        HandlerWrite { taken, steps, ..HandlerWrite::default() }
     }
 
     /// Takes out what is to be written, and leaves what is known about it.
-    fn take_writes(&mut self) -> (Vec<Step>, Option<Entry>) {
-        (std::mem::take(&mut self.steps), self.entry.take())
+    fn take_writes(&mut self) -> EffectWrites {
+        EffectWrites {
+            steps: std::mem::take(&mut self.steps),
+            entry: self.entry.take(),
+            operation: self.operation.take(),
+            judge: self.judge.take(),
+            wakeups: std::mem::take(&mut self.wakeups),
+            notify: std::mem::take(&mut self.notify),
+        }
     }
+}
+
+/// What one commit of an effect writes.
+#[derive(Debug, Default)]
+struct EffectWrites {
+    steps: Vec<Step>,
+    entry: Option<Entry>,
+    operation: Option<String>,
+    judge: Option<StepJudge>,
+    wakeups: Vec<Wakeup>,
+    notify: Vec<watch::Sender<u64>>,
 }
 
 /// Why a handler has nothing to write for records. If there were several, each is tried by itself before it counts.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Unable {
+pub enum HandlerError {
     /// Not now: the same records are tried again, for ever.
     Later(StoreError),
     /// Never: the record is parked with this reason.
     Never(String),
 }
 
-impl From<StoreError> for Unable {
-    fn from(error: StoreError) -> Unable {
+impl From<StoreError> for HandlerError {
+    fn from(error: StoreError) -> HandlerError {
         match error {
-            StoreError::LimitExceeded { .. } => Unable::Never(error.to_string()),
-            error => Unable::Later(error),
+            StoreError::LimitExceeded { .. } => HandlerError::Never(error.to_string()),
+            error => HandlerError::Later(error),
         }
     }
 }
 
-impl From<statehouse_store::PlanError> for Unable {
-    fn from(error: statehouse_store::PlanError) -> Unable {
-        Unable::Never(error.to_string())
+impl From<statehouse_store::PlanError> for HandlerError {
+    fn from(error: statehouse_store::PlanError) -> HandlerError {
+        HandlerError::Never(error.to_string())
     }
 }
 
@@ -207,9 +281,14 @@ fn column_of(offset: u64) -> i64 {
     i64::try_from(offset).unwrap_or(i64::MAX)
 }
 
-/// A column's content as an offset.
-fn offset_in(column: i64) -> u64 {
-    u64::try_from(column).unwrap_or(0)
+/// The offset in a column.
+fn offset_at(row: &Row, column: &str) -> Result<u64, StoreError> {
+    offset_in(row, column, row.get_int(column)?)
+}
+
+/// The content of a column as an offset.
+fn offset_in(row: &Row, column: &str, content: i64) -> Result<u64, StoreError> {
+    u64::try_from(content).map_err(|_| row.corrupt(column, "is negative"))
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use statehouse_store::{
     Operand, Query, Row, SchemaError, Step, Store, StoreError, Table, Tenant, Time, Type, Value,
 };
 
-use super::progress::{Books, CONSUMER, KEEPS, KEEPS_FROM, LOG_PARTITION, misuse};
-use super::{column_of, offset_in};
+use super::progress::{CONSUMER, ConsumerTables, KEEPS, KEEPS_FROM, LOG_PARTITION, misuse};
+use super::{column_of, offset_at};
 
 /// The table of what is parked.
 pub const PARKED: &str = "house_parked";
@@ -45,7 +45,7 @@ pub fn parked_table() -> Result<Arc<Table>, SchemaError> {
 
 /// One record that is parked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parked {
+pub struct ParkedRecord {
     /// The partition it stands in.
     pub partition: u32,
     /// Its key.
@@ -62,19 +62,18 @@ pub struct Parked {
     pub ready: bool,
 }
 
-impl Parked {
-    pub(super) fn of(row: &Row) -> Parked {
-        let int = |name: &str| row.int(name).unwrap_or(0);
-        let text = |name: &str| row.text(name).unwrap_or_default().to_owned();
-        Parked {
-            partition: u32::try_from(int(LOG_PARTITION)).unwrap_or(0),
-            subject: text(SUBJECT),
-            offset: offset_in(int(LOG_OFFSET)),
-            reason: text(REASON),
-            tries: int(TRIES),
-            parked_at: row.time(PARKED_AT).unwrap_or(Time::MIN),
-            ready: row.time(READY_AT).is_some(),
-        }
+impl ParkedRecord {
+    pub(super) fn of(row: &Row) -> Result<ParkedRecord, StoreError> {
+        let partition = u32::try_from(row.get_int(LOG_PARTITION)?);
+        Ok(ParkedRecord {
+            partition: partition.map_err(|_| row.corrupt(LOG_PARTITION, "is not a partition"))?,
+            subject: row.get_text(SUBJECT)?.to_owned(),
+            offset: offset_at(row, LOG_OFFSET)?,
+            reason: row.get_text(REASON)?.to_owned(),
+            tries: row.get_int(TRIES)?,
+            parked_at: row.get_time(PARKED_AT)?,
+            ready: row.get_optional_time(READY_AT)?.is_some(),
+        })
     }
 }
 
@@ -97,7 +96,7 @@ pub(super) fn park(
     offset: u64,
     reason: &str,
     tries: i64,
-    books: &Books,
+    books: &ConsumerTables,
 ) -> Step {
     Step::insert(&books.parked, key(consumer, partition, subject, offset))
         .set(REASON, shortened(reason))
@@ -107,12 +106,18 @@ pub(super) fn park(
 }
 
 /// Has a parked record tried again.
-pub(super) fn ready(parked: &Parked, consumer: &str, books: &Books) -> Step {
+pub(super) fn ready(parked: &ParkedRecord, consumer: &str, books: &ConsumerTables) -> Step {
     ready_at(consumer, parked.partition, &parked.subject, parked.offset, books)
 }
 
 /// The same, by its key and offset.
-pub(super) fn ready_at(consumer: &str, partition: u32, subject: &str, offset: u64, books: &Books) -> Step {
+pub(super) fn ready_at(
+    consumer: &str,
+    partition: u32,
+    subject: &str,
+    offset: u64,
+    books: &ConsumerTables,
+) -> Step {
     Step::update(&books.parked, key(consumer, partition, subject, offset)).set(READY_AT, now())
 }
 
@@ -122,30 +127,32 @@ pub(super) fn remove_all(
     partition: u32,
     subjects: &[&str],
     offset: u64,
-    books: &Books,
+    books: &ConsumerTables,
 ) -> Vec<Step> {
     let remove = |subject: &&str| Step::delete(&books.parked, key(consumer, partition, subject, offset));
     subjects.iter().map(remove).collect()
 }
 
 /// Says that a parked record was tried in vain.
-pub(super) fn in_vain(parked: &Parked, consumer: &str, reason: &str, books: &Books) -> Step {
+pub(super) fn in_vain(parked: &ParkedRecord, consumer: &str, reason: &str, books: &ConsumerTables) -> Step {
     at(parked, consumer, books)
         .set(REASON, shortened(reason))
         .set(TRIES, Operand::Coalesce(TRIES.to_owned(), 0.into()).add(1))
         .set(READY_AT, Value::Null)
 }
 
-fn at(parked: &Parked, consumer: &str, books: &Books) -> Step {
+fn at(parked: &ParkedRecord, consumer: &str, books: &ConsumerTables) -> Step {
     Step::update(&books.parked, key(consumer, parked.partition, &parked.subject, parked.offset))
 }
 
 /// All rows of a range.
-pub(super) async fn all(store: &dyn Store, mut query: Query) -> Result<Vec<Parked>, StoreError> {
+pub(super) async fn all(store: &dyn Store, mut query: Query) -> Result<Vec<ParkedRecord>, StoreError> {
     let mut found = Vec::new();
     loop {
         let page = store.query(&query).await?;
-        found.extend(page.rows.iter().map(Parked::of));
+        for row in &page.rows {
+            found.push(ParkedRecord::of(row)?);
+        }
         let Some(next) = page.next else { return Ok(found) };
         query = query.after(next).map_err(misuse)?;
     }
@@ -159,29 +166,30 @@ pub(super) async fn of_subject(
     partition: u32,
     subject: &str,
     limit: usize,
-) -> Result<Vec<Parked>, StoreError> {
-    let books = Books::open()?;
-    let query = Query::table(&books.parked, tenant, Books::key(consumer, partition))
+) -> Result<Vec<ParkedRecord>, StoreError> {
+    let books = ConsumerTables::open()?;
+    let query = Query::table(&books.parked, tenant, ConsumerTables::key(consumer, partition))
         .and_then(|query| query.prefix([subject.into()]))
         .and_then(|query| query.limit(limit))
         .map_err(misuse)?;
-    Ok(store.query(&query).await?.rows.iter().map(Parked::of).collect())
+    store.query(&query).await?.rows.iter().map(ParkedRecord::of).collect()
 }
 
 /// Which records are parked, by key: read after the row of progress, whose count guards them (I4).
 #[derive(Clone, Debug, Default)]
-pub(super) struct Lot(HashMap<String, BTreeSet<u64>>);
+pub(super) struct ParkedRows(HashMap<String, BTreeSet<u64>>);
 
-impl Lot {
+impl ParkedRows {
     pub(super) async fn read(
         store: &dyn Store,
         tenant: &Tenant,
         consumer: &str,
         partition: u32,
-    ) -> Result<Lot, StoreError> {
-        let books = Books::open()?;
-        let query = Query::table(&books.parked, tenant, Books::key(consumer, partition)).map_err(misuse)?;
-        let mut lot = Lot::default();
+    ) -> Result<ParkedRows, StoreError> {
+        let books = ConsumerTables::open()?;
+        let query =
+            Query::table(&books.parked, tenant, ConsumerTables::key(consumer, partition)).map_err(misuse)?;
+        let mut lot = ParkedRows::default();
         for parked in all(store, query).await? {
             lot.add(parked.subject, parked.offset);
         }

@@ -1,6 +1,6 @@
 //! What `projection` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, Dependencies, FailureAnswer, Relief};
 
 /// I06, Projection / Index / Search Pipeline.
 pub const ARCHETYPE: Archetype = Archetype {
@@ -9,7 +9,7 @@ pub const ARCHETYPE: Archetype = Archetype {
     about: "derived rows with generations and rebuild: the basis of feeds and views",
     declare: None,
     derived: false,
-    depends_on: &[],
+    depends_on: Dependencies::Named(&[]),
     specimen: "",
     failures: &[
         FailureAnswer::of(

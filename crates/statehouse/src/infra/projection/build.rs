@@ -3,6 +3,9 @@
 //! Each shard is a partition of the log and feeds every generation that has this projector's definition. The first shard
 //! tends to the generations besides: begins builds, scans, compares, switches and deletes.
 
+mod digest;
+mod source_rows;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -10,18 +13,21 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use statehouse_store::{
-    Address, Clock, Commit, Consistency, Cursor, Ids, Plan, PlanError, Position, Reason, Row, Scan, Step,
-    Store, StoreError, Table, Tenant, Time, Value,
+    Address, Clock, Commit, Consistency, Cursor, Ids, Plan, PlanError, Position, Row, Scan, Step, Store,
+    StoreError, Table, Tenant,
 };
 use tokio::task::JoinSet;
 
-use super::pipeline::{Digest, Feed, Sheet, as_store_error, generation_of, group_of};
-use super::state::{Phase, State, projections_table};
-use super::{Change, Entry, GENERATION, Matter, Projector, SOURCE};
-use crate::cache::Token;
-use crate::infra::log::{Group, Handler, Reading, Standing, Unable, feed, has_passed};
-use crate::own;
-use crate::worker::{Next, Progress, Shift, Worker};
+use self::digest::{digest_of, digest_of_source};
+use self::source_rows::{put, put_in_pieces};
+use super::pipeline::{GenerationGroup, generation_of, group_of};
+use super::state::{BuildPhase, ProjectionState, projections_table};
+use super::{GENERATION, Projector};
+use crate::audit::{AuditActor, AuditEntry};
+use crate::cache::ReadToken;
+use crate::infra::log::{GroupInfo, GroupStatus, RecordHandler, feed, has_passed};
+use crate::system;
+use crate::worker::{NextStep, StepContext, StepProgress, Worker};
 
 /// Source rows in one plan of a scan at most.
 const CHUNK_MAX: usize = 16;
@@ -29,7 +35,7 @@ const CHUNK_MAX: usize = 16;
 const IN_TURN_MAX: usize = 8;
 /// How often a plan of a scan is tried that met the log's.
 const RACES_MAX: u32 = 20;
-/// Pieces that one page of a scan writes at most, before the log has its turn.
+/// PlanParts that one page of a scan writes at most, before the log has its turn.
 const PIECES_MAX: usize = 256;
 /// How many records a first build may be behind in a partition when it is switched to.
 const BEHIND_MAX: u64 = 50;
@@ -44,17 +50,19 @@ pub struct Projection {
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
     projector: Arc<dyn Projector>,
+    /// Who operates it, and where ids of audit rows come from.
+    by: Option<(AuditActor, Ids)>,
 }
 
 /// How a projection is.
 #[derive(Clone, Debug)]
-pub struct Status {
+pub struct ProjectionStatus {
     /// Its generations.
-    pub state: State,
+    pub state: ProjectionState,
     /// How far the live generation has got.
-    pub live: Vec<Standing>,
+    pub live: Vec<GroupStatus>,
     /// How far the one that is being built has got through the log.
-    pub building: Vec<Standing>,
+    pub building: Vec<GroupStatus>,
     /// Whether the live generation was made by another definition than this process has.
     pub outdated: bool,
 }
@@ -70,7 +78,7 @@ fn board() -> Result<(Arc<Table>, Tenant), StoreError> {
         return Ok(board.clone());
     }
     let table = projections_table().map_err(|error| StoreError::schema(error.table, error.why))?;
-    let tenant = own::tenant().ok_or_else(|| StoreError::schema("the house", "it has no name"))?;
+    let tenant = system::tenant().ok_or_else(|| StoreError::schema("the house", "it has no name"))?;
     Ok(BOARD.get_or_init(|| (table, tenant)).clone())
 }
 
@@ -81,23 +89,24 @@ pub(super) fn state_address(name: &str) -> Result<Address, StoreError> {
 }
 
 /// Reads which generations a projection has.
-pub(super) async fn read_state(store: &dyn Store, name: &str) -> Result<State, StoreError> {
+pub(super) async fn read_state(store: &dyn Store, name: &str) -> Result<ProjectionState, StoreError> {
     let rows = store.get(&[state_address(name)?], Consistency::Strong).await?;
-    Ok(State::of(rows.first().and_then(Option::as_ref)))
+    ProjectionState::of(rows.first().and_then(Option::as_ref))
 }
 
-/// Goes from one state to the next, if it is still the one that was read.
+/// Goes from one state to the next, if it is still the one that was read. The further step is the guard of a worker's lease, or the
+/// audit row of an operator.
 pub(super) async fn change_state(
     store: &dyn Store,
     name: &str,
-    before: &State,
-    after: &State,
-    lease: Option<Step>,
+    before: &ProjectionState,
+    after: &ProjectionState,
+    further: Option<Step>,
 ) -> Result<bool, StoreError> {
     let (table, tenant) = board()?;
     let plan = Plan::of(&tenant, "projection")
         .step(before.step_to(after, name, &table))
-        .steps(lease)
+        .steps(further)
         .without_rows()
         .build()
         .map_err(|error| misuse(&error))?;
@@ -107,7 +116,21 @@ pub(super) async fn change_state(
 impl Projection {
     /// The projection of a projector.
     pub fn of(store: Arc<dyn Store>, clock: Arc<dyn Clock>, projector: Arc<dyn Projector>) -> Projection {
-        Projection { store, clock, projector }
+        Projection { store, clock, projector, by: None }
+    }
+
+    /// The same on behalf of an operator: what is done with it is recorded in the audit, in the same plans.
+    #[must_use]
+    pub fn on_behalf_of(mut self, by: &AuditActor, ids: &Ids) -> Projection {
+        self.by = Some((by.clone(), ids.clone()));
+        self
+    }
+
+    /// The audit row of an operation.
+    fn audited(&self, action: &str) -> Result<Option<Step>, StoreError> {
+        let Some((by, ids)) = &self.by else { return Ok(None) };
+        let step = AuditEntry::of(by, action, self.name()).step(self.clock.now(), &ids.next());
+        step.map(Some).map_err(|error| StoreError::schema(error.table, error.why))
     }
 
     /// Its name.
@@ -116,48 +139,50 @@ impl Projection {
     }
 
     /// Which generations it has.
-    pub async fn state(&self) -> Result<State, StoreError> {
+    pub async fn state(&self) -> Result<ProjectionState, StoreError> {
         read_state(&*self.store, self.name()).await
     }
 
     /// The group that feeds a generation: how far it has got, and what it has parked.
-    pub fn group(&self, generation: i64) -> Group {
-        Group::named(self.store.clone(), self.clock.clone(), group_of(self.name(), generation))
+    pub fn group(&self, generation: i64) -> GroupInfo {
+        GroupInfo::named(self.store.clone(), self.clock.clone(), group_of(self.name(), generation))
     }
 
     /// How it is.
-    pub async fn status(&self) -> Result<Status, StoreError> {
+    pub async fn status(&self) -> Result<ProjectionStatus, StoreError> {
         let state = self.state().await?;
         let live = match &state.live {
-            Some(generation) => self.group(generation.number).standing().await?,
+            Some(generation) => self.group(generation.number).status().await?,
             None => Vec::new(),
         };
         let building = match &state.building {
-            Some(building) => self.group(building.generation.number).standing().await?,
+            Some(building) => self.group(building.generation.number).status().await?,
             None => Vec::new(),
         };
         let definition = self.projector.definition();
         let outdated = state.live.as_ref().is_some_and(|live| live.definition != definition);
-        Ok(Status { state, live, building, outdated })
+        Ok(ProjectionStatus { state, live, building, outdated })
     }
 
     /// Begins to build a new generation beside the live one. Says whether it could: one at a time.
     pub async fn rebuild(&self) -> Result<bool, StoreError> {
-        begin(&self.store, &self.clock, &*self.projector, None).await
+        begin(&self.store, &self.clock, &*self.projector, self.audited("projection.rebuild")?).await
     }
 
     /// Lets readers go back to the generation before the last switch. Says whether there is one.
     pub async fn roll_back(&self) -> Result<bool, StoreError> {
         let state = self.state().await?;
         let Some(after) = state.rolled_back() else { return Ok(false) };
-        change_state(&*self.store, self.name(), &state, &after, None).await
+        let audited = self.audited("projection.rollback")?;
+        change_state(&*self.store, self.name(), &state, &after, audited).await
     }
 
     /// Has the generation before the last switch deleted. Says whether there is one.
     pub async fn drop_previous(&self) -> Result<bool, StoreError> {
         let state = self.state().await?;
         let Some(after) = state.dropping_previous() else { return Ok(false) };
-        change_state(&*self.store, self.name(), &state, &after, None).await
+        let audited = self.audited("projection.drop")?;
+        change_state(&*self.store, self.name(), &state, &after, audited).await
     }
 
     /// The digest of a generation's entries, in which their order does not count.
@@ -172,7 +197,7 @@ impl Projection {
         &self,
         generation: i64,
         tenant: &Tenant,
-        tokens: &[Token],
+        tokens: &[ReadToken],
         at_most: Duration,
     ) -> Result<bool, StoreError> {
         let group = group_of(self.name(), generation);
@@ -185,15 +210,15 @@ pub(super) async fn wait_for(
     clock: &dyn Clock,
     group: &str,
     tenant: &Tenant,
-    tokens: &[Token],
+    tokens: &[ReadToken],
     at_most: Duration,
 ) -> Result<bool, StoreError> {
     let until = clock.uptime() + at_most;
     let mut places: Vec<Position> = Vec::new();
     for token in tokens {
         match token {
-            Token::At(position) => places.push(*position),
-            Token::Unplaced => {
+            ReadToken::At(position) => places.push(*position),
+            ReadToken::Unplaced => {
                 let heads = store.wait_log(&[], Duration::ZERO).await?;
                 places.extend((0..).zip(heads).map(|(partition, offset)| Position { partition, offset }));
             }
@@ -216,44 +241,49 @@ async fn begin(
     store: &Arc<dyn Store>,
     clock: &Arc<dyn Clock>,
     projector: &dyn Projector,
-    lease: Option<Step>,
+    further: Option<Step>,
 ) -> Result<bool, StoreError> {
     let name = projector.name();
     let state = read_state(&**store, name).await?;
     let Some(after) = state.begun(projector.definition()) else { return Ok(false) };
-    let group = Group::named(store.clone(), clock.clone(), group_of(name, after.newest));
+    let group = GroupInfo::named(store.clone(), clock.clone(), group_of(name, after.newest));
     let heads = store.wait_log(&[], Duration::ZERO).await?;
     for (partition, head) in (0..).zip(heads) {
         group.begin_at(partition, head).await?;
     }
-    change_state(&**store, name, &state, &after, lease).await
+    change_state(&**store, name, &state, &after, further).await
 }
 
 /// The worker of a projection: as many shards as the log has partitions.
 #[derive(Debug)]
-pub struct Projecting {
+pub struct ProjectionWorker {
     name: String,
     partitions: u32,
     clock: Arc<dyn Clock>,
     projector: Arc<dyn Projector>,
 }
 
-impl Projecting {
+impl ProjectionWorker {
     /// The worker of a projector, over a log of so many partitions.
-    pub fn of(projector: Arc<dyn Projector>, partitions: u32, clock: Arc<dyn Clock>) -> Projecting {
-        Projecting { name: format!("{}.project", projector.name()), partitions, clock, projector }
+    pub fn of(projector: Arc<dyn Projector>, partitions: u32, clock: Arc<dyn Clock>) -> ProjectionWorker {
+        ProjectionWorker { name: format!("{}.project", projector.name()), partitions, clock, projector }
     }
 
     /// Feeds all generations of this definition from the log.
-    async fn feed(&self, shift: &Shift<'_>, limit: usize, progress: &mut Progress) -> Result<(), StoreError> {
-        let state = read_state(&**shift.store, self.projector.name()).await?;
+    async fn feed(
+        &self,
+        context: &StepContext<'_>,
+        limit: usize,
+        progress: &mut StepProgress,
+    ) -> Result<(), StoreError> {
+        let state = read_state(&**context.store, self.projector.name()).await?;
         for generation in state.filled_by(&self.projector.definition()) {
-            let handler: Arc<dyn Handler> = Arc::new(Feed::of(&self.projector, generation));
-            let fed = feed(&handler, shift, limit).await?;
+            let handler: Arc<dyn RecordHandler> = Arc::new(GenerationGroup::of(&self.projector, generation));
+            let fed = feed(&handler, context, limit).await?;
             progress.rows += fed.rows;
             progress.lag = progress.lag.max(fed.lag);
             progress.failures.extend(fed.failures);
-            if progress.next != Next::Now {
+            if progress.next != NextStep::Now {
                 progress.next = fed.next;
             }
         }
@@ -261,18 +291,23 @@ impl Projecting {
     }
 
     /// Looks after the generations. Says how many rows that took, and what went wrong.
-    async fn tend(&self, shift: &Shift<'_>, limit: usize, progress: &mut Progress) -> Result<(), StoreError> {
-        let (store, name) = (&**shift.store, self.projector.name());
+    async fn tend(
+        &self,
+        context: &StepContext<'_>,
+        limit: usize,
+        progress: &mut StepProgress,
+    ) -> Result<(), StoreError> {
+        let (store, name) = (&**context.store, self.projector.name());
         let state = read_state(store, name).await?;
         let definition = self.projector.definition();
         if state.dropping.is_some() {
-            progress.rows += self.delete(shift, &state).await?;
-            change_state(store, name, &state, &state.dropped(), Some(shift.guard())).await?;
+            progress.rows += self.delete(context, &state).await?;
+            change_state(store, name, &state, &state.dropped(), Some(context.guard())).await?;
             return Ok(());
         }
         // What another version of the program has built, or builds, is its own affair.
         if state.filled_by(&definition).is_empty() {
-            let begun = begin(shift.store, &self.clock, &*self.projector, Some(shift.guard())).await?;
+            let begun = begin(context.store, &self.clock, &*self.projector, Some(context.guard())).await?;
             progress.rows += usize::from(begun);
             return Ok(());
         }
@@ -282,13 +317,13 @@ impl Projecting {
         };
         let generation = building.generation.number;
         match building.phase {
-            Phase::Differs => {}
-            Phase::Scanning => self.scan(shift, &state, generation, limit, progress).await?,
-            Phase::CatchingUp => {
-                if self.has_caught_up(shift, &state, generation).await?
-                    && let Some((verified, digest)) = self.compare(shift, generation).await?
+            BuildPhase::Differs => {}
+            BuildPhase::Scanning => self.scan(context, &state, generation, limit, progress).await?,
+            BuildPhase::CatchingUp => {
+                if self.has_caught_up(context, &state, generation).await?
+                    && let Some((verified, digest)) = self.compare(context, generation).await?
                     && let Some(after) = state.switched(verified, digest)
-                    && change_state(store, name, &state, &after, Some(shift.guard())).await?
+                    && change_state(store, name, &state, &after, Some(context.guard())).await?
                 {
                     progress.rows += 1;
                     if verified == Some(false) {
@@ -305,18 +340,18 @@ impl Projecting {
     /// One page of the source (I6).
     async fn scan(
         &self,
-        shift: &Shift<'_>,
-        state: &State,
+        context: &StepContext<'_>,
+        state: &ProjectionState,
         generation: i64,
         limit: usize,
-        progress: &mut Progress,
+        progress: &mut StepProgress,
     ) -> Result<(), StoreError> {
         let bad = |error: PlanError| misuse(&error);
         let mut scan = Scan::all(self.projector.source()).limit(limit).map_err(bad)?;
         if let Some(cursor) = state.building.as_ref().and_then(|building| building.cursor.as_deref()) {
             scan = Cursor::parse(cursor).and_then(|cursor| scan.after(cursor)).map_err(bad)?;
         }
-        let page = shift.store.scan(&scan).await?;
+        let page = context.store.scan(&scan).await?;
         let count = page.rows.len();
         // Whether a row is written to its end.
         let mut plans: JoinSet<Result<bool, StoreError>> = JoinSet::new();
@@ -328,9 +363,9 @@ impl Projecting {
         let chunk_max = if self.projector.reach().is_some() { IN_TURN_MAX } else { CHUNK_MAX };
         for (tenant, rows) in by_tenant {
             for chunk in rows.chunks(chunk_max) {
-                let (store, ids, now) = (shift.store.clone(), shift.ids.clone(), shift.clock.now());
+                let (store, ids, now) = (context.store.clone(), context.ids.clone(), context.clock.now());
                 let (projector, clock) = (self.projector.clone(), self.clock.clone());
-                let (held, left) = (shift.held.clone(), left.clone());
+                let (held, left) = (context.held.clone(), left.clone());
                 let (tenant, chunk) = (tenant.clone(), chunk.to_vec());
                 plans.spawn(async move {
                     if projector.reach().is_none() {
@@ -357,26 +392,30 @@ impl Projecting {
         }
         let rows = i64::try_from(count).unwrap_or(i64::MAX);
         let after = state.scanned_to(rows, page.next.map(|cursor| cursor.to_string()));
-        change_state(&**shift.store, self.projector.name(), state, &after, Some(shift.guard())).await?;
+        change_state(&**context.store, self.projector.name(), state, &after, Some(context.guard())).await?;
         Ok(())
     }
 
     /// Whether a generation has passed what the live one has, and is not far behind the log (I5).
     async fn has_caught_up(
         &self,
-        shift: &Shift<'_>,
-        state: &State,
+        context: &StepContext<'_>,
+        state: &ProjectionState,
         generation: i64,
     ) -> Result<bool, StoreError> {
         let group = |number: i64| {
-            Group::named(shift.store.clone(), self.clock.clone(), group_of(self.projector.name(), number))
+            GroupInfo::named(
+                context.store.clone(),
+                self.clock.clone(),
+                group_of(self.projector.name(), number),
+            )
         };
-        let built = group(generation).standing().await?;
+        let built = group(generation).status().await?;
         let live = match &state.live {
-            Some(live) => group(live.number).standing().await?.iter().map(|one| one.reached).collect(),
+            Some(live) => group(live.number).status().await?.iter().map(|one| one.reached).collect(),
             None => Vec::new(),
         };
-        let passed = |one: &Standing| {
+        let passed = |one: &GroupStatus| {
             let live = live.get(one.partition as usize).copied().unwrap_or(0);
             one.reached >= live && one.records <= BEHIND_MAX
         };
@@ -386,15 +425,18 @@ impl Projecting {
     /// Compares a generation's entries with the source: equal or not, if nothing was written meanwhile; and their digest.
     async fn compare(
         &self,
-        shift: &Shift<'_>,
+        context: &StepContext<'_>,
         generation: i64,
     ) -> Result<Option<(Option<bool>, String)>, StoreError> {
-        let (store, projector) = (&**shift.store, &*self.projector);
-        let group =
-            Group::named(shift.store.clone(), self.clock.clone(), group_of(projector.name(), generation));
-        let is_live = || shift.is_live();
+        let (store, projector) = (&**context.store, &*self.projector);
+        let group = GroupInfo::named(
+            context.store.clone(),
+            self.clock.clone(),
+            group_of(projector.name(), generation),
+        );
+        let is_live = || context.is_live();
         let ahead = async || -> Result<(Vec<u64>, u64), StoreError> {
-            let standing = group.standing().await?;
+            let standing = group.status().await?;
             let heads = standing.iter().map(|one| one.head).collect();
             Ok((heads, standing.iter().map(|one| one.records).sum()))
         };
@@ -406,17 +448,17 @@ impl Projecting {
     }
 
     /// Deletes the rows of all generations that are over, and of their groups.
-    async fn delete(&self, shift: &Shift<'_>, state: &State) -> Result<usize, StoreError> {
+    async fn delete(&self, context: &StepContext<'_>, state: &ProjectionState) -> Result<usize, StoreError> {
         let mut deleted = 0;
         for table in self.projector.tables() {
             let mut scan = Scan::all(&table);
             loop {
-                let page = shift.store.scan(&scan).await?;
+                let page = context.store.scan(&scan).await?;
                 let is_over = |row: &&Row| row.int(GENERATION).is_some_and(|number| state.is_over(number));
                 let ours = page.rows.iter().filter(is_over);
-                deleted += delete_rows(&**shift.store, ours).await?;
+                deleted += delete_rows(&**context.store, ours).await?;
                 let Some(next) = page.next else { break };
-                if !shift.is_live() {
+                if !context.is_live() {
                     return Err(StoreError::unavailable("the shard is another's"));
                 }
                 scan = scan.after(next).map_err(|error| misuse(&error))?;
@@ -427,13 +469,13 @@ impl Projecting {
             let table = table.map_err(|error| StoreError::schema(error.table, error.why))?;
             let mut scan = Scan::all(&table);
             loop {
-                let page = shift.store.scan(&scan).await?;
+                let page = context.store.scan(&scan).await?;
                 let is_over = |row: &&Row| {
                     let group = row.text("consumer").and_then(|group| generation_of(name, group));
                     group.is_some_and(|number| state.is_over(number))
                 };
                 let ours = page.rows.iter().filter(is_over);
-                deleted += delete_rows(&**shift.store, ours).await?;
+                deleted += delete_rows(&**context.store, ours).await?;
                 let Some(next) = page.next else { break };
                 scan = scan.after(next).map_err(|error| misuse(&error))?;
             }
@@ -442,7 +484,7 @@ impl Projecting {
     }
 }
 
-/// Deletes rows, some of a tenant at once. Nobody needs them any more, so nothing has to hold for them.
+/// Deletes rows, some of a tenant at once. No generation uses them any more, so they need no guard.
 async fn delete_rows<'r>(
     store: &dyn Store,
     rows: impl Iterator<Item = &'r Row>,
@@ -463,171 +505,8 @@ async fn delete_rows<'r>(
     Ok(deleted)
 }
 
-/// Writes what source rows mean, unless the log has brought something newer (I2).
-async fn put(
-    store: &dyn Store,
-    ids: &Ids,
-    projector: &dyn Projector,
-    generation: i64,
-    tenant: &Tenant,
-    rows: Vec<Row>,
-) -> Result<(), StoreError> {
-    let mut races = 0;
-    while races < RACES_MAX {
-        let mut sheet = Sheet::over(projector, generation);
-        let changes = changes_of(&mut sheet, store, projector, tenant, &rows).await;
-        let changes = changes.map_err(|unable| as_store_error(unable, projector.name()))?;
-        let taken = sheet.take(vec![changes]);
-        let (sheet, taken) = taken.map_err(|unable| as_store_error(unable, projector.name()))?;
-        let steps = sheet.steps();
-        if steps.is_empty() {
-            return Ok(());
-        }
-        let plan = Plan::of(tenant, ids.next()).steps(steps).without_rows().build();
-        let plan = plan.map_err(|error| misuse(&error))?;
-        match store.commit(&plan).await {
-            Ok(Commit::Applied(_)) if taken > 0 => return Ok(()),
-            // That was only a part of it.
-            Ok(Commit::Applied(_)) => races = 0,
-            Ok(Commit::Refused(refused)) if matches!(refused.reason, Reason::Overflow { .. }) => {
-                let never = Unable::Never(refused.describe(&plan));
-                return Err(as_store_error(never, projector.name()));
-            }
-            // Whatever became of it, the entries tell.
-            Ok(_) | Err(StoreError::OutcomeUnknown { .. }) => races += 1,
-            Err(error) => return Err(error),
-        }
-    }
-    Err(StoreError::unavailable("source rows change all the time; the scan tries again"))
-}
-
-/// What rows mean that a scan has come to, over their entries. Those that have to be looked up are, once more: the entries
-/// were read after the scan.
-async fn changes_of(
-    sheet: &mut Sheet<'_>,
-    store: &dyn Store,
-    projector: &dyn Projector,
-    tenant: &Tenant,
-    rows: &[Row],
-) -> Result<Vec<Change>, Unable> {
-    let Some(look) = projector.look() else {
-        let changes: Vec<Change> = rows.iter().map(|row| projector.change_of(row)).collect();
-        sheet.read(store, tenant, changes.iter()).await?;
-        return Ok(changes);
-    };
-    let keys: Vec<Vec<Value>> = rows.iter().map(|row| row.key().to_vec()).collect();
-    let seen = sheet.look(look, store, tenant, keys.iter()).await?;
-    // What cannot be understood is no entry. Of the log it would be parked, with the reason.
-    let change =
-        |(key, seen): (&Vec<Value>, Result<Change, String>)| seen.or_else(|_| look.seen(key, None)).ok();
-    Ok(keys.iter().zip(seen).filter_map(change).collect())
-}
-
-/// Writes what source rows of one tenant mean, several in a plan where they fit and piece by piece where they do not, unless
-/// the log has brought something newer (I2). Says whether it came to the end; each plan is asked for first.
-async fn put_in_pieces(
-    store: &dyn Store,
-    ids: &Ids,
-    projector: &dyn Projector,
-    generation: i64,
-    rows: &[Row],
-    now: Time,
-    may: &(dyn Fn() -> bool + Sync),
-) -> Result<bool, StoreError> {
-    let Some(reach) = projector.reach() else { return Ok(true) };
-    let unable = |unable| as_store_error(unable, projector.name());
-    let (mut at, mut races) = (0, 0);
-    while let Some(row) = rows.get(at) {
-        if races == RACES_MAX {
-            return Err(StoreError::unavailable("source rows change all the time; the scan tries again"));
-        }
-        let reading = Reading { store, tenant: row.tenant(), now, refused: races };
-        let rest: Vec<Matter<'_>> = rows.iter().skip(at).map(Matter::Row).collect();
-        let bundle = match races {
-            0 if rest.len() > 1 => reach.bundle(generation, &rest, &reading).await.map_err(unable)?,
-            _ => None,
-        };
-        let (steps, passed) = match bundle {
-            Some(bundle) => (bundle.steps, bundle.taken),
-            None => {
-                let piece = reach.piece(generation, Matter::Row(row), &reading).await.map_err(unable)?;
-                (piece.steps, usize::from(piece.is_last))
-            }
-        };
-        if !steps.is_empty() {
-            if !may() {
-                return Ok(false);
-            }
-            let plan = Plan::of(row.tenant(), ids.next()).steps(steps).without_rows().build();
-            match store.commit(&plan.map_err(|error| misuse(&error))?).await {
-                Ok(Commit::Applied(_)) => races = 0,
-                // Whatever became of it, what is stored tells.
-                Ok(_) | Err(StoreError::OutcomeUnknown { .. }) => {
-                    races += 1;
-                    continue;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        at += passed;
-    }
-    Ok(true)
-}
-
-/// The digest of a generation's entries; `None` if it was told to stop.
-async fn digest_of(
-    store: &dyn Store,
-    projector: &dyn Projector,
-    generation: i64,
-    go_on: &(dyn Fn() -> bool + Sync),
-) -> Result<Option<Digest>, StoreError> {
-    let mut digest = Digest::default();
-    let mut scan = Scan::all(projector.entries());
-    loop {
-        let page = store.scan(&scan).await?;
-        for row in page.rows.iter().filter(|row| row.int(GENERATION) == Some(generation)) {
-            let entry = Entry::of(Some(row));
-            if let (Some(source), Some(content)) = (row.text(SOURCE), &entry.content) {
-                let order = if projector.look().is_some() { 0 } else { entry.order };
-                digest.add(row.tenant(), source, order, content);
-            }
-        }
-        let Some(next) = page.next else { return Ok(Some(digest)) };
-        if !go_on() {
-            return Ok(None);
-        }
-        scan = scan.after(next).map_err(|error| misuse(&error))?;
-    }
-}
-
-/// The digest that the entries of the source would have.
-async fn digest_of_source(
-    store: &dyn Store,
-    projector: &dyn Projector,
-    go_on: &(dyn Fn() -> bool + Sync),
-) -> Result<Option<Digest>, StoreError> {
-    let mut digest = Digest::default();
-    let mut scan = Scan::all(projector.source());
-    loop {
-        let page = store.scan(&scan).await?;
-        for row in &page.rows {
-            let change = projector.change_of(row);
-            if let Some(content) = change.content {
-                let content =
-                    content.into_iter().filter(|(_, value): &(String, Value)| !value.is_null()).collect();
-                digest.add(row.tenant(), &change.source, change.order, &content);
-            }
-        }
-        let Some(next) = page.next else { return Ok(Some(digest)) };
-        if !go_on() {
-            return Ok(None);
-        }
-        scan = scan.after(next).map_err(|error| misuse(&error))?;
-    }
-}
-
 #[async_trait]
-impl Worker for Projecting {
+impl Worker for ProjectionWorker {
     fn name(&self) -> &str {
         &self.name
     }
@@ -636,14 +515,14 @@ impl Worker for Projecting {
         self.partitions
     }
 
-    async fn step(&self, shift: &Shift<'_>, limit: usize) -> Result<Progress, StoreError> {
-        let mut progress = Progress::idle();
-        let fed = self.feed(shift, limit, &mut progress).await;
+    async fn step(&self, context: &StepContext<'_>, limit: usize) -> Result<StepProgress, StoreError> {
+        let mut progress = StepProgress::idle();
+        let fed = self.feed(context, limit, &mut progress).await;
         // After the log has had its turn: whatever becomes of a build, the live generation does not wait for it.
-        if shift.shard == 0 {
+        if context.shard == 0 {
             let before = progress.rows;
-            match self.tend(shift, limit, &mut progress).await {
-                Ok(()) if progress.rows > before => progress.next = Next::Now,
+            match self.tend(context, limit, &mut progress).await {
+                Ok(()) if progress.rows > before => progress.next = NextStep::Now,
                 Ok(()) => {}
                 Err(error) => progress.failures.push(error.to_string()),
             }

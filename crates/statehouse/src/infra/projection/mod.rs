@@ -14,14 +14,14 @@
 //! the generation that readers read. A new generation is filled from a scan of the source while the log is followed from
 //! where it stood before the scan, so that nothing is missed; then the row of the house is switched.
 //!
-//! Where the log only names the rows that a write has changed, the projector has a [`Look`]: their entries are read, then the
+//! Where the log only names the rows that a write has changed, the projector has a [`RowLookup`]: their entries are read, then the
 //! rows themselves, and what they are then is what is written. Where a record has less of a row than the projector uses,
 //! because a server with an older blueprint has written it, the row is looked up too, and counts under its own version
-//! ([`Mention`]).
+//! ([`SourceMention`]).
 //!
 //! Where one source row means more rows than fit into a plan, as a post does that goes to thousands of readers, the projector
-//! has a [`Reach`]: it hands out pieces, each of them a plan, and sees from what is stored how far it has come. What is small
-//! enough goes with others of its kind as a [`Bundle`], one plan for all of them.
+//! has a [`FanOut`]: it hands out pieces, each of them a plan, and sees from what is stored how far it has come. What is small
+//! enough goes with others of its kind as a [`FanOutBatch`], one plan for all of them.
 //!
 //! **Rows.** `house_projections(name, live, previous, building, newest, dropping, definitions…, phase, cursor, scanned,
 //! verified, digest, updated_at, version)`, of the house; and for each projection its entries, `NAME_entries(tenant,
@@ -35,7 +35,7 @@
 //!   scan. *A change whose order is not above the entry's is nothing; guard of every other:* `version = the entry's that was
 //!   read`, or that there is none.
 //!   Of rows that are looked up, the last look counts: *the entry is read before its row, and written, if only with what it
-//!   says already, under the same guard;* so whoever has looked before and comes to write later is refused, and looks again.
+//!   says already, under the same guard;* so a process that has read before and writes later is refused, and reads again.
 //!   *The entry says which record it was written for,* so that a record which names many rows can be done in pieces.
 //! - I3. What is gone stays gone. *An entry that is gone keeps its order, as a tombstone, so that an older row that a scan has
 //!   read before does not come back.*
@@ -60,8 +60,8 @@
 
 mod archetype;
 mod build;
-mod consult;
 mod pipeline;
+mod reader;
 mod restart;
 mod state;
 
@@ -72,16 +72,16 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use statehouse_store::table::Builder;
-use statehouse_store::{Record, Row, Step, Table, Type, Value};
+use statehouse_store::table::TableBuilder;
+use statehouse_store::{Bug, Record, Row, Step, StoreError, Table, Type, Value};
 
-use crate::infra::log::{Reading, Unable};
+use crate::infra::log::{HandlerContext, HandlerError};
 
-pub use build::{Projecting, Projection, Status};
-pub(crate) use consult::{Consult, fresh};
+pub use build::{Projection, ProjectionStatus, ProjectionWorker};
 pub(crate) use pipeline::{changes_in, entry_step};
+pub(crate) use reader::{ProjectionReader, fresh};
 pub(crate) use restart::restart;
-pub use state::{Building, Generation, PROJECTIONS, Phase, State, projections_table};
+pub use state::{BuildPhase, Generation, GenerationBuild, PROJECTIONS, ProjectionState, projections_table};
 
 /// The columns that every table of a projection's entries begins with.
 pub const GENERATION: &str = "generation";
@@ -91,7 +91,7 @@ pub(crate) const SOURCE_ORDER: &str = "source_order";
 const GONE: &str = "gone";
 
 /// A table of entries, without the projector's own columns, all of which may be null.
-pub fn entries_table(name: &str) -> Builder {
+pub fn entries_table(name: &str) -> TableBuilder {
     Table::named(name)
         .partition(GENERATION, Type::Int)
         .partition(SOURCE, Type::Text)
@@ -100,25 +100,39 @@ pub fn entries_table(name: &str) -> Builder {
 }
 
 /// What an entry says, by column; what is not named is null.
-pub type Content = BTreeMap<String, Value>;
+pub type EntryContent = BTreeMap<String, Value>;
 
 /// What a source row means now.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Change {
+pub struct SourceChange {
     /// The key of the source row, as text.
     pub source: String,
-    /// A number that grows with every change of the source row, and never begins anew: its version, if the row is never
-    /// deleted for good.
+    /// A number that grows with every change of the source row: its version. It begins anew after an erasure, whose order is
+    /// the negative version of the row that was erased ([`SourceChange::supersedes`]).
     pub order: i64,
     /// What the entry says; `None` if there is none (any more).
-    pub content: Option<Content>,
+    pub content: Option<EntryContent>,
+}
+
+impl SourceChange {
+    /// The source row was erased at this version.
+    pub fn erased(source: String, version: i64) -> SourceChange {
+        SourceChange { source, order: -version, content: None }
+    }
+
+    /// Whether the change comes after what an entry of this order says. An erasure comes after every version of the row, and every
+    /// version of a row that was created later comes after the erasure. So changes must be taken in the order of the log; a scan, which
+    /// has none, looks at a row again before it changes an entry.
+    pub fn supersedes(&self, order: i64) -> bool {
+        self.order > order || (self.order < 0 && self.order != order)
+    }
 }
 
 /// What a record says of a source row.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Mention {
+pub enum SourceMention {
     /// What the row means now.
-    Change(Change),
+    Change(SourceChange),
     /// Not enough: the row of this key has to be looked up. If it is not there, there is no entry.
     Partial {
         /// The key of the source row, after the tenant.
@@ -132,7 +146,7 @@ pub enum Mention {
 
 /// What an entry changes elsewhere, under the same generation.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Delta {
+pub enum EntryDelta {
     /// Adds to columns of a row, which is made if it is not there.
     Add {
         /// The table.
@@ -142,7 +156,7 @@ pub enum Delta {
         /// What is added, by column.
         amounts: BTreeMap<String, i64>,
         /// What a new row says besides; the same for every delta of one key.
-        columns: Content,
+        columns: EntryContent,
     },
     /// Stores a row.
     Put {
@@ -151,7 +165,7 @@ pub enum Delta {
         /// The key after the tenant, the generation included.
         key: Vec<Value>,
         /// What it says.
-        columns: Content,
+        columns: EntryContent,
     },
     /// Takes a row away.
     Remove {
@@ -162,9 +176,9 @@ pub enum Delta {
     },
 }
 
-/// What a [`Reach`] makes pieces of.
+/// What a [`FanOut`] makes pieces of.
 #[derive(Clone, Copy, Debug)]
-pub enum Matter<'a> {
+pub enum FanOutTask<'a> {
     /// A record of the log.
     Record(&'a Record),
     /// A row of the source, which a scan has come to.
@@ -173,23 +187,23 @@ pub enum Matter<'a> {
 
 /// One plan's worth of what a record or a row makes.
 #[derive(Clone, Debug, Default)]
-pub struct Piece {
+pub struct FanOutStep {
     /// The steps; there may be none.
     pub steps: Vec<Step>,
     /// Whether nothing is left to do after them.
     pub is_last: bool,
 }
 
-impl Piece {
+impl FanOutStep {
     /// The last piece.
-    pub fn last(steps: Vec<Step>) -> Piece {
-        Piece { steps, is_last: true }
+    pub fn last(steps: Vec<Step>) -> FanOutStep {
+        FanOutStep { steps, is_last: true }
     }
 }
 
 /// One plan's worth of what several records or rows make, each of them to its end.
 #[derive(Clone, Debug, Default)]
-pub struct Bundle {
+pub struct FanOutBatch {
     /// How many of them, from the first one on.
     pub taken: usize,
     /// The steps.
@@ -197,11 +211,16 @@ pub struct Bundle {
 }
 
 /// What is done in pieces. Each piece is made from what is stored when it is asked for, and guarded so that it is refused
-/// if that has changed; whoever comes to unfinished work of somebody else finishes it first.
+/// if that has changed; a process that finds unfinished work of another finishes it first.
 #[async_trait]
-pub trait Reach: Send + Sync {
+pub trait FanOut: Send + Sync {
     /// The next piece, under a generation.
-    async fn piece(&self, generation: i64, of: Matter<'_>, reading: &Reading<'_>) -> Result<Piece, Unable>;
+    async fn piece(
+        &self,
+        generation: i64,
+        of: FanOutTask<'_>,
+        reading: &HandlerContext<'_>,
+    ) -> Result<FanOutStep, HandlerError>;
 
     /// What the first few of these make, if one plan is enough for them; `None` if the first one is to be done in pieces.
     /// All are of one tenant. It is not asked again for what was refused. The steps demand everything that was read for them,
@@ -209,21 +228,21 @@ pub trait Reach: Send + Sync {
     async fn bundle(
         &self,
         _generation: i64,
-        _of: &[Matter<'_>],
-        _reading: &Reading<'_>,
-    ) -> Result<Option<Bundle>, Unable> {
+        _of: &[FanOutTask<'_>],
+        _reading: &HandlerContext<'_>,
+    ) -> Result<Option<FanOutBatch>, HandlerError> {
         Ok(None)
     }
 }
 
 /// How rows are followed that the log names and does not have.
-pub trait Look: Send + Sync {
+pub trait RowLookup: Send + Sync {
     /// The keys of the source rows that a record names, after the tenant.
     fn named(&self, record: &Record) -> Vec<Vec<Value>>;
 
     /// What a row means that was looked up, by its key; `None` if it is not there. Or why it cannot be understood. The order
     /// does not count.
-    fn seen(&self, key: &[Value], row: Option<&Row>) -> Result<Change, String>;
+    fn seen(&self, key: &[Value], row: Option<&Row>) -> Result<SourceChange, String>;
 }
 
 /// What follows from source rows. Pure: the same row always means the same.
@@ -252,53 +271,55 @@ pub trait Projector: Send + Sync + fmt::Debug {
     fn wants(&self, record: &Record) -> bool;
 
     /// What a record says of source rows, in the order of its events; or why it cannot be understood.
-    fn mentions(&self, record: &Record) -> Result<Vec<Mention>, String>;
+    fn mentions(&self, record: &Record) -> Result<Vec<SourceMention>, String>;
 
     /// What a row of the source means.
-    fn change_of(&self, row: &Row) -> Change;
+    fn change_of(&self, row: &Row) -> SourceChange;
 
     /// What follows, under a generation, when the entry of a source goes from `before` to `after`.
     fn deltas(
         &self,
         generation: i64,
         source: &str,
-        before: Option<&Content>,
-        after: Option<&Content>,
-    ) -> Vec<Delta>;
+        before: Option<&EntryContent>,
+        after: Option<&EntryContent>,
+    ) -> Result<Vec<EntryDelta>, Bug>;
 
     /// How source rows are looked up, if they are; [`Projector::mentions`] is then not asked. The order of all changes, also
     /// of [`Projector::change_of`], is then 0; that of an entry says which record it was last written for.
-    fn look(&self) -> Option<&dyn Look> {
+    fn row_lookup(&self) -> Option<&dyn RowLookup> {
         None
     }
 
     /// How it is done in pieces, if it is; [`Projector::deltas`] is then not asked.
-    fn reach(&self) -> Option<&dyn Reach> {
+    fn reach(&self) -> Option<&dyn FanOut> {
         None
     }
 }
 
 /// What an entry's row says.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Entry {
+pub(crate) struct ProjectionEntry {
     /// The row's version; 0 if there is none.
     pub(crate) version: i64,
     pub(crate) order: i64,
-    pub(crate) content: Option<Content>,
+    pub(crate) content: Option<EntryContent>,
 }
 
-impl Entry {
-    pub(crate) fn of(row: Option<&Row>) -> Entry {
-        let Some(row) = row else { return Entry { version: 0, order: i64::MIN, content: None } };
+impl ProjectionEntry {
+    pub(crate) fn of(row: Option<&Row>) -> Result<ProjectionEntry, StoreError> {
+        let Some(row) = row else {
+            return Ok(ProjectionEntry { version: 0, order: i64::MIN, content: None });
+        };
         let own = |name: &str| ![GENERATION, SOURCE, SOURCE_ORDER, GONE].contains(&name);
         let columns = row.table().columns().iter().zip(row.values());
         let content = columns
             .filter(|(column, value)| own(&column.name) && !value.is_null())
             .map(|(column, value)| (column.name.clone(), value.clone()));
-        Entry {
+        Ok(ProjectionEntry {
             version: row.version(),
-            order: row.int(SOURCE_ORDER).unwrap_or(i64::MIN),
-            content: (row.bool(GONE) != Some(true)).then(|| content.collect()),
-        }
+            order: row.get_int(SOURCE_ORDER)?,
+            content: (!row.get_bool(GONE)?).then(|| content.collect()),
+        })
     }
 }

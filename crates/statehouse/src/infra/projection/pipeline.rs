@@ -9,8 +9,11 @@ use statehouse_store::{
     Tenant, Value,
 };
 
-use super::{Change, Content, Delta, Entry, GONE, Look, Matter, Mention, Projector, SOURCE_ORDER};
-use crate::infra::log::{Effect, Handler, Reading, Unable};
+use super::{
+    EntryContent, EntryDelta, FanOutTask, GONE, ProjectionEntry, Projector, RowLookup, SOURCE_ORDER,
+    SourceChange, SourceMention,
+};
+use crate::infra::log::{HandlerContext, HandlerError, HandlerWrite, RecordHandler};
 
 /// Rows in one plan at most; one more is the group's progress.
 const STEPS_MAX: usize = 96;
@@ -19,16 +22,16 @@ const OFFSET_BITS: u32 = 48;
 
 /// One generation of a projection, as a group that reads the log.
 #[derive(Debug)]
-pub(super) struct Feed {
+pub(super) struct GenerationGroup {
     pub(super) projector: Arc<dyn Projector>,
     pub(super) generation: i64,
     pub(super) group: String,
 }
 
-impl Feed {
-    pub(super) fn of(projector: &Arc<dyn Projector>, generation: i64) -> Feed {
+impl GenerationGroup {
+    pub(super) fn of(projector: &Arc<dyn Projector>, generation: i64) -> GenerationGroup {
         let group = group_of(projector.name(), generation);
-        Feed { projector: projector.clone(), generation, group }
+        GenerationGroup { projector: projector.clone(), generation, group }
     }
 }
 
@@ -43,7 +46,7 @@ pub(super) fn generation_of(name: &str, group: &str) -> Option<i64> {
 }
 
 #[async_trait]
-impl Handler for Feed {
+impl RecordHandler for GenerationGroup {
     fn group(&self) -> &str {
         &self.group
     }
@@ -52,20 +55,24 @@ impl Handler for Feed {
         self.projector.wants(record)
     }
 
-    async fn handle(&self, records: &[Record], reading: &Reading<'_>) -> Result<Effect, Unable> {
+    async fn handle(
+        &self,
+        records: &[Record],
+        reading: &HandlerContext<'_>,
+    ) -> Result<HandlerWrite, HandlerError> {
         if let (Some(reach), Some(first)) = (self.projector.reach(), records.first()) {
             if let Some(effect) = self.bundle(records, reading).await? {
                 return Ok(effect);
             }
-            let piece = reach.piece(self.generation, Matter::Record(first), reading).await?;
-            let effect = Effect::of(1, piece.steps);
-            return Ok(Effect { goes_on: !piece.is_last, contends: true, ..effect });
+            let piece = reach.piece(self.generation, FanOutTask::Record(first), reading).await?;
+            let effect = HandlerWrite::of(1, piece.steps);
+            return Ok(HandlerWrite { goes_on: !piece.is_last, contends: true, ..effect });
         }
-        let mut sheet = Sheet::over(&*self.projector, self.generation);
-        let changes = match self.projector.look() {
+        let mut sheet = PendingRows::over(&*self.projector, self.generation);
+        let changes = match self.projector.row_lookup() {
             None => {
                 let mentions = records.iter().map(|record| self.projector.mentions(record));
-                let mentions = mentions.collect::<Result<Vec<_>, _>>().map_err(Unable::Never)?;
+                let mentions = mentions.collect::<Result<Vec<_>, _>>().map_err(HandlerError::Never)?;
                 let changes = changes_in(&*self.projector, reading.store, reading.tenant, mentions).await?;
                 sheet.read(reading.store, reading.tenant, changes.iter().flatten()).await?;
                 changes
@@ -74,36 +81,45 @@ impl Handler for Feed {
                 let mut named: Vec<Vec<Vec<Value>>> =
                     records.iter().map(|record| look.named(record)).collect();
                 named.truncate(looked_up_at_once(named.iter().map(Vec::len)));
-                let seen = sheet.look(look, reading.store, reading.tenant, named.iter().flatten()).await?;
+                let seen = sheet.look_up(look, reading.store, reading.tenant, named.iter().flatten()).await?;
                 let mut seen = seen.into_iter();
                 let of_record = |(keys, record): (&Vec<Vec<Value>>, &Record)| {
-                    let marked = |change| Change { order: mark_of(record), ..change };
+                    let marked = |change| SourceChange { order: mark_of(record), ..change };
                     seen.by_ref().take(keys.len()).map(|change| change.map(marked)).collect()
                 };
                 let of_records = named.iter().zip(records).map(of_record);
-                of_records.collect::<Result<Vec<_>, String>>().map_err(Unable::Never)?
+                of_records.collect::<Result<Vec<_>, String>>().map_err(HandlerError::Never)?
             }
         };
-        let (sheet, taken) = sheet.take(changes)?;
-        let effect = Effect::of(taken.max(1), sheet.steps());
-        // A guard that does not hold means that somebody else has written an entry meanwhile.
-        Ok(Effect { goes_on: taken == 0, contends: true, ..effect })
+        let (sheet, taken) = sheet.fill(changes)?;
+        let effect = HandlerWrite::of(taken.max(1), sheet.steps());
+        // A guard that fails means that another process has written an entry meanwhile.
+        Ok(HandlerWrite { goes_on: taken == 0, contends: true, ..effect })
     }
 
     /// A bundle demands all that it was made from.
-    async fn ahead(&self, records: &[Record], reading: &Reading<'_>) -> Result<Option<Effect>, Unable> {
+    async fn ahead(
+        &self,
+        records: &[Record],
+        reading: &HandlerContext<'_>,
+    ) -> Result<Option<HandlerWrite>, HandlerError> {
         self.bundle(records, reading).await
     }
 }
 
-impl Feed {
+impl GenerationGroup {
     /// What the first few records make together, if they can be done so.
-    async fn bundle(&self, records: &[Record], reading: &Reading<'_>) -> Result<Option<Effect>, Unable> {
+    async fn bundle(
+        &self,
+        records: &[Record],
+        reading: &HandlerContext<'_>,
+    ) -> Result<Option<HandlerWrite>, HandlerError> {
         // What was refused is done one by one, by whatever is so now.
         let Some(reach) = self.projector.reach().filter(|_| reading.refused == 0) else { return Ok(None) };
-        let matters: Vec<Matter<'_>> = records.iter().map(Matter::Record).collect();
+        let matters: Vec<FanOutTask<'_>> = records.iter().map(FanOutTask::Record).collect();
         let bundle = reach.bundle(self.generation, &matters, reading).await?;
-        Ok(bundle.map(|bundle| Effect { contends: true, ..Effect::of(bundle.taken, bundle.steps) }))
+        Ok(bundle
+            .map(|bundle| HandlerWrite { contends: true, ..HandlerWrite::of(bundle.taken, bundle.steps) }))
     }
 }
 
@@ -130,14 +146,14 @@ pub(crate) async fn changes_in(
     projector: &dyn Projector,
     store: &dyn Store,
     tenant: &Tenant,
-    mentions: Vec<Vec<Mention>>,
-) -> Result<Vec<Vec<Change>>, Unable> {
+    mentions: Vec<Vec<SourceMention>>,
+) -> Result<Vec<Vec<SourceChange>>, HandlerError> {
     let partial: BTreeMap<&str, &Vec<Value>> = mentions
         .iter()
         .flatten()
         .filter_map(|mention| match mention {
-            Mention::Partial { key, source, .. } => Some((source.as_str(), key)),
-            Mention::Change(_) => None,
+            SourceMention::Partial { key, source, .. } => Some((source.as_str(), key)),
+            SourceMention::Change(_) => None,
         })
         .collect();
     let address = |key: &&Vec<Value>| Address::new(projector.source(), tenant, key.iter().cloned());
@@ -147,11 +163,11 @@ pub(crate) async fn changes_in(
         false => store.get(&addresses, Consistency::Strong).await?,
     };
     let rows: HashMap<String, Option<Row>> = partial.into_keys().map(str::to_owned).zip(rows).collect();
-    let change = |mention: Mention| match mention {
-        Mention::Change(change) => change,
-        Mention::Partial { source, order, .. } => match rows.get(&source).and_then(Option::as_ref) {
+    let change = |mention: SourceMention| match mention {
+        SourceMention::Change(change) => change,
+        SourceMention::Partial { source, order, .. } => match rows.get(&source).and_then(Option::as_ref) {
             Some(row) => projector.change_of(row),
-            None => Change { source, order, content: None },
+            None => SourceChange { source, order, content: None },
         },
     };
     Ok(mentions.into_iter().map(|mentions| mentions.into_iter().map(change).collect()).collect())
@@ -159,21 +175,21 @@ pub(crate) async fn changes_in(
 
 /// What a plan will make of the rows of a generation.
 #[derive(Clone)]
-pub(super) struct Sheet<'p> {
+pub(super) struct PendingRows<'p> {
     projector: &'p dyn Projector,
     generation: i64,
     /// The entries as they were read.
-    read: Arc<HashMap<String, Entry>>,
+    read: Arc<HashMap<String, ProjectionEntry>>,
     /// Those that change.
-    changed: BTreeMap<String, (i64, Option<Content>)>,
+    changed: BTreeMap<String, (i64, Option<EntryContent>)>,
     /// Other rows, by table and key.
-    others: BTreeMap<String, Delta>,
+    others: BTreeMap<String, EntryDelta>,
 }
 
-impl<'p> Sheet<'p> {
-    pub(super) fn over(projector: &'p dyn Projector, generation: i64) -> Sheet<'p> {
+impl<'p> PendingRows<'p> {
+    pub(super) fn over(projector: &'p dyn Projector, generation: i64) -> PendingRows<'p> {
         let read = Arc::default();
-        Sheet { projector, generation, read, changed: BTreeMap::new(), others: BTreeMap::new() }
+        PendingRows { projector, generation, read, changed: BTreeMap::new(), others: BTreeMap::new() }
     }
 
     fn key(&self, source: &str) -> [Value; 2] {
@@ -185,8 +201,8 @@ impl<'p> Sheet<'p> {
         &mut self,
         store: &dyn Store,
         tenant: &Tenant,
-        changes: impl Iterator<Item = &Change>,
-    ) -> Result<(), Unable> {
+        changes: impl Iterator<Item = &SourceChange>,
+    ) -> Result<(), HandlerError> {
         let mut sources: Vec<&str> = changes.map(|change| change.source.as_str()).collect();
         sources.sort_unstable();
         sources.dedup();
@@ -199,21 +215,22 @@ impl<'p> Sheet<'p> {
         }
         let rows = store.get(&addresses, Consistency::Strong).await?;
         let entries = sources.into_iter().zip(rows);
-        let entries = entries.map(|(source, row)| (source.to_owned(), Entry::of(row.as_ref())));
-        self.read = Arc::new(entries.collect());
+        let entries =
+            entries.map(|(source, row)| Ok((source.to_owned(), ProjectionEntry::of(row.as_ref())?)));
+        self.read = Arc::new(entries.collect::<Result<_, StoreError>>()?);
         Ok(())
     }
 
     /// Looks up rows, after their entries were read (I2): by key, what they mean, or why they cannot be understood.
-    pub(super) async fn look(
+    pub(super) async fn look_up(
         &mut self,
-        look: &dyn Look,
+        look: &dyn RowLookup,
         store: &dyn Store,
         tenant: &Tenant,
         keys: impl Iterator<Item = &Vec<Value>>,
-    ) -> Result<Vec<Result<Change, String>>, Unable> {
+    ) -> Result<Vec<Result<SourceChange, String>>, HandlerError> {
         // Without the rows first: that is enough to know the entries.
-        let blanks: Vec<(&Vec<Value>, Result<Change, String>)> =
+        let blanks: Vec<(&Vec<Value>, Result<SourceChange, String>)> =
             keys.map(|key| (key, look.seen(key, None))).collect();
         let known = || blanks.iter().filter_map(|(key, blank)| Some((*key, blank.as_ref().ok()?)));
         self.read(store, tenant, known().map(|(_, blank)| blank)).await?;
@@ -226,7 +243,7 @@ impl<'p> Sheet<'p> {
             false => store.get(&addresses, Consistency::Strong).await?,
         };
         let rows: BTreeMap<&str, Option<Row>> = by_source.into_keys().zip(rows).collect();
-        let seen = |(key, blank): &(&Vec<Value>, Result<Change, String>)| match blank {
+        let seen = |(key, blank): &(&Vec<Value>, Result<SourceChange, String>)| match blank {
             Ok(blank) => look.seen(key, rows.get(blank.source.as_str()).and_then(Option::as_ref)),
             Err(why) => Err(why.clone()),
         };
@@ -234,7 +251,7 @@ impl<'p> Sheet<'p> {
     }
 
     /// What is known of a source: the order, and what the entry says.
-    fn known(&self, source: &str) -> (i64, Option<&Content>) {
+    fn known(&self, source: &str) -> (i64, Option<&EntryContent>) {
         match (self.changed.get(source), self.read.get(source)) {
             (Some((order, content)), _) => (*order, content.as_ref()),
             (None, Some(entry)) => (entry.order, entry.content.as_ref()),
@@ -242,26 +259,31 @@ impl<'p> Sheet<'p> {
         }
     }
 
+    /// Whether there is an entry that a change of a scanned row would replace.
+    pub(super) fn replaces(&self, change: &SourceChange) -> bool {
+        self.read.get(&change.source).is_some_and(|entry| entry.version > 0) && self.differs(change)
+    }
+
     /// Whether a change makes a difference. One that was looked up does until its entry says which record it was written
     /// for (I2).
-    fn differs(&self, change: &Change) -> bool {
+    fn differs(&self, change: &SourceChange) -> bool {
         let (order, content) = self.known(&change.source);
-        match self.projector.look() {
+        match self.projector.row_lookup() {
             Some(_) => (order, content) != (change.order, change.content.as_ref()),
-            None => change.order > order,
+            None => change.supersedes(order),
         }
     }
 
     /// Takes a change in, unless it makes no difference (I2).
-    fn apply(&mut self, change: Change) -> Result<(), Unable> {
+    fn apply(&mut self, change: SourceChange) -> Result<(), HandlerError> {
         if !self.differs(&change) {
             return Ok(());
         }
-        let Change { source, order, content } = change;
+        let SourceChange { source, order, content } = change;
         let (_, before) = self.known(&source);
         if before != content.as_ref() {
             let deltas = self.projector.deltas(self.generation, &source, before, content.as_ref());
-            for delta in deltas {
+            for delta in deltas.map_err(StoreError::from)? {
                 self.add(delta)?;
             }
         }
@@ -271,7 +293,10 @@ impl<'p> Sheet<'p> {
 
     /// Takes in the changes of as many records as fit into a plan, and says how many. If not even the first one does, then
     /// of that one what fits, and none is done yet (I7).
-    pub(super) fn take(mut self, changes: Vec<Vec<Change>>) -> Result<(Sheet<'p>, usize), Unable> {
+    pub(super) fn fill(
+        mut self,
+        changes: Vec<Vec<SourceChange>>,
+    ) -> Result<(PendingRows<'p>, usize), HandlerError> {
         let mut taken = 0;
         for changes in changes {
             let mut next = self.clone();
@@ -289,7 +314,7 @@ impl<'p> Sheet<'p> {
     }
 
     /// As many as fit of the changes that make a difference.
-    fn part(mut self, changes: &[Change]) -> Result<Sheet<'p>, Unable> {
+    fn part(mut self, changes: &[SourceChange]) -> Result<PendingRows<'p>, HandlerError> {
         for change in changes {
             let mut next = self.clone();
             next.apply(change.clone())?;
@@ -301,15 +326,16 @@ impl<'p> Sheet<'p> {
         Ok(self)
     }
 
-    fn add(&mut self, delta: Delta) -> Result<(), Unable> {
-        let (Delta::Add { table, key, .. } | Delta::Put { table, key, .. } | Delta::Remove { table, key }) =
-            &delta;
+    fn add(&mut self, delta: EntryDelta) -> Result<(), HandlerError> {
+        let (EntryDelta::Add { table, key, .. }
+        | EntryDelta::Put { table, key, .. }
+        | EntryDelta::Remove { table, key }) = &delta;
         let name = format!("{table} {key:?}");
         match (self.others.get_mut(&name), delta) {
-            (Some(Delta::Add { amounts: sums, .. }), Delta::Add { amounts, .. }) => {
+            (Some(EntryDelta::Add { amounts: sums, .. }), EntryDelta::Add { amounts, .. }) => {
                 for (column, amount) in amounts {
                     let out_of_range =
-                        || Unable::Never(format!("what it adds to {column} of {name} is out of range"));
+                        || HandlerError::Never(format!("what it adds to {column} of {name} is out of range"));
                     let sum = sums.get(&column).copied().unwrap_or_default();
                     let sum = sum.checked_add(amount).ok_or_else(out_of_range)?;
                     sums.insert(column, sum);
@@ -328,7 +354,7 @@ impl<'p> Sheet<'p> {
     /// The steps that write it.
     pub(super) fn steps(self) -> Vec<Step> {
         let table = self.projector.entries();
-        let entry = |(source, (order, content)): (&String, &(i64, Option<Content>))| {
+        let entry = |(source, (order, content)): (&String, &(i64, Option<EntryContent>))| {
             let version = self.read.get(source).map_or(0, |entry| entry.version);
             entry_step(table, self.key(source), version, *order, content.as_ref())
         };
@@ -343,7 +369,7 @@ pub(crate) fn entry_step(
     key: [Value; 2],
     version: i64,
     order: i64,
-    content: Option<&Content>,
+    content: Option<&EntryContent>,
 ) -> Step {
     let step = match version {
         0 => Step::insert(table, key),
@@ -359,9 +385,9 @@ pub(crate) fn entry_step(
 }
 
 /// The step of a delta; none where what was added was taken away again.
-fn step_of(delta: Delta) -> Option<Step> {
+fn step_of(delta: EntryDelta) -> Option<Step> {
     match delta {
-        Delta::Add { table, key, amounts, columns } => {
+        EntryDelta::Add { table, key, amounts, columns } => {
             if amounts.values().all(|amount| *amount == 0) {
                 return None;
             }
@@ -374,19 +400,19 @@ fn step_of(delta: Delta) -> Option<Step> {
             });
             Some(added)
         }
-        Delta::Put { table, key, columns } => Some(
+        EntryDelta::Put { table, key, columns } => Some(
             columns.into_iter().fold(Step::upsert(&table, key), |step, (name, value)| step.set(&name, value)),
         ),
-        Delta::Remove { table, key } => Some(Step::remove(&table, key)),
+        EntryDelta::Remove { table, key } => Some(Step::remove(&table, key)),
     }
 }
 
 /// A digest of entries in which their order does not count: the sum of a digest of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Digest(u128);
+pub(super) struct EntryDigest(u128);
 
-impl Digest {
-    pub(super) fn add(&mut self, tenant: &Tenant, source: &str, order: i64, content: &Content) {
+impl EntryDigest {
+    pub(super) fn add(&mut self, tenant: &Tenant, source: &str, order: i64, content: &EntryContent) {
         let text = format!("{tenant}\0{source}\0{order}\0{content:?}");
         let digest = text.bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, |hash, byte| {
             (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
@@ -395,17 +421,17 @@ impl Digest {
     }
 }
 
-impl std::fmt::Display for Digest {
+impl std::fmt::Display for EntryDigest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:032x}", self.0)
     }
 }
 
 /// An error of a read, where a handler's would be.
-pub(super) fn as_store_error(unable: Unable, name: &str) -> StoreError {
+pub(super) fn as_store_error(unable: HandlerError, name: &str) -> StoreError {
     match unable {
-        Unable::Later(error) => error,
-        Unable::Never(why) => StoreError::schema(format!("the projection {name}"), why),
+        HandlerError::Later(error) => error,
+        HandlerError::Never(why) => StoreError::schema(format!("the projection {name}"), why),
     }
 }
 

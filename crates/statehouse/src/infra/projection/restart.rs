@@ -9,7 +9,7 @@
 //! again and finds the tables.
 
 use statehouse_store::migration::Difference;
-use statehouse_store::{Change, Migrate, Schema, Store, StoreError};
+use statehouse_store::{Migrate, Schema, SchemaChange, Store, StoreError};
 
 use super::Projector;
 use super::build::{change_state, read_state};
@@ -23,11 +23,11 @@ const RACES_MAX: u32 = 20;
 pub(crate) async fn restart(
     store: &dyn Store,
     schema: &Schema,
-    planned: &[Change],
+    planned: &[SchemaChange],
     projector: &dyn Projector,
 ) -> Result<(), StoreError> {
     // The table of the states itself may have to be created; then there are none.
-    if lost(planned, projector) == Lost::Nothing || creates(planned, PROJECTIONS) {
+    if lost(planned, projector) == LostRecords::Nothing || creates(planned, PROJECTIONS) {
         return Ok(());
     }
     for _ in 0..RACES_MAX {
@@ -35,9 +35,11 @@ pub(crate) async fn restart(
         let planned = store.migrate(schema, Migrate::Show).await?;
         let definition = projector.definition();
         let after = match lost(&planned, projector) {
-            Lost::Nothing => None,
-            Lost::Columns => state.without(|generation: &Generation| generation.definition == definition),
-            Lost::Rows => state.without(|_| true),
+            LostRecords::Nothing => None,
+            LostRecords::Columns => {
+                state.without(|generation: &Generation| generation.definition == definition)
+            }
+            LostRecords::Rows => state.without(|_| true),
         };
         match after {
             None => return Ok(()),
@@ -53,7 +55,7 @@ pub(crate) async fn restart(
 
 /// What generations have lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lost {
+enum LostRecords {
     Nothing,
     /// Columns that the projector fills.
     Columns,
@@ -61,18 +63,18 @@ enum Lost {
     Rows,
 }
 
-fn lost(planned: &[Change], projector: &dyn Projector) -> Lost {
+fn lost(planned: &[SchemaChange], projector: &dyn Projector) -> LostRecords {
     let (tables, truths) = (projector.tables(), projector.truths());
-    let is_own = |change: &&Change| tables.iter().any(|table| table.name() == change.table.name());
+    let is_own = |change: &&SchemaChange| tables.iter().any(|table| table.name() == change.table.name());
     if tables.iter().chain(&truths).any(|table| creates(planned, table.name())) {
-        return Lost::Rows;
+        return LostRecords::Rows;
     }
     match planned.iter().filter(is_own).any(|change| matches!(change.difference, Difference::AddColumn(_))) {
-        true => Lost::Columns,
-        false => Lost::Nothing,
+        true => LostRecords::Columns,
+        false => LostRecords::Nothing,
     }
 }
 
-fn creates(planned: &[Change], table: &str) -> bool {
+fn creates(planned: &[SchemaChange], table: &str) -> bool {
     planned.iter().any(|change| change.table.name() == table && change.difference == Difference::CreateTable)
 }

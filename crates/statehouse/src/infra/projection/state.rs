@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use statehouse_store::guard::now;
-use statehouse_store::{Guard, Row, SchemaError, Step, Table, Type, Value};
+use statehouse_store::{Guard, Row, SchemaError, Step, StoreError, Table, Type, Value};
 
 /// The table.
 pub const PROJECTIONS: &str = "house_projections";
@@ -25,7 +25,7 @@ const UPDATED_AT: &str = "updated_at";
 
 /// How far a build has got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum BuildPhase {
     /// The source is being scanned.
     Scanning,
     /// The scan is done; what was written meanwhile is read from the log.
@@ -34,18 +34,20 @@ pub enum Phase {
     Differs,
 }
 
-impl Phase {
+impl BuildPhase {
     /// As it is stored.
     pub fn name(self) -> &'static str {
         match self {
-            Phase::Scanning => "SCANNING",
-            Phase::CatchingUp => "CATCHING_UP",
-            Phase::Differs => "DIFFERS",
+            BuildPhase::Scanning => "SCANNING",
+            BuildPhase::CatchingUp => "CATCHING_UP",
+            BuildPhase::Differs => "DIFFERS",
         }
     }
 
-    fn parse(name: &str) -> Option<Phase> {
-        [Phase::Scanning, Phase::CatchingUp, Phase::Differs].into_iter().find(|phase| phase.name() == name)
+    fn parse(name: &str) -> Option<BuildPhase> {
+        [BuildPhase::Scanning, BuildPhase::CatchingUp, BuildPhase::Differs]
+            .into_iter()
+            .find(|phase| phase.name() == name)
     }
 }
 
@@ -81,24 +83,24 @@ pub struct Generation {
 
 /// A generation that is being filled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Building {
+pub struct GenerationBuild {
     /// Which.
     pub generation: Generation,
     /// How far it has got.
-    pub phase: Phase,
+    pub phase: BuildPhase,
     /// Where the scan goes on; `None` for the beginning.
     pub cursor: Option<String>,
 }
 
 /// Which generations a projection has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct State {
+pub struct ProjectionState {
     /// What readers read.
     pub live: Option<Generation>,
     /// What they read before, kept up to date to go back to.
     pub previous: Option<Generation>,
     /// What they will read.
-    pub building: Option<Building>,
+    pub building: Option<GenerationBuild>,
     /// The highest number that was given out.
     pub newest: i64,
     /// A generation that is being deleted.
@@ -113,33 +115,37 @@ pub struct State {
     pub version: i64,
 }
 
-impl State {
-    pub(super) fn of(row: Option<&Row>) -> State {
-        let Some(row) = row else { return State::default() };
-        let text = |name: &str| row.text(name).map(str::to_owned);
+impl ProjectionState {
+    pub(super) fn of(row: Option<&Row>) -> Result<ProjectionState, StoreError> {
+        let Some(row) = row else { return Ok(ProjectionState::default()) };
+        let text = |name: &str| Ok::<_, StoreError>(row.get_optional_text(name)?.map(str::to_owned));
         let generation = |number: &str, definition: &str| {
-            Some(Generation { number: row.int(number)?, definition: text(definition).unwrap_or_default() })
+            let Some(number) = row.get_optional_int(number)? else { return Ok::<_, StoreError>(None) };
+            Ok(Some(Generation { number, definition: row.get_text(definition)?.to_owned() }))
         };
-        let building = generation(BUILDING, BUILDING_DEFINITION).map(|generation| Building {
-            generation,
-            phase: row.text(PHASE).and_then(Phase::parse).unwrap_or(Phase::Scanning),
-            cursor: text(CURSOR),
-        });
-        State {
-            live: generation(LIVE, LIVE_DEFINITION),
-            previous: generation(PREVIOUS, PREVIOUS_DEFINITION),
+        let building = match generation(BUILDING, BUILDING_DEFINITION)? {
+            Some(generation) => {
+                let phase = BuildPhase::parse(row.get_text(PHASE)?);
+                let phase = phase.ok_or_else(|| row.corrupt(PHASE, "is not a phase"))?;
+                Some(GenerationBuild { generation, phase, cursor: text(CURSOR)? })
+            }
+            None => None,
+        };
+        Ok(ProjectionState {
+            live: generation(LIVE, LIVE_DEFINITION)?,
+            previous: generation(PREVIOUS, PREVIOUS_DEFINITION)?,
             building,
-            newest: row.int(NEWEST).unwrap_or(0),
-            dropping: row.int(DROPPING),
-            scanned: row.int(SCANNED).unwrap_or(0),
-            verified: row.bool(VERIFIED),
-            digest: text(DIGEST),
+            newest: row.get_int(NEWEST)?,
+            dropping: row.get_optional_int(DROPPING)?,
+            scanned: row.get_int(SCANNED)?,
+            verified: row.get_optional_bool(VERIFIED)?,
+            digest: text(DIGEST)?,
             version: row.version(),
-        }
+        })
     }
 
     /// The step to what comes after this state, under the version that was read (I5).
-    pub(super) fn step_to(&self, after: &State, name: &str, table: &Arc<Table>) -> Step {
+    pub(super) fn step_to(&self, after: &ProjectionState, name: &str, table: &Arc<Table>) -> Step {
         let key = [Value::from(name)];
         let step = match self.version {
             0 => Step::insert(table, key),
@@ -167,12 +173,12 @@ impl State {
     }
 
     /// Begins to build a generation. `None` while one is being built, or deleted.
-    pub(super) fn begun(&self, definition: String) -> Option<State> {
+    pub(super) fn begun(&self, definition: String) -> Option<ProjectionState> {
         let is_free = match &self.building {
             None => true,
             // One that differs, or that another definition began, is given up for the new one.
             Some(building) => {
-                building.phase == Phase::Differs || building.generation.definition != definition
+                building.phase == BuildPhase::Differs || building.generation.definition != definition
             }
         };
         if !is_free || self.dropping.is_some() {
@@ -180,8 +186,8 @@ impl State {
         }
         let number = self.newest + 1;
         let generation = Generation { number, definition };
-        Some(State {
-            building: Some(Building { generation, phase: Phase::Scanning, cursor: None }),
+        Some(ProjectionState {
+            building: Some(GenerationBuild { generation, phase: BuildPhase::Scanning, cursor: None }),
             newest: number,
             dropping: self.building.as_ref().map(|building| building.generation.number),
             scanned: 0,
@@ -192,22 +198,22 @@ impl State {
     }
 
     /// A page of the scan is done; without a cursor it was the last (I6).
-    pub(super) fn scanned_to(&self, rows: i64, cursor: Option<String>) -> State {
+    pub(super) fn scanned_to(&self, rows: i64, cursor: Option<String>) -> ProjectionState {
         let mut after = self.clone();
         after.scanned += rows;
         if let Some(building) = &mut after.building {
-            building.phase = if cursor.is_some() { Phase::Scanning } else { Phase::CatchingUp };
+            building.phase = if cursor.is_some() { BuildPhase::Scanning } else { BuildPhase::CatchingUp };
             building.cursor = cursor;
         }
         after
     }
 
     /// The build was compared with the source. If nothing was written meanwhile and they differ, it is not switched to.
-    pub(super) fn switched(&self, verified: Option<bool>, digest: String) -> Option<State> {
+    pub(super) fn switched(&self, verified: Option<bool>, digest: String) -> Option<ProjectionState> {
         let building = self.building.clone()?;
-        let mut after = State { verified, digest: Some(digest), ..self.clone() };
+        let mut after = ProjectionState { verified, digest: Some(digest), ..self.clone() };
         if verified == Some(false) {
-            after.building = Some(Building { phase: Phase::Differs, ..building });
+            after.building = Some(GenerationBuild { phase: BuildPhase::Differs, ..building });
             return Some(after);
         }
         // Only one is kept to go back to; the one before it is deleted first.
@@ -222,25 +228,25 @@ impl State {
     }
 
     /// Readers go back to the generation before, which was kept up to date.
-    pub(super) fn rolled_back(&self) -> Option<State> {
+    pub(super) fn rolled_back(&self) -> Option<ProjectionState> {
         let previous = self.previous.clone()?;
-        Some(State { live: Some(previous), previous: self.live.clone(), ..self.clone() })
+        Some(ProjectionState { live: Some(previous), previous: self.live.clone(), ..self.clone() })
     }
 
     /// The generation before is no longer wanted.
-    pub(super) fn dropping_previous(&self) -> Option<State> {
+    pub(super) fn dropping_previous(&self) -> Option<ProjectionState> {
         let previous = self.previous.as_ref().filter(|_| self.dropping.is_none())?;
-        Some(State { dropping: Some(previous.number), previous: None, ..self.clone() })
+        Some(ProjectionState { dropping: Some(previous.number), previous: None, ..self.clone() })
     }
 
     /// Generations are lost, with their tables or with columns of them: readers have none of them any more, and what is left of
     /// them is deleted (I8). `None` if there is no such generation.
-    pub(super) fn without(&self, is_lost: impl Fn(&Generation) -> bool) -> Option<State> {
+    pub(super) fn without(&self, is_lost: impl Fn(&Generation) -> bool) -> Option<ProjectionState> {
         let all = [self.live.as_ref(), self.previous.as_ref(), self.building_generation()];
         let lost = all.into_iter().flatten().filter(|generation| is_lost(generation));
         let newest_lost = lost.map(|generation| generation.number).max()?;
         let kept = |generation: &Generation| !is_lost(generation);
-        Some(State {
+        Some(ProjectionState {
             live: self.live.clone().filter(kept),
             previous: self.previous.clone().filter(kept),
             building: self.building.clone().filter(|building| kept(&building.generation)),
@@ -256,7 +262,7 @@ impl State {
     }
 
     /// Whether nothing of a generation is needed any more, nor ever will be. Those that are begun after this state was read have
-    /// numbers above [`State::newest`].
+    /// numbers above [`ProjectionState::newest`].
     pub(super) fn is_over(&self, generation: i64) -> bool {
         let kept = [self.live.as_ref(), self.previous.as_ref(), self.building_generation()];
         let is_kept = kept.into_iter().flatten().any(|kept| kept.number == generation);
@@ -264,8 +270,8 @@ impl State {
     }
 
     /// Everything of the generation that was to be deleted is.
-    pub(super) fn dropped(&self) -> State {
-        State { dropping: None, ..self.clone() }
+    pub(super) fn dropped(&self) -> ProjectionState {
+        ProjectionState { dropping: None, ..self.clone() }
     }
 
     /// The generations that a projector of this definition fills.
@@ -280,15 +286,15 @@ impl State {
 mod tests {
     use super::*;
 
-    fn built(state: &State) -> State {
+    fn built(state: &ProjectionState) -> ProjectionState {
         let scanned = state.scanned_to(3, Some("x".into())).scanned_to(2, None);
-        assert_eq!(scanned.building.as_ref().map(|building| building.phase), Some(Phase::CatchingUp));
+        assert_eq!(scanned.building.as_ref().map(|building| building.phase), Some(BuildPhase::CatchingUp));
         scanned.switched(Some(true), "d".into()).unwrap()
     }
 
     #[test]
     fn generations_come_and_go() {
-        let first = State::default().begun("a".into()).unwrap();
+        let first = ProjectionState::default().begun("a".into()).unwrap();
         assert_eq!(first.begun("a".into()), None, "one is being built");
         assert_eq!(first.filled_by("a"), [1]);
         let first = built(&first);
@@ -308,7 +314,8 @@ mod tests {
 
     #[test]
     fn what_is_lost_is_given_up() {
-        let two = built(&built(&State::default().begun("a".into()).unwrap()).begun("b".into()).unwrap());
+        let two =
+            built(&built(&ProjectionState::default().begun("a".into()).unwrap()).begun("b".into()).unwrap());
         let three = two.begun("b".into()).unwrap();
         let none = three.without(|_| true).unwrap();
         assert_eq!((&none.live, &none.previous, &none.building), (&None, &None, &None));
@@ -324,7 +331,7 @@ mod tests {
 
     #[test]
     fn a_build_that_differs_is_not_switched_to() {
-        let state = built(&State::default().begun("a".into()).unwrap());
+        let state = built(&ProjectionState::default().begun("a".into()).unwrap());
         let bad = state.begun("a".into()).unwrap().scanned_to(1, None);
         let bad = bad.switched(Some(false), "e".into()).unwrap();
         assert_eq!(bad.live.as_ref().unwrap().number, 1);

@@ -7,18 +7,19 @@ use async_trait::async_trait;
 use serde_json::{Map, Value as Json, json};
 use statehouse_store::guard::{column, now, now_plus};
 use statehouse_store::{
-    Address, Consistency, Event, EventTemplate, Operand, Query, Reason, Refused, Row, Step, Table, Type,
-    Value,
+    Event, EventTemplate, Operand, Query, Reason, Row, Step, StoreError, Table, Type, Value,
 };
 
 use super::{COUNT, FIRST, HOLDER, LAST, STARTS, UPDATED_AT, key_properties};
 use crate::action::{
-    Answer, Call, Code, Desk, Draft, Pieces, Read, Refusal, Verdict, Write, common_verdict, row_of,
+    ActionContext, Answer, Call, Code, PlanParts, Prepare, Prepared, Read, Refusal, RefusedStep, Verdict,
+    take_row,
 };
 use crate::blueprint::settings::Field;
 use crate::declare::{ActionSpec, Declare, ResourceSpec, RowRead, TableDef, TableSpec};
 use crate::form::{Form, Property};
 use crate::paging;
+use crate::prepare::{int_field, missing_field};
 use crate::resource::{key_text, state_name};
 
 const LEASED_AT: &str = "leased_at";
@@ -34,7 +35,7 @@ const LEASE_MS_MAX: i64 = 24 * 3_600 * 1_000;
 
 /// One declared counter.
 #[derive(Debug)]
-struct Counter {
+struct CounterSpec {
     name: String,
     key: Vec<Field>,
     start: i64,
@@ -64,7 +65,7 @@ pub(super) fn declare(cx: &mut Declare<'_>, table: &str) -> Option<()> {
             .time(EXPIRES_AT)
             .about("what is left then is given up"),
     )?;
-    let counter = Arc::new(Counter {
+    let counter = Arc::new(CounterSpec {
         name: name.to_owned(),
         key,
         start,
@@ -73,17 +74,17 @@ pub(super) fn declare(cx: &mut Declare<'_>, table: &str) -> Option<()> {
         ranges: ranges_def.table().clone(),
     });
     cx.resource(
-        ResourceSpec::of(name, &def).table(&counter.ranges).telling(super::telling(name)).actions(actions(
-            &counter,
-            &def,
-            &ranges_def,
-        )),
+        ResourceSpec::of(name, &def)
+            .table(&counter.ranges)
+            .telling(super::telling(name))
+            .events(&[("given", &["next"]), ("leased", &["lease"])])
+            .actions(actions(&counter, &def, &ranges_def)),
     );
     Some(())
 }
 
-fn actions(counter: &Arc<Counter>, def: &Arc<TableDef>, ranges: &TableDef) -> [ActionSpec; 4] {
-    let write = |verb: Verb| Writer { counter: counter.clone(), verb };
+fn actions(counter: &Arc<CounterSpec>, def: &Arc<TableDef>, ranges: &TableDef) -> [ActionSpec; 4] {
+    let write = |verb: CounterVerb| CounterWrite { counter: counter.clone(), verb };
     let object =
         |more: Vec<Property>| Form::Object(key_properties(&counter.key).into_iter().chain(more).collect());
     let int = |name: &str, about: &str| Property::required(name, Form::Value(Type::Int), about);
@@ -100,7 +101,11 @@ fn actions(counter: &Arc<Counter>, def: &Arc<TableDef>, ranges: &TableDef) -> [A
             ]))
             .codes(&[Code::OutOfRange])
             .answers(failures)
-            .writes(write(Verb::Next)),
+            .try_answer_with({
+                let counter = counter.clone();
+                move |_, _, event| counter.given(event)
+            })
+            .writes(write(CounterVerb::Next)),
         ActionSpec::transition(
             "lease",
             "Take a range of numbers of a {name}, to be given out without asking again until the lease ends.",
@@ -116,7 +121,7 @@ fn actions(counter: &Arc<Counter>, def: &Arc<TableDef>, ranges: &TableDef) -> [A
         .gives(ranges.row_form())
         .codes(&[Code::OutOfRange, Code::Contended])
         .answers(failures)
-        .writes(write(Verb::Lease)),
+        .writes(write(CounterVerb::Lease)),
         ActionSpec::read("read", "Read how far a {name} has come.")
             .after(["next"])
             .reads_row(RowRead::of(&counter.name, def).missing("has given out nothing yet")),
@@ -126,30 +131,29 @@ fn actions(counter: &Arc<Counter>, def: &Arc<TableDef>, ranges: &TableDef) -> [A
             .takes(key_properties(&counter.key))
             .gives_rows(ranges.row_form())
             .after(["lease"])
-            .reads(RangesReader(counter.clone())),
+            .reads(RangesRead(counter.clone())),
     ]
 }
 
 /// What a write does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verb {
+enum CounterVerb {
     Next,
     Lease,
 }
 
-struct Writer {
-    counter: Arc<Counter>,
-    verb: Verb,
+struct CounterWrite {
+    counter: Arc<CounterSpec>,
+    verb: CounterVerb,
 }
 
-impl Counter {
+impl CounterSpec {
     fn what(&self, call: &Call) -> String {
         format!("{} {}", self.name, key_text(&call.key))
     }
 
-    async fn row(&self, call: &Call, desk: &Desk<'_>) -> Result<Option<Row>, Refusal> {
-        let address = Address::new(&self.table, &call.tenant, call.key.iter().cloned())?;
-        Ok(desk.store.get(&[address], Consistency::Strong).await?.into_iter().next().flatten())
+    async fn row(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Option<Row>, Refusal> {
+        cx.row(&self.table, &call.tenant, call.key.iter().cloned()).await
     }
 
     /// Adds to the counter where it stands (I1).
@@ -161,15 +165,14 @@ impl Counter {
     }
 
     /// Takes a range whose ends are known before the commit, so that they can stand in its row (I1).
-    async fn lease(&self, call: &Call, desk: &Desk<'_>, count: i64) -> Result<Pieces, Refusal> {
-        let holder = call.input.get(HOLDER).and_then(Json::as_str).unwrap_or_default();
+    async fn lease(&self, call: &Call, cx: &ActionContext<'_>, count: i64) -> Result<PlanParts, Refusal> {
+        let holder = call.input.get_text(HOLDER)?;
         if holder.is_empty() {
             return Err(Refusal::field(HOLDER, "the holder must not be empty"));
         }
-        let millis = call.input.get(DURATION_MS).and_then(Json::as_u64);
-        let span = millis.map_or(self.lease, Duration::from_millis);
-        let row = self.row(call, desk).await?;
-        let before = row.as_ref().and_then(|row| row.int(LAST)).unwrap_or(self.start - 1);
+        let span = call.input.duration_ms(DURATION_MS).unwrap_or(self.lease);
+        let row = self.row(call, cx).await?;
+        let before = row.as_ref().map_or(Ok(self.start - 1), |row| row.get_int(LAST))?;
         let out_of_range =
             || Refusal::new(Code::OutOfRange, format!("{} has no {count} numbers left", self.what(call)));
         let last = before.checked_add(count).ok_or_else(out_of_range)?;
@@ -183,69 +186,65 @@ impl Counter {
             .set(HOLDER, holder)
             .set(LEASED_AT, now())
             .set(EXPIRES_AT, now_plus(span));
-        Ok(Pieces {
-            subject: key_text(&call.key),
-            steps: vec![taken.set(LAST, last).set(UPDATED_AT, now()), range],
-            event: EventTemplate::named(format!("{}.leased", self.name)).with_row_of(1),
-        })
+        let steps = vec![taken.set(LAST, last).set(UPDATED_AT, now()), range];
+        let event = EventTemplate::named(format!("{}.leased", self.name)).with_row_of(1);
+        Ok(PlanParts::new(key_text(&call.key), steps, event))
     }
 }
 
 fn count_of(call: &Call) -> i64 {
-    call.input.get(COUNT).and_then(Json::as_i64).unwrap_or(1)
+    call.input.int(COUNT).unwrap_or(1)
 }
 
 #[async_trait]
-impl Write for Writer {
-    async fn draft(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal> {
+impl Prepare for CounterWrite {
+    async fn prepare(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Prepared, Refusal> {
         let count = count_of(call);
         let pieces = match self.verb {
-            Verb::Next => Pieces {
-                subject: key_text(&call.key),
-                steps: vec![self.counter.next(call, count)],
-                event: EventTemplate::named(format!("{}.given", self.counter.name))
-                    .with(COUNT, count)
-                    .with_row_of(0),
-            },
-            Verb::Lease => self.counter.lease(call, desk, count).await?,
+            CounterVerb::Next => {
+                let event = EventTemplate::named(format!("{}.given", self.counter.name));
+                let steps = vec![self.counter.next(call, count)];
+                PlanParts::new(key_text(&call.key), steps, event.with(COUNT, count).with_row_of(0))
+            }
+            CounterVerb::Lease => self.counter.lease(call, cx, count).await?,
         };
-        Ok(Draft::Write(pieces))
+        Ok(Prepared::Write(pieces))
     }
 
-    fn refusal(&self, call: &Call, refused: &Refused) -> Verdict {
+    fn refused(&self, call: &Call, refused: &RefusedStep<'_>) -> Verdict {
         match refused.reason {
-            // Somebody took numbers meanwhile, perhaps the first ones.
-            Reason::Guard { .. } | Reason::Present | Reason::Absent => Verdict::TryAgain,
-            _ => common_verdict(&self.counter.what(call), refused),
+            // Another caller took numbers meanwhile, perhaps the first ones.
+            Reason::Guard { .. } | Reason::Present | Reason::Absent => Verdict::Retry,
+            _ => refused.standard(&self.counter.what(call)),
         }
     }
+}
 
-    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
-        let row = row_of(event);
-        if self.verb == Verb::Lease {
-            return Answer::row(row);
-        }
-        let int = |from: &Json, name: &str| from.get(name).and_then(Json::as_i64).unwrap_or(0);
-        let (last, count) = (int(&row, LAST), int(&event.data, COUNT));
+impl CounterSpec {
+    /// The numbers that an event of `next` gave out.
+    fn given(&self, event: &mut Event) -> Result<Answer, StoreError> {
+        let row = take_row(event);
+        let (last, count) = (int_field(event, &row, LAST)?, int_field(event, &event.data, COUNT)?);
         let mut body = Map::new();
-        for field in &self.counter.key {
-            body.insert(field.name.clone(), row.get(&field.name).cloned().unwrap_or_default());
+        for field in &self.key {
+            let value = row.get(&field.name).ok_or_else(|| missing_field(&event.name, &field.name))?;
+            body.insert(field.name.clone(), value.clone());
         }
         body.insert(FIRST.into(), json!(last.saturating_sub(count).saturating_add(1)));
         body.insert(LAST.into(), json!(last));
-        Answer::row(Json::Object(body))
+        Ok(Answer::row(Json::Object(body)))
     }
 }
 
 /// Lists the ranges of a counter.
-struct RangesReader(Arc<Counter>);
+struct RangesRead(Arc<CounterSpec>);
 
 #[async_trait]
-impl Read for RangesReader {
-    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
+impl Read for RangesRead {
+    async fn read(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Arc<Answer>, Refusal> {
         let key = paging::given(&self.0.key, call)?;
         let query = Query::table(&self.0.ranges, &call.tenant, key)?.backward();
-        let page = desk.store.query(&paging::page_of(query, call)?).await?;
+        let page = cx.store.query(&paging::page_of(query, call)?).await?;
         Ok(Arc::new(paging::answer(page.rows.iter().map(Row::to_json), page.next)))
     }
 }

@@ -10,17 +10,15 @@ use serde_json::{Map, Value as Json, json};
 use statehouse_store::guard::{column, now};
 use statehouse_store::plan::Expect;
 use statehouse_store::table::VERSION;
-use statehouse_store::{
-    Address, Consistency, Event, EventTemplate, Query, Reason, Refused, Row, Step, Table, Type, Value,
-};
+use statehouse_store::{Address, Consistency, EventTemplate, Query, Reason, Row, Step, Table, Type, Value};
 
 use super::{LAST, STARTS, UPDATED_AT, key_properties};
 use crate::action::{
-    Answer, Call, Code, Desk, Draft, Pieces, Read, Refusal, Verdict, Write, common_verdict, row_of,
+    ActionContext, Answer, Call, Code, PlanParts, Prepare, Prepared, Read, Refusal, RefusedStep, Verdict,
 };
 use crate::blueprint::settings::Field;
 use crate::declare::{ActionSpec, Declare, ResourceSpec, TableSpec};
-use crate::form::{Form, Misfit, Property};
+use crate::form::{Form, Property};
 use crate::lock;
 use crate::paging;
 use crate::resource::key_text;
@@ -31,8 +29,8 @@ const NEXT: &str = "next";
 const TAKEN_AT: &str = "taken_at";
 const BY_NUMBER: &str = "by_number";
 
-/// Takes a number: the one behind `last`, or the first if there is no row yet (I3). Refused if somebody was faster.
-pub fn take(
+/// Takes a number: the one behind `last`, or the first if there is no row yet (I3). Refused if another caller was faster.
+pub fn take_number(
     table: &Arc<Table>,
     key: impl IntoIterator<Item = Value>,
     last: Option<i64>,
@@ -47,7 +45,7 @@ pub fn take(
 
 /// One declared sequence.
 #[derive(Debug)]
-struct Gapless {
+struct GaplessSpec {
     name: String,
     key: Vec<Field>,
     start: i64,
@@ -73,7 +71,7 @@ pub(super) fn declare(cx: &mut Declare<'_>, table: &str) -> Option<()> {
     )?;
     let locks = Table::named(format!("{table}_lock"));
     let locks = key.iter().fold(locks, |table, field| table.partition(&field.name, field.kind));
-    let gapless = Arc::new(Gapless {
+    let gapless = Arc::new(GaplessSpec {
         name: name.to_owned(),
         start,
         table: def.table().clone(),
@@ -86,13 +84,14 @@ pub(super) fn declare(cx: &mut Declare<'_>, table: &str) -> Option<()> {
             .table(&gapless.taken)
             .table(&gapless.locks)
             .telling(super::telling(name))
+            .events(&[("taken", &["take"])])
             .actions(actions(&gapless, &taken_def.row_form())),
     );
     Some(())
 }
 
-fn actions(gapless: &Arc<Gapless>, taken: &Form) -> [ActionSpec; 3] {
-    let read = |list: bool| Reader { gapless: gapless.clone(), list };
+fn actions(gapless: &Arc<GaplessSpec>, taken: &Form) -> [ActionSpec; 3] {
+    let read = |list: bool| GaplessRead { gapless: gapless.clone(), list };
     let int = |name: &str, about: &str| Property::required(name, Form::Value(Type::Int), about);
     let next =
         [int(NEXT, "the number that the next `take` gets"), int(VERSION, "raised by every write").or_null()];
@@ -112,7 +111,7 @@ fn actions(gapless: &Arc<Gapless>, taken: &Form) -> [ActionSpec; 3] {
         .gives(taken.clone())
         .codes(&[Code::AlreadyExists, Code::VersionConflict, Code::Contended, Code::OutOfRange])
         .answers(&["duplicate IDs", "non-monotonic IDs"])
-        .writes(Writer(gapless.clone())),
+        .writes(GaplessWrite(gapless.clone())),
         ActionSpec::read("read", "Read which number of a {name} is next.")
             .gives(Form::Object(key_properties(&gapless.key).into_iter().chain(next).collect()))
             .codes(&[])
@@ -125,7 +124,7 @@ fn actions(gapless: &Arc<Gapless>, taken: &Form) -> [ActionSpec; 3] {
     ]
 }
 
-impl Gapless {
+impl GaplessSpec {
     fn what(&self, call: &Call) -> String {
         format!("{} {}", self.name, key_text(&call.key))
     }
@@ -134,7 +133,7 @@ impl Gapless {
     async fn rows(
         &self,
         call: &Call,
-        desk: &Desk<'_>,
+        cx: &ActionContext<'_>,
         subject: Option<&str>,
     ) -> Result<(Option<Row>, Option<Row>), Refusal> {
         let mut addresses = vec![Address::new(&self.table, &call.tenant, call.key.iter().cloned())?];
@@ -142,75 +141,70 @@ impl Gapless {
             let key = call.key.iter().cloned().chain([subject.into()]);
             addresses.push(Address::new(&self.taken, &call.tenant, key)?);
         }
-        let mut rows = desk.store.get(&addresses, Consistency::Strong).await?.into_iter();
+        let mut rows = cx.store.get(&addresses, Consistency::Strong).await?.into_iter();
         Ok((rows.next().flatten(), rows.next().flatten()))
     }
 
     /// Takes a number for a subject (I3).
-    fn take(&self, call: &Call, subject: &str, last: Option<i64>, number: i64) -> Draft {
-        let counted = take(&self.table, call.key.iter().cloned(), last, number);
+    fn number_given(&self, call: &Call, subject: &str, last: Option<i64>, number: i64) -> Prepared {
+        let counted = take_number(&self.table, call.key.iter().cloned(), last, number);
         let used = Step::insert(&self.taken, call.key.iter().cloned().chain([subject.into()]))
             .set(NUMBER, number)
             .set(TAKEN_AT, now());
-        Draft::Write(Pieces {
-            subject: key_text(&call.key),
-            steps: vec![counted, used],
-            event: EventTemplate::named(format!("{}.taken", self.name)).with_row_of(1),
-        })
+        let event = EventTemplate::named(format!("{}.taken", self.name)).with_row_of(1);
+        PlanParts::new(key_text(&call.key), vec![counted, used], event).into()
     }
 
     /// The number behind the last one.
     fn next(&self, call: &Call, row: Option<&Row>) -> Result<i64, Refusal> {
         let exhausted = || Refusal::new(Code::OutOfRange, format!("{} has no numbers left", self.what(call)));
-        match row.and_then(|row| row.int(LAST)) {
-            Some(last) => last.checked_add(1).ok_or_else(exhausted),
+        match row {
+            Some(row) => row.get_int(LAST)?.checked_add(1).ok_or_else(exhausted),
             None => Ok(self.start),
         }
     }
 }
 
-struct Writer(Arc<Gapless>);
+struct GaplessWrite(Arc<GaplessSpec>);
 
 /// The number that a caller insists on.
 fn wanted(call: &Call) -> Option<i64> {
-    call.input.get(NUMBER).and_then(Json::as_i64)
+    call.input.int(NUMBER)
 }
 
 #[async_trait]
-impl Write for Writer {
-    /// Takers take turns: each has to know its number before it commits, and would lose to the others otherwise. Whoever
+impl Prepare for GaplessWrite {
+    /// Takers take turns: each has to know its number before it commits, and would lose to the others otherwise. A caller that
     /// names a number does not mind losing.
-    fn lock(&self, call: &Call) -> Result<Option<lock::Wanted>, Refusal> {
+    fn lock(&self, call: &Call) -> Result<Option<lock::LockRequest>, Refusal> {
         if wanted(call).is_some() {
             return Ok(None);
         }
         let gapless = &self.0;
         let row = Address::new(&gapless.locks, &call.tenant, call.key.iter().cloned())?;
         let provided = Step::assert(&gapless.table, call.key.iter().cloned());
-        Ok(Some(lock::Wanted { row, provided: Step { expect: Expect::Either, ..provided } }))
+        Ok(Some(lock::LockRequest { row, provided: Step { expect: Expect::Either, ..provided } }))
     }
 
-    async fn draft(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal> {
+    async fn prepare(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Prepared, Refusal> {
         let gapless = &self.0;
-        let subject = call.input.get(SUBJECT).and_then(Json::as_str).unwrap_or_default();
+        let subject = call.input.get_text(SUBJECT)?;
         if subject.is_empty() {
-            let detail = "a subject has a name".to_owned();
-            return Err(Refusal::misfits(vec![Misfit { pointer: format!("/{SUBJECT}"), detail }]));
+            return Err(Refusal::field(SUBJECT, "the subject must not be empty"));
         }
-        // Whoever names a number says enough. If the store refuses it, the next draft looks and finds out why.
-        if let (Some(number), 0) = (wanted(call), desk.tries) {
+        // A named number is enough. If the store refuses it, the next draft looks and finds out why.
+        if let (Some(number), 0) = (wanted(call), cx.attempt) {
             let last = number.checked_sub(1).filter(|_| number != gapless.start);
-            return Ok(gapless.take(call, subject, last, number));
+            return Ok(gapless.number_given(call, subject, last, number));
         }
-        let (row, taken) = gapless.rows(call, desk, Some(subject)).await?;
+        let (row, taken) = gapless.rows(call, cx, Some(subject)).await?;
         if let Some(taken) = taken {
-            let number = taken.int(NUMBER);
-            if wanted(call).is_some_and(|wanted| Some(wanted) != number) {
-                let number = number.unwrap_or_default();
+            let number = taken.get_int(NUMBER)?;
+            if wanted(call).is_some_and(|wanted| wanted != number) {
                 let message = format!("{subject} has number {number} of {} already", gapless.what(call));
                 return Err(Refusal::new(Code::AlreadyExists, message));
             }
-            return Ok(Draft::Done(Answer::row(taken.to_json())));
+            return Ok(Prepared::Unchanged(Answer::row(taken.to_json())));
         }
         let number = gapless.next(call, row.as_ref())?;
         if let Some(wanted) = wanted(call).filter(|wanted| *wanted != number) {
@@ -218,34 +212,30 @@ impl Write for Writer {
                 format!("the next number of {} is {number}, not {wanted}: read it again", gapless.what(call));
             return Err(Refusal::new(Code::VersionConflict, message));
         }
-        let last = row.as_ref().and_then(|row| row.int(LAST));
-        Ok(gapless.take(call, subject, last, number))
+        let last = row.as_ref().map(|row| row.get_int(LAST)).transpose()?;
+        Ok(gapless.number_given(call, subject, last, number))
     }
 
-    fn refusal(&self, call: &Call, refused: &Refused) -> Verdict {
+    fn refused(&self, call: &Call, refused: &RefusedStep<'_>) -> Verdict {
         match refused.reason {
-            // Somebody took the number, or the subject has one by now: the next draft sees which.
-            Reason::Guard { .. } | Reason::Present | Reason::Absent => Verdict::TryAgain,
-            _ => common_verdict(&self.0.what(call), refused),
+            // Another caller took the number, or the subject has one by now: the next attempt reads which.
+            Reason::Guard { .. } | Reason::Present | Reason::Absent => Verdict::Retry,
+            _ => refused.standard(&self.0.what(call)),
         }
-    }
-
-    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
-        Answer::row(row_of(event))
     }
 }
 
-struct Reader {
-    gapless: Arc<Gapless>,
+struct GaplessRead {
+    gapless: Arc<GaplessSpec>,
     list: bool,
 }
 
 #[async_trait]
-impl Read for Reader {
-    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
+impl Read for GaplessRead {
+    async fn read(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Arc<Answer>, Refusal> {
         let gapless = &self.gapless;
         if !self.list {
-            let (row, _) = gapless.rows(call, desk, None).await?;
+            let (row, _) = gapless.rows(call, cx, None).await?;
             let mut body = Map::new();
             for (field, value) in gapless.key.iter().zip(&call.key) {
                 body.insert(field.name.clone(), value.to_json());
@@ -256,7 +246,7 @@ impl Read for Reader {
         }
         let key = paging::given(&gapless.key, call)?;
         let query = Query::index(&gapless.taken, BY_NUMBER, &call.tenant, key)?.backward();
-        let page = desk.store.query(&paging::page_of(query, call)?).await?;
+        let page = cx.store.query(&paging::page_of(query, call)?).await?;
         Ok(Arc::new(paging::answer(page.rows.iter().map(Row::to_json), page.next)))
     }
 }

@@ -1,4 +1,4 @@
-//! I09 Sequence, identifier generation: numbers and ids that nobody gets twice.
+//! I09 Sequence, identifier generation: numbers and ids that are given out once.
 //!
 //! Three kinds, because what people ask of a number excludes what others ask of it:
 //!
@@ -6,7 +6,7 @@
 //!   counter   next n ─────► the n numbers behind `last`, for this caller
 //!             lease n ────► the same as a range: its holder gives them out by itself, until the lease ends
 //!
-//!   gapless   take ───────► last + 1, in the plan of the row that uses it; if that is refused, nobody has taken it
+//!   gapless   take ───────► last + 1, in the plan of the row that uses it; if that is refused, it stays free
 //!
 //!   time      (none) ── lease ──► HELD ── reserve ──► HELD ── release ──► FREE        (one row a worker id)
 //!             each of lease and reserve moves the mark on: [reserved_from, reserved_until) is the holder's own for ever
@@ -42,16 +42,16 @@
 //! the mark; the clocks of processes are not asked at all, only how much time has passed on them. A stale holder's
 //! reservation is refused, and what it still mints lies in its own span.
 //!
-//! **Hotspots.** *Allocator hot spot*: `lease` and [`draw::Numbers`], or a time sequence and [`draw::TimeIds`]: one write for
+//! **Hotspots.** *Allocator hot spot*: `lease` and [`local_ids::RangeNumbers`], or a time sequence and [`local_ids::TimeIds`]: one write for
 //! thousands of numbers; adding needs no version and loses no race. *Worker-id pool contention*: processes begin to look at
 //! different places, by their names. *Lease refresh pressure*: a reservation is the renewal, one write in `ahead`.
 
 mod archetype;
 mod counter;
-pub mod draw;
 pub mod gapless;
-pub mod mint;
+pub mod local_ids;
 mod time;
+pub mod time_id;
 
 pub use archetype::ARCHETYPE;
 use std::ops::RangeInclusive;
@@ -61,7 +61,7 @@ use crate::declare::Declare;
 use crate::declare::table::UPDATED_AT;
 use crate::form::{Form, Property};
 use crate::resource::plural;
-use crate::told::Telling;
+use crate::view_source::ViewSource;
 
 const COUNTER: &str = "counter";
 const GAPLESS: &str = "gapless";
@@ -74,9 +74,9 @@ const COUNT: &str = "count";
 const HOLDER: &str = "holder";
 
 /// What a view could be of: a sequence's row is a number already.
-fn telling(name: &str) -> Telling {
+fn telling(name: &str) -> ViewSource {
     let instead = format!("call `{name}.list`, or make the view of what has its numbers");
-    Telling::nothing("its row says how far it has got", instead)
+    ViewSource::nothing("its row says how far it has got", instead)
 }
 
 /// Reads `[sequence.NAME]`.

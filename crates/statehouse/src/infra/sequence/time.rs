@@ -1,5 +1,7 @@
 //! Time-ordered ids: worker ids that are leased, and spans of time that are reserved for them.
 
+mod actions;
+
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,20 +12,22 @@ use statehouse_store::guard::{column, now, now_plus};
 use statehouse_store::log::partition_of;
 use statehouse_store::table::VERSION;
 use statehouse_store::{
-    Address, Consistency, Event, EventTemplate, Guard, Query, Reason, Refused, Row, Step, Table, Time, Type,
-    Value,
+    Address, Bug, Consistency, Event, EventTemplate, Guard, Query, Reason, Row, Step, StoreError, Table,
+    Time, Type, Value, bug,
 };
 
-use super::mint::{Layout, whole_millis};
+use self::actions::actions;
+use super::time_id::{TimeIdLayout, whole_millis};
 use super::{COUNT, HOLDER};
 use crate::action::{
-    Answer, Call, Code, Desk, Draft, Method, Pieces, Place, Read, Refusal, Verdict, Write, common_verdict,
-    row_of,
+    ActionContext, Answer, Call, Code, Method, PlanParts, Prepare, Prepared, Read, Refusal, RefusedStep,
+    RouteKind, Verdict, take_row,
 };
 use crate::declare::{ActionSpec, Declare, ResourceSpec};
-use crate::form::{Form, Misfit, Property};
+use crate::form::{Form, Property};
 use crate::infra::lease::{self, ACQUIRED_AT, EPOCH, EXPIRES_AT, FREE, HELD, STATE};
 use crate::paging;
+use crate::prepare::{int_field, missing_field};
 use crate::resource::{key_text, state_name};
 
 const POOL: &str = "pool";
@@ -51,10 +55,10 @@ const LOOK_ROWS: usize = 1_000;
 
 /// One declared sequence.
 #[derive(Debug)]
-struct Ids {
+struct TimeSequenceSpec {
     name: String,
-    layout: Layout,
-    /// Worker ids below this are nobody's: their ids are drawn through the store.
+    layout: TimeIdLayout,
+    /// Worker ids below this are leased to no process: their ids are allocated through the store.
     shared: i64,
     ahead: Duration,
     lease: Duration,
@@ -78,7 +82,7 @@ pub(super) fn declare(cx: &mut Declare<'_>, table: &str) -> Option<()> {
             EPOCH_MS_DEFAULT
         }
     };
-    let layout = Layout { epoch_ms, worker_bits, sequence_bits };
+    let layout = TimeIdLayout { epoch_ms, worker_bits, sequence_bits };
     let title = format!("`worker_bits` and `sequence_bits` can be {} together", 63 - TIME_BITS_MIN);
     settings.refuse_if(layout.time_bits() < TIME_BITS_MIN, "sequence_bits", title);
     let title = format!("all {} worker ids are `shared`, so none can be leased", layout.workers());
@@ -92,116 +96,21 @@ pub(super) fn declare(cx: &mut Declare<'_>, table: &str) -> Option<()> {
         .fixed("sequence_bits", sequence_bits)
         .fixed("epoch_ms", epoch_ms);
     let table = cx.build_internal(workers)?;
-    let ids = Arc::new(Ids { name: name.to_owned(), layout, shared, ahead, lease, table });
+    let ids = Arc::new(TimeSequenceSpec { name: name.to_owned(), layout, shared, ahead, lease, table });
     let key = vec![(WORKER.to_owned(), Type::Int)];
-    let resource = ResourceSpec::without_rows(name, key, super::telling(name)).table(&ids.table);
+    let resource = ResourceSpec::without_rows(name, key, super::telling(name)).table(&ids.table).events(&[
+        ("leased", &["lease"]),
+        ("reserved", &["reserve"]),
+        ("released", &["release"]),
+        ("drawn", &["next"]),
+    ]);
     cx.resource(resource.actions(actions(&ids)));
     Some(())
 }
 
-fn actions(ids: &Arc<Ids>) -> [ActionSpec; 6] {
-    let holder =
-        || Property::required(HOLDER, Form::Value(Type::Text), "who mints; a name that nobody else uses");
-    let epoch = || Property::required(EPOCH, Form::Value(Type::Int), "the epoch that lease returned");
-    let target = "WorkerIdState + EpochState";
-    let read = |action: ActionSpec, list: bool| {
-        action.target(target).after(["lease"]).reads(Reader { ids: ids.clone(), list })
-    };
-    let step = |name: &'static str, summary: &'static str, mechanism: &'static str, verb: Verb| {
-        ActionSpec::transition(name, summary)
-            .target(target)
-            .mechanism(mechanism)
-            .gives(row_form())
-            .codes(&[Code::NotFound, Code::NotHolder, Code::Expired])
-            .answers(&["duplicate IDs", "clock rollback / stale epoch"])
-            .after(["lease"])
-            .writes(Writer { ids: ids.clone(), verb })
-    };
-    let drawn = Form::List(Box::new(Form::Value(Type::Int)));
-    [
-        step(
-            "lease",
-            "Take a worker id of {name} that is free or has expired, and a first span of time.",
-            "guarded exclusive claim with epoch, and reservation behind the mark",
-            Verb::Lease,
-        )
-        .on(Method::Post, Place::Collection)
-        .takes([holder()])
-        .codes(&[Code::Held, Code::Contended])
-        .answers(&["duplicate IDs", "worker-id exhaustion", "clock rollback / stale epoch"])
-        .after([]),
-        step(
-            "reserve",
-            "Reserve the next span of time for a worker id of {name}, and hold it for longer.",
-            "conditional update guarded by epoch, and reservation behind the mark",
-            Verb::Reserve,
-        )
-        .takes([holder(), epoch()]),
-        step(
-            "release",
-            "Let go of a worker id of {name}. What was reserved stays used.",
-            "conditional update guarded by epoch",
-            Verb::Release,
-        )
-        .takes([holder(), epoch()])
-        .codes(&[Code::NotFound, Code::NotHolder])
-        .answers(&["worker-id exhaustion"]),
-        step(
-            "next",
-            "Draw ids of {name} through the store, from a worker id that is shared.",
-            "reservation behind the mark, one write a call",
-            Verb::Next,
-        )
-        .target(state_name(&ids.name))
-        .shape("overwrite")
-        .takes([Property::optional(COUNT, Form::Range(1, COUNT_MAX), "how many; 1 if not given")])
-        .gives(Form::Object(vec![Property::required(IDS, drawn, "in the order of their making")]))
-        .codes(&[Code::WrongState, Code::OutOfRange, Code::Contended])
-        .answers(&["duplicate IDs", "non-monotonic IDs", "clock rollback / stale epoch"])
-        .after([]),
-        read(
-            ActionSpec::read("read", "Read who has a worker id of {name}, and what is reserved for it.")
-                .gives(row_form())
-                .codes(&[Code::OutOfRange]),
-            false,
-        ),
-        read(
-            ActionSpec::list("list", "List the worker ids of {name} that were ever used.")
-                .mechanism("strong range read of the pool")
-                .gives_rows(row_form()),
-            true,
-        ),
-    ]
-}
-
-fn row_form() -> Form {
-    let int = |name: &str, about: &str| Property::required(name, Form::Value(Type::Int), about);
-    let time = |name: &str, about: &str| Property::required(name, Form::Value(Type::Time), about);
-    Form::Object(vec![
-        int(WORKER, "the worker id"),
-        Property::required(STATE, Form::one_of(&STATES), "a held one whose time is up can be leased"),
-        Property::required(HOLDER, Form::Value(Type::Text), "").or_null(),
-        int(EPOCH, "counts leases and is never reset"),
-        time(ACQUIRED_AT, "").or_null(),
-        time(EXPIRES_AT, "by the store's clock").or_null(),
-        time(RESERVED_FROM, "the span that was reserved last begins here").or_null(),
-        time(RESERVED_UNTIL, "and ends before this: the mark").or_null(),
-        Property::required(
-            LAYOUT,
-            Form::Object(vec![
-                int("epoch_ms", "where an id's time begins, in milliseconds since 1970"),
-                int("worker_bits", ""),
-                int("sequence_bits", ""),
-            ]),
-            "how an id is put together: time, worker, number",
-        ),
-        int(VERSION, "raised by every write"),
-    ])
-}
-
 /// How a span is reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum From {
+enum ReserveFrom {
     /// From now on, if that lies behind the mark.
     Now,
     /// From the mark on: the clock was set back, or ids are drawn faster than time passes.
@@ -214,11 +123,13 @@ fn is_behind() -> Guard {
 }
 
 /// Reserves a span of time in a worker's row (I4).
-fn reserve(step: Step, from: From, span: Duration) -> Step {
+fn reserve(step: Step, from: ReserveFrom, span: Duration) -> Step {
     let micros = i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
     match from {
-        From::Now => step.guard(is_behind()).set(RESERVED_FROM, now()).set(RESERVED_UNTIL, now_plus(span)),
-        From::Mark => step
+        ReserveFrom::Now => {
+            step.guard(is_behind()).set(RESERVED_FROM, now()).set(RESERVED_UNTIL, now_plus(span))
+        }
+        ReserveFrom::Mark => step
             .set(RESERVED_FROM, column(RESERVED_UNTIL))
             .set(RESERVED_UNTIL, column(RESERVED_UNTIL).add(micros)),
     }
@@ -226,24 +137,24 @@ fn reserve(step: Step, from: From, span: Duration) -> Step {
 
 /// What is known of a worker id, for choosing one.
 #[derive(Clone, Debug, PartialEq)]
-struct Seen {
+struct WorkerIdState {
     worker: i64,
     holder: Option<String>,
     epoch: i64,
-    /// When its lease ends; `None` if nobody has it.
+    /// When its lease ends; `None` if it is free.
     expires_at: Option<Time>,
     mark: Time,
 }
 
-impl Seen {
-    fn of(row: &Row) -> Seen {
-        Seen {
-            worker: row.int(WORKER).unwrap_or_default(),
-            holder: row.text(HOLDER).map(str::to_owned),
-            epoch: row.int(EPOCH).unwrap_or_default(),
-            expires_at: row.time(EXPIRES_AT),
-            mark: row.time(RESERVED_UNTIL).unwrap_or(Time::MIN),
-        }
+impl WorkerIdState {
+    fn of(row: &Row) -> Result<WorkerIdState, StoreError> {
+        Ok(WorkerIdState {
+            worker: row.get_int(WORKER)?,
+            holder: row.get_optional_text(HOLDER)?.map(str::to_owned),
+            epoch: row.get_int(EPOCH)?,
+            expires_at: row.get_optional_time(EXPIRES_AT)?,
+            mark: row.get_time(RESERVED_UNTIL)?,
+        })
     }
 
     fn is_live(&self, now: Time) -> bool {
@@ -253,7 +164,7 @@ impl Seen {
 
 /// Which worker id to lease.
 #[derive(Clone, Debug, PartialEq)]
-enum Choice {
+enum WorkerIdChoice {
     /// The holder has one already, by a call whose answer was lost.
     Own { worker: i64, epoch: i64 },
     /// This one is free. Whether a row of it is there.
@@ -264,40 +175,48 @@ enum Choice {
 
 /// Chooses a worker id: the holder's own, or the first one from `start` on that is free, those first whose mark is not
 /// ahead of the clock.
-fn choose(seen: &[Seen], shared: i64, workers: i64, holder: &str, start: u32, now: Time) -> Choice {
-    let own = |one: &&Seen| one.is_live(now) && one.holder.as_deref() == Some(holder);
+fn choose(
+    seen: &[WorkerIdState],
+    shared: i64,
+    workers: i64,
+    holder: &str,
+    start: u32,
+    now: Time,
+) -> WorkerIdChoice {
+    let own = |one: &&WorkerIdState| one.is_live(now) && one.holder.as_deref() == Some(holder);
     if let Some(own) = seen.iter().find(own) {
-        return Choice::Own { worker: own.worker, epoch: own.epoch };
+        return WorkerIdChoice::Own { worker: own.worker, epoch: own.epoch };
     }
     let size = (workers - shared).max(1);
     let mut ahead = None;
     for step in 0..size {
         let worker = shared + (i64::from(start) + step) % size;
         match seen.iter().find(|one| one.worker == worker) {
-            None => return Choice::Free { worker, known: false },
+            None => return WorkerIdChoice::Free { worker, known: false },
             Some(one) if one.is_live(now) => {}
-            Some(one) if one.mark <= now => return Choice::Free { worker, known: true },
-            Some(_) => ahead = ahead.or(Some(Choice::Free { worker, known: true })),
+            Some(one) if one.mark <= now => return WorkerIdChoice::Free { worker, known: true },
+            Some(_) => ahead = ahead.or(Some(WorkerIdChoice::Free { worker, known: true })),
         }
     }
-    ahead.unwrap_or_else(|| Choice::None { until: seen.iter().filter_map(|one| one.expires_at).min() })
+    ahead
+        .unwrap_or_else(|| WorkerIdChoice::None { until: seen.iter().filter_map(|one| one.expires_at).min() })
 }
 
 /// What a write does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verb {
+enum TimeVerb {
     Lease,
     Reserve,
     Release,
     Next,
 }
 
-struct Writer {
-    ids: Arc<Ids>,
-    verb: Verb,
+struct TimeWrite {
+    ids: Arc<TimeSequenceSpec>,
+    verb: TimeVerb,
 }
 
-impl Ids {
+impl TimeSequenceSpec {
     fn key(worker: i64) -> [Value; 2] {
         [0.into(), worker.into()]
     }
@@ -307,12 +226,14 @@ impl Ids {
     }
 
     /// Every worker id that was ever used.
-    async fn pool(&self, call: &Call, desk: &Desk<'_>) -> Result<Vec<Seen>, Refusal> {
+    async fn pool(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Vec<WorkerIdState>, Refusal> {
         let mut query = Query::table(&self.table, &call.tenant, [0.into()])?.limit(LOOK_ROWS)?;
         let mut seen = Vec::new();
         loop {
-            let page = desk.store.query(&query).await?;
-            seen.extend(page.rows.iter().map(Seen::of));
+            let page = cx.store.query(&query).await?;
+            for row in &page.rows {
+                seen.push(WorkerIdState::of(row)?);
+            }
             match page.next {
                 Some(next) => query = query.after(next)?,
                 None => return Ok(seen),
@@ -320,24 +241,25 @@ impl Ids {
         }
     }
 
-    async fn lease(&self, call: &Call, desk: &Desk<'_>) -> Result<Step, Refusal> {
+    async fn lease(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Step, Refusal> {
         let holder = named_holder(call)?;
-        let now = desk.clock.now();
-        let seen = self.pool(call, desk).await?;
-        // Whoever lost a worker id to somebody goes on elsewhere.
+        let now = cx.clock.now();
+        let seen = self.pool(call, cx).await?;
+        // A caller that lost a worker id to another tries the next one.
         let start = partition_of(&call.tenant, &self.name, holder, u32::MAX / 2);
-        let start = start.saturating_add(desk.tries.saturating_mul(7));
-        let retry = if desk.tries == 0 { From::Now } else { From::Mark };
+        let start = start.saturating_add(cx.attempt.saturating_mul(7));
+        let retry = if cx.attempt == 0 { ReserveFrom::Now } else { ReserveFrom::Mark };
         match choose(&seen, self.shared, self.layout.workers(), holder, start, now) {
-            Choice::Own { worker, epoch } => {
-                let step = lease::renew(&self.table, Ids::key(worker), holder, epoch, self.lease);
+            WorkerIdChoice::Own { worker, epoch } => {
+                let step =
+                    lease::renew(&self.table, TimeSequenceSpec::key(worker), holder, epoch, self.lease);
                 Ok(reserve(step, retry, self.ahead))
             }
-            Choice::Free { worker, known } => {
-                let step = lease::acquire(&self.table, Ids::key(worker), holder, self.lease);
-                Ok(reserve(step, if known { retry } else { From::Now }, self.ahead))
+            WorkerIdChoice::Free { worker, known } => {
+                let step = lease::acquire(&self.table, TimeSequenceSpec::key(worker), holder, self.lease);
+                Ok(reserve(step, if known { retry } else { ReserveFrom::Now }, self.ahead))
             }
-            Choice::None { until } => {
+            WorkerIdChoice::None { until } => {
                 let until = until.map_or(String::new(), |time| format!("; the next is free at {time}"));
                 let message = format!(
                     "all {} worker ids of {} are held{until}: wait, or declare more `worker_bits`",
@@ -349,8 +271,8 @@ impl Ids {
         }
     }
 
-    /// Ids from a worker that is nobody's: a span that is just long enough, given out in the same call.
-    fn next(&self, call: &Call, desk: &Desk<'_>, worker: i64) -> Result<Step, Refusal> {
+    /// Ids from a worker id that is leased to no process: a span that is just long enough, given out in the same call.
+    fn next(&self, call: &Call, cx: &ActionContext<'_>, worker: i64) -> Result<Step, Refusal> {
         if worker < 0 || worker >= self.shared {
             let message = format!(
                 "{} can be leased and is not for drawing; the {} below it are: worker 0 to {}",
@@ -360,7 +282,7 @@ impl Ids {
             );
             return Err(Refusal::new(Code::WrongState, message));
         }
-        let now_ms = desk.clock.now().micros().div_euclid(1_000);
+        let now_ms = cx.clock.now().micros().div_euclid(1_000);
         if self.layout.id(now_ms, worker, 0).is_none() {
             let message = format!("the time has left the range of {}'s ids", self.name);
             return Err(Refusal::new(Code::OutOfRange, message));
@@ -368,18 +290,18 @@ impl Ids {
         // The span need not begin with a whole millisecond.
         let millis = (count_of(call) - 1) / self.layout.per_millisecond() + 2;
         let span = Duration::from_millis(u64::try_from(millis).unwrap_or(1));
-        let step = Step::upsert(&self.table, Ids::key(worker))
+        let step = Step::upsert(&self.table, TimeSequenceSpec::key(worker))
             .set(STATE, FREE)
             .set(EPOCH, 0)
             .set(ACQUIRED_AT, now());
-        Ok(reserve(step, if desk.tries == 0 { From::Now } else { From::Mark }, span))
+        Ok(reserve(step, if cx.attempt == 0 { ReserveFrom::Now } else { ReserveFrom::Mark }, span))
     }
 
     /// A row as callers see it.
     fn shown(&self, mut row: Json) -> Json {
         if let Some(fields) = row.as_object_mut() {
             fields.remove(POOL);
-            let Layout { epoch_ms, worker_bits, sequence_bits } = self.layout;
+            let TimeIdLayout { epoch_ms, worker_bits, sequence_bits } = self.layout;
             let layout =
                 json!({"epoch_ms": epoch_ms, "worker_bits": worker_bits, "sequence_bits": sequence_bits});
             fields.insert(LAYOUT.into(), layout);
@@ -388,76 +310,81 @@ impl Ids {
     }
 
     /// The ids of a span that was reserved for a call.
-    fn drawn(&self, row: &Json, count: i64) -> Vec<i64> {
-        let time =
-            |name: &str| row.get(name).and_then(Json::as_str).and_then(|text| text.parse::<Time>().ok());
-        let (Some(from), Some(until)) = (time(RESERVED_FROM), time(RESERVED_UNTIL)) else {
-            return Vec::new();
+    fn drawn(&self, event: &Event, row: &Json, count: i64) -> Result<Vec<i64>, StoreError> {
+        let time = |name: &str| {
+            let text = row.get(name).and_then(Json::as_str);
+            let time = text.and_then(|text| text.parse::<Time>().ok());
+            time.ok_or_else(|| missing_field(&event.name, name))
         };
-        let worker = row.get(WORKER).and_then(Json::as_i64).unwrap_or_default();
-        let (from_ms, until_ms) = whole_millis(from, until);
+        let worker = int_field(event, row, WORKER)?;
+        let (from_ms, until_ms) = whole_millis(time(RESERVED_FROM)?, time(RESERVED_UNTIL)?);
         let per = self.layout.per_millisecond();
         let id = |number: i64| {
             let millis = from_ms + number / per;
             (millis < until_ms).then(|| self.layout.id(millis, worker, number % per)).flatten()
         };
-        (0..count).filter_map(id).collect()
+        Ok((0..count).filter_map(id).collect())
     }
 }
 
 fn count_of(call: &Call) -> i64 {
-    call.input.get(COUNT).and_then(Json::as_i64).unwrap_or(1)
+    call.input.int(COUNT).unwrap_or(1)
 }
 
-fn worker_of(call: &Call) -> i64 {
-    call.key.first().and_then(Value::as_int).unwrap_or(-1)
+/// The worker id that a call names.
+fn worker_of(call: &Call) -> Result<i64, Bug> {
+    call.key.first().and_then(Value::as_int).ok_or_else(|| bug!("a call on a worker id has another key"))
 }
 
 fn named_holder(call: &Call) -> Result<&str, Refusal> {
-    let holder = call.input.get(HOLDER).and_then(Json::as_str).unwrap_or_default();
+    let holder = call.input.get_text(HOLDER)?;
     if holder.is_empty() {
-        let detail = "a holder has a name".to_owned();
-        return Err(Refusal::misfits(vec![Misfit { pointer: format!("/{HOLDER}"), detail }]));
+        return Err(Refusal::field(HOLDER, "the holder must not be empty"));
     }
     Ok(holder)
 }
 
 #[async_trait]
-impl Write for Writer {
-    async fn draft(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal> {
+impl Prepare for TimeWrite {
+    async fn prepare(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Prepared, Refusal> {
         let ids = &self.ids;
-        let worker = worker_of(call);
-        let epoch = call.input.get(EPOCH).and_then(Json::as_i64).unwrap_or_default();
         let (step, what) = match self.verb {
-            Verb::Lease => (ids.lease(call, desk).await?, "leased"),
-            Verb::Reserve => {
-                let step = lease::renew(&ids.table, Ids::key(worker), named_holder(call)?, epoch, ids.lease);
-                let from = if desk.tries == 0 { From::Now } else { From::Mark };
+            TimeVerb::Lease => (ids.lease(call, cx).await?, "leased"),
+            TimeVerb::Reserve => {
+                let (key, holder) = (TimeSequenceSpec::key(worker_of(call)?), named_holder(call)?);
+                let step = lease::renew(&ids.table, key, holder, call.input.get_int(EPOCH)?, ids.lease);
+                let from = if cx.attempt == 0 { ReserveFrom::Now } else { ReserveFrom::Mark };
                 (reserve(step, from, ids.ahead), "reserved")
             }
-            Verb::Release => {
-                (lease::release(&ids.table, Ids::key(worker), named_holder(call)?, epoch), "released")
+            TimeVerb::Release => {
+                let (key, holder) = (TimeSequenceSpec::key(worker_of(call)?), named_holder(call)?);
+                (lease::release(&ids.table, key, holder, call.input.get_int(EPOCH)?), "released")
             }
-            Verb::Next => (ids.next(call, desk, worker)?, "drawn"),
+            TimeVerb::Next => (ids.next(call, cx, worker_of(call)?)?, "drawn"),
         };
         let subject = step.key.get(1).map_or(String::new(), |worker| key_text([worker]));
         let event = EventTemplate::named(format!("{}.{what}", ids.name)).with_row_of(0);
-        let event = if self.verb == Verb::Next { event.with(COUNT, count_of(call)) } else { event };
-        Ok(Draft::Write(Pieces { subject, steps: vec![step], event }))
+        let event = if self.verb == TimeVerb::Next { event.with(COUNT, count_of(call)) } else { event };
+        Ok(PlanParts::new(subject, vec![step], event).into())
     }
 
-    fn refusal(&self, call: &Call, refused: &Refused) -> Verdict {
-        let what = self.ids.what(worker_of(call));
-        let (Reason::Guard { .. }, Some(row)) = (&refused.reason, &refused.current) else {
-            return common_verdict(&what, refused);
+    fn refused(&self, call: &Call, refused: &RefusedStep<'_>) -> Verdict {
+        // The step's key has the worker id, also if the call left the choice to the house.
+        let worker = refused.step.key.get(1).and_then(Value::as_int);
+        let what = worker.map_or_else(|| self.ids.name.clone(), |worker| self.ids.what(worker));
+        let (Reason::Guard { .. }, Some(row)) = (refused.reason, refused.row) else {
+            return refused.standard(&what);
         };
         // Another was faster at this worker id, or the mark is ahead of the clock: the next draft begins at the mark.
-        if matches!(self.verb, Verb::Lease | Verb::Next) {
-            return Verdict::TryAgain;
+        if matches!(self.verb, TimeVerb::Lease | TimeVerb::Next) {
+            return Verdict::Retry;
         }
-        let seen = Seen::of(row);
-        let holder = call.input.get(HOLDER).and_then(Json::as_str);
-        let epoch = call.input.get(EPOCH).and_then(Json::as_i64);
+        let seen = match WorkerIdState::of(row) {
+            Ok(seen) => seen,
+            Err(error) => return Verdict::Refuse(error.into()),
+        };
+        let holder = call.input.text(HOLDER);
+        let epoch = call.input.int(EPOCH);
         let is_own = seen.holder.as_deref() == holder && Some(seen.epoch) == epoch;
         let message = match &seen.holder {
             Some(other) => format!("{what} is held by {other} under epoch {}: lease one anew", seen.epoch),
@@ -466,50 +393,56 @@ impl Write for Writer {
         if !is_own {
             return Verdict::Refuse(Refusal::new(Code::NotHolder, message).at_version(Some(row)));
         }
-        match &refused.reason {
-            Reason::Guard { guard, .. } if **guard == is_behind() => Verdict::TryAgain,
+        match refused.guard() {
+            Some(guard) if *guard == is_behind() => Verdict::Retry,
             _ => {
                 let message = format!("{what} has expired: lease one anew");
                 Verdict::Refuse(Refusal::new(Code::Expired, message).at_version(Some(row)))
             }
         }
     }
+}
 
-    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
-        let row = row_of(event);
-        if self.verb == Verb::Next {
-            let count = event.data.get(COUNT).and_then(Json::as_i64).unwrap_or_default();
-            return Answer::row(json!({IDS: self.ids.drawn(&row, count)}));
+impl TimeWrite {
+    /// The answer of a write, from its event.
+    fn answer(
+        ids: &TimeSequenceSpec,
+        verb: TimeVerb,
+        key: &str,
+        event: &mut Event,
+    ) -> Result<Answer, StoreError> {
+        let row = take_row(event);
+        if verb == TimeVerb::Next {
+            let count = int_field(event, &event.data, COUNT)?;
+            return Ok(Answer::row(json!({IDS: ids.drawn(event, &row, count)?})));
         }
-        let created = (self.verb == Verb::Lease)
-            .then(|| row.get(WORKER).and_then(Json::as_i64).map(|worker| worker.to_string()))
-            .flatten();
-        Answer { created, ..Answer::row(self.ids.shown(row)) }
+        let created = (verb == TimeVerb::Lease).then(|| key.to_owned());
+        Ok(Answer { created, ..Answer::row(ids.shown(row)) })
     }
 }
 
-struct Reader {
-    ids: Arc<Ids>,
+struct WorkerIdRead {
+    ids: Arc<TimeSequenceSpec>,
     list: bool,
 }
 
 #[async_trait]
-impl Read for Reader {
-    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
+impl Read for WorkerIdRead {
+    async fn read(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Arc<Answer>, Refusal> {
         let ids = &self.ids;
         if self.list {
             let query = Query::table(&ids.table, &call.tenant, [0.into()])?;
-            let page = desk.store.query(&paging::page_of(query, call)?).await?;
+            let page = cx.store.query(&paging::page_of(query, call)?).await?;
             let rows = page.rows.iter().map(|row| ids.shown(row.to_json()));
             return Ok(Arc::new(paging::answer(rows, page.next)));
         }
-        let worker = worker_of(call);
+        let worker = worker_of(call)?;
         if !(0..ids.layout.workers()).contains(&worker) {
             let message = format!("{} has worker ids from 0 to {}", ids.name, ids.layout.workers() - 1);
             return Err(Refusal::new(Code::OutOfRange, message));
         }
-        let address = Address::new(&ids.table, &call.tenant, Ids::key(worker))?;
-        let row = desk.store.get(&[address], Consistency::Strong).await?.into_iter().next().flatten();
+        let address = Address::new(&ids.table, &call.tenant, TimeSequenceSpec::key(worker))?;
+        let row = cx.store.get(&[address], Consistency::Strong).await?.into_iter().next().flatten();
         let never = json!({
             WORKER: worker, STATE: FREE, HOLDER: null, EPOCH: 0, ACQUIRED_AT: null, EXPIRES_AT: null,
             RESERVED_FROM: null, RESERVED_UNTIL: null, VERSION: 0,
@@ -522,8 +455,8 @@ impl Read for Reader {
 mod tests {
     use super::*;
 
-    fn seen(worker: i64, holder: Option<&str>, expires: Option<i64>, mark: i64) -> Seen {
-        Seen {
+    fn seen(worker: i64, holder: Option<&str>, expires: Option<i64>, mark: i64) -> WorkerIdState {
+        WorkerIdState {
             worker,
             holder: holder.map(str::to_owned),
             epoch: 1,
@@ -540,20 +473,20 @@ mod tests {
             .build()
             .unwrap();
         let span = Duration::from_secs(1);
-        let renewed = || lease::renew(&table, Ids::key(1), "me", 7, span);
+        let renewed = || lease::renew(&table, TimeSequenceSpec::key(1), "me", 7, span);
         let guard = |from| reserve(renewed(), from, span).guard.to_string();
         let held = "epoch = 7 and holder = 'me' and expires_at > now";
-        assert_eq!(guard(From::Mark), held);
-        assert_eq!(guard(From::Now), format!("{held} and reserved_until <= now"));
+        assert_eq!(guard(ReserveFrom::Mark), held);
+        assert_eq!(guard(ReserveFrom::Now), format!("{held} and reserved_until <= now"));
     }
 
     #[test]
     fn a_worker_is_chosen_that_is_free_and_not_ahead() {
         let now = Time::from_millis(100);
-        let check = |seen: &[Seen], start: u32, expect: Choice| {
+        let check = |seen: &[WorkerIdState], start: u32, expect: WorkerIdChoice| {
             assert_eq!(choose(seen, 1, 4, "me", start, now), expect, "{seen:?} from {start}");
         };
-        let free = |worker, known| Choice::Free { worker, known };
+        let free = |worker, known| WorkerIdChoice::Free { worker, known };
         check(&[], 0, free(1, false));
         check(&[], 4, free(2, false));
         // Shared ones are passed over, those in use too; one that expired at this moment is free.
@@ -563,9 +496,9 @@ mod tests {
         // One whose mark is ahead is the last resort.
         check(&[seen(1, None, None, 5_000), held(2), seen(3, None, None, 90)], 0, free(3, true));
         check(&[seen(1, None, None, 5_000), held(2), held(3)], 0, free(1, true));
-        check(&[held(1), held(2), held(3)], 0, Choice::None { until: Some(Time::from_millis(101)) });
+        check(&[held(1), held(2), held(3)], 0, WorkerIdChoice::None { until: Some(Time::from_millis(101)) });
         // What the holder has it keeps, unless its time is up.
-        let own = Choice::Own { worker: 2, epoch: 1 };
+        let own = WorkerIdChoice::Own { worker: 2, epoch: 1 };
         check(&[held(1), seen(2, Some("me"), Some(200), 5_000)], 0, own);
         check(&[held(1), seen(2, Some("me"), Some(100), 0), held(3)], 0, free(2, true));
     }

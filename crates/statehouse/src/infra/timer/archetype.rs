@@ -1,6 +1,6 @@
 //! What `timer` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, Dependencies, FailureAnswer, Relief};
 
 /// I03, Due-Time Release + Claimable Run.
 pub const ARCHETYPE: Archetype = Archetype {
@@ -9,7 +9,7 @@ pub const ARCHETYPE: Archetype = Archetype {
     about: "durable timers, one-shot and recurring, each due time released once",
     declare: Some(super::declare),
     derived: false,
-    depends_on: &[],
+    depends_on: Dependencies::Named(&[]),
     specimen: r#"
 [timer.alarm]
 key = { id = "int" }
@@ -22,7 +22,7 @@ key = { id = "int" }
         ),
         FailureAnswer::of(
             "due item never materialized",
-            "The process died, or nobody ran. The timer stands in the index of what is due until it is released, whenever that is.",
+            "The process died, or no process ran. The timer stays in the index of what is due until it is released, whenever that is.",
             "`due_at` changes with the release only",
         ),
         FailureAnswer::of(

@@ -21,7 +21,7 @@
 //!   scanner tries every row of it that is due; a crash leaves the row where it was.*
 //! - I3. None is released early. *Guard of fire:* `due_at <= now`, by the engine's clock.
 //! - I4. A recurring timer does not drift. *The next due time is computed from the last one, not from the clock.* Those
-//!   that were missed while nobody scanned fire one by one (`missed = "all"`), or once for all (`missed = "once"`). *Guard of
+//!   that were missed while no process scanned fire one by one (`missed = "all"`), or once for all (`missed = "once"`). *Guard of
 //!   fire, if some are passed over:* `the last of them <= now`, by the engine's clock; a scanner whose own is ahead releases
 //!   them one by one.
 //! - I5. A cancelled timer does not fire. *Cancel and fire contend on one row; guard of cancel:* `status = 'SET'`.
@@ -37,26 +37,22 @@ mod archetype;
 
 pub use archetype::ARCHETYPE;
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use serde_json::Value as Json;
-use statehouse_store::guard::{column, now, now_plus, value};
-use statehouse_store::{
-    Entry, Event, EventTemplate, Expr, Guard, Plan, PlanError, Reason, Refused, Row, Step, Table, Time, Type,
-    Value,
-};
+use statehouse_store::guard::now_plus;
+use statehouse_store::{Expr, Time, Type, Value, bug};
 
-use crate::action::{
-    Answer, Call, Code, Desk, Draft, Expected, Pieces, Refusal, Verdict, Write, common_verdict, row_of,
-};
+use crate::action::Refusal;
+use crate::declare::machine::{Scene, Transition, always, from};
+use crate::declare::rule::{bind, col, input, now};
 use crate::declare::table::UPDATED_AT;
-use crate::declare::{ActionSpec, Declare, IndexList, ResourceSpec, RowRead, TableDef, TableSpec};
+use crate::declare::{
+    ActionSpec, Declare, IndexList, Machine, MachineSpec, ResourceSpec, RowRead, TableSpec,
+};
 use crate::form::{Form, Property};
-use crate::infra::due::{self, DUE_AT, Due, Scanner};
-use crate::resource::{key_text, plural};
-use crate::worker::Wake;
+use crate::infra::due::DUE_AT;
+use crate::resource::plural;
 
 /// The states of a row.
 const STATUSES: [&str; 3] = [SET, FIRED, CANCELLED];
@@ -70,12 +66,14 @@ const FIRED_COUNT: &str = "fired";
 const LAST_DUE_AT: &str = "last_due_at";
 const PAYLOAD: &str = "payload";
 const BY_STATUS: &str = "by_status";
+/// The last of the due times that a release passes over.
+const PASSED: &str = "passed";
 /// An input of `set`: a due time from now.
 const AFTER_MS: &str = "after_ms";
 
-/// What becomes of due times that passed while nobody scanned.
+/// What becomes of due times that passed while no process scanned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Missed {
+pub enum MissedPolicy {
     /// All of them are released at once, as one.
     Once,
     /// Each is released.
@@ -83,20 +81,12 @@ pub enum Missed {
 }
 
 /// The next due time of a recurring timer, and how many were passed over.
-pub fn next_due(due: Time, every: Duration, at: Time, missed: Missed) -> (Time, u64) {
+pub fn next_due(due: Time, every: Duration, at: Time, missed: MissedPolicy) -> (Time, u64) {
     let every_micros = i64::try_from(every.as_micros()).unwrap_or(i64::MAX).max(1);
     let late_micros = i64::try_from(at.since(due).as_micros()).unwrap_or(i64::MAX);
-    let passed = if missed == Missed::Once { late_micros / every_micros } else { 0 };
+    let passed = if missed == MissedPolicy::Once { late_micros / every_micros } else { 0 };
     let next = due.checked_add_micros(every_micros.saturating_mul(passed.saturating_add(1)));
     (next.unwrap_or(Time::MAX), u64::try_from(passed).unwrap_or(0))
-}
-
-/// One declared timer.
-#[derive(Clone, Debug)]
-struct Timer {
-    name: String,
-    def: Arc<TableDef>,
-    missed: Missed,
 }
 
 /// The shortest and the longest interval between two due times.
@@ -111,8 +101,8 @@ pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     let table = settings.text("table", plural(name));
     let shards = settings.count("shards", 4, 1..=1_024);
     let missed = match settings.choice("missed", &["once", "all"]) {
-        "all" => Missed::All,
-        _ => Missed::Once,
+        "all" => MissedPolicy::All,
+        _ => MissedPolicy::Once,
     };
     let spec = TableSpec::named(table)
         .key(&key)
@@ -136,27 +126,11 @@ pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
         .deadline(&[SET], DUE_AT, shards)
         .index(BY_STATUS, &[STATUS], &[UPDATED_AT]);
     let def = cx.build(spec)?;
-    let timer = Arc::new(Timer { name: name.to_owned(), def: def.clone(), missed });
+    let machine = cx.machine(transitions(Machine::of(name, &def), missed))?;
     let status = Property::optional(STATUS, Form::one_of(&STATUSES), "which rows; SET if not given");
-    let write = |verb: Verb| Writer { timer: timer.clone(), verb };
     cx.resource(
         ResourceSpec::of(name, &def)
-            .worker(Scanner::new(timer.worker(), shards, Timer::clone(&timer)))
-            .action(
-                ActionSpec::put("set", "Set a {name}, or set it anew.")
-                    .mechanism("upsert into the sharded due index")
-                    .takes(set_inputs())
-                    .codes(&[Code::NotFound, Code::VersionConflict])
-                    .answers(&["due item never materialized"])
-                    .writes(write(Verb::Set)),
-            )
-            .action(
-                ActionSpec::delete("cancel", "Cancel a {name} that is set.")
-                    .code(Code::VersionConflict)
-                    .answers(&["job claimed twice"])
-                    .after(["set"])
-                    .writes(write(Verb::Cancel)),
-            )
+            .machine(&machine)
             .action(
                 ActionSpec::read("read", "Read a {name}.")
                     .after(["set"])
@@ -170,6 +144,85 @@ pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
             ),
     );
     Some(())
+}
+
+fn transitions(machine: MachineSpec, missed: MissedPolicy) -> MachineSpec {
+    let set = ActionSpec::put("set", "Set a {name}, or set it anew.")
+        .mechanism("upsert into the sharded due index")
+        .takes(set_inputs())
+        .answers(&["due item never materialized"]);
+    let cancel = ActionSpec::delete("cancel", "Cancel a {name} that is set.").answers(&["job claimed twice"]);
+    machine
+        .transition(Transition::call(
+            set,
+            always()
+                .to(SET)
+                .event("set")
+                .set(EVERY_MS, input(EVERY_MS))
+                .set(PAYLOAD, input(PAYLOAD))
+                .set_with(DUE_AT, first_due),
+        ))
+        .transition(Transition::call(cancel, from([SET]).to(CANCELLED).event("cancelled")))
+        .transition(fire(missed))
+}
+
+/// The release of a due time. I1: the fence. I3: the rule `due`, which every deadline transition has.
+fn fire(missed: MissedPolicy) -> Transition {
+    let next = move |at: fn(&Scene<'_>) -> Result<Time, Refusal>| {
+        move |scene: &Scene<'_>| {
+            let release = TimerRelease::of(scene, at(scene)?, missed)?;
+            let release = release.ok_or_else(|| bug!("a timer that fires once has no next due time"))?;
+            Ok(release.next.into())
+        }
+    };
+    Transition::deadline(
+        "fire",
+        [
+            from([SET]).to(FIRED).named("last"),
+            from([SET])
+                .to_same()
+                .named("again")
+                .set_with(DUE_AT, next(just_due))
+                .event_field("missed", |_| 0.into()),
+            // I4: what is passed over must be over by the engine's clock.
+            from([SET])
+                .to_same()
+                .named("skip")
+                .rule_or_retry("passed", bind(PASSED).le(now()))
+                .set_with(DUE_AT, next(|scene| Ok(scene.now_here)))
+                .event_field("missed", move |scene| {
+                    // The step of this case has the same release, or the error.
+                    let release = TimerRelease::of(scene, scene.now_here, missed).ok().flatten();
+                    release.map_or(Json::Null, |release| release.passed.into())
+                }),
+        ],
+    )
+    .reading()
+    .bind(PASSED, move |scene| {
+        let skipped = TimerRelease::of(scene, scene.now_here, missed)?;
+        Ok(skipped.map_or(Value::Null, |release| Value::Time(release.next.minus(release.every))))
+    })
+    .try_pick(move |scene| {
+        Ok(match TimerRelease::of(scene, scene.now_here, missed)? {
+            None => 0,
+            Some(release) if release.passed > 0 && scene.refused.is_none() => 2,
+            Some(_) => 1,
+        })
+    })
+    .each(|case| {
+        case.set_with(FIRED_COUNT, |scene| Ok(occurrence_number(scene)?.into()))
+            .set(LAST_DUE_AT, col(DUE_AT))
+            .event_field(DUE_AT, |scene| {
+                scene.row.and_then(|row| row.get(DUE_AT)).map_or(Json::Null, Value::to_json)
+            })
+            // The step of this case has the same number, or the error.
+            .event_field("number", |scene| occurrence_number(scene).map_or(Json::Null, Json::from))
+    })
+}
+
+/// Which release of the timer this is, from 1. The fence keeps it right: the row is as it was read.
+fn occurrence_number(scene: &Scene<'_>) -> Result<i64, Refusal> {
+    Ok(scene.loaded_row()?.get_int(FIRED_COUNT)?.saturating_add(1))
 }
 
 fn set_inputs() -> [Property; 4] {
@@ -186,139 +239,37 @@ fn set_inputs() -> [Property; 4] {
     ]
 }
 
-impl Timer {
-    fn worker(&self) -> String {
-        format!("{}.fire", self.name)
-    }
-
-    fn what(&self, call: &Call) -> String {
-        format!("{} {}", self.name, key_text(&call.key))
-    }
-
-    /// When a call wants the timer to be due first.
-    fn first_due(input: &serde_json::Map<String, Json>) -> Result<Expr, Refusal> {
-        let millis = |name: &str| input.get(name).and_then(Json::as_u64).map(Duration::from_millis);
-        let misfit = |detail: &str| Refusal::field(DUE_AT, detail);
-        let due = input.get(DUE_AT).map(|due| Value::from_json(due.clone(), Type::Time));
-        let due = due.transpose().map_err(|why| misfit(&why.to_string()))?.and_then(|due| due.as_time());
-        match (due, millis(AFTER_MS), millis(EVERY_MS)) {
-            (Some(due), after, _) => Ok(Value::Time(due.plus(after.unwrap_or_default())).into()),
-            (None, Some(span), _) | (None, None, Some(span)) => Ok(now_plus(span).into()),
-            (None, None, None) => Err(misfit("say when it is due: due_at, after_ms or every_ms")),
-        }
+/// When a call wants the timer to be due first.
+fn first_due(scene: &Scene<'_>) -> Result<Expr, Refusal> {
+    let given = |name: &str| scene.inputs().and_then(|inputs| inputs.duration_ms(name));
+    let due = scene.inputs().and_then(|inputs| inputs.time(DUE_AT));
+    match (due, given(AFTER_MS), given(EVERY_MS)) {
+        (Some(due), after, _) => Ok(Value::Time(due.plus(after.unwrap_or_default())).into()),
+        (None, Some(span), _) | (None, None, Some(span)) => Ok(now_plus(span).into()),
+        (None, None, None) => Err(Refusal::field(DUE_AT, "say when it is due: due_at, after_ms or every_ms")),
     }
 }
 
-/// What fires (I1, I3, I4).
-impl Due for Timer {
-    fn table(&self) -> &Arc<Table> {
-        self.def.table()
-    }
-
-    fn plan(&self, row: &Row, at: Time, operation: &str) -> Result<Plan, PlanError> {
-        let key = key_text(row.key());
-        let due = row.time(DUE_AT).unwrap_or(Time::MAX);
-        let number = row.int(FIRED_COUNT).unwrap_or(0).saturating_add(1);
-        let every =
-            row.int(EVERY_MS).and_then(|millis| u64::try_from(millis).ok()).map(Duration::from_millis);
-        let step = Step::update(self.def.table(), row.key().iter().cloned())
-            .guard(Guard::version(row.version()))
-            .guard(column(DUE_AT).le(now()))
-            .set(FIRED_COUNT, number)
-            .set(LAST_DUE_AT, due)
-            .set(UPDATED_AT, now());
-        let mut event = EventTemplate::named(format!("{}.fired", self.name))
-            .with(DUE_AT, Value::Time(due).to_json())
-            .with("number", number);
-        let step = match every {
-            Some(every) => {
-                let (next, passed) = next_due(due, every, at, self.missed);
-                event = event.with("missed", passed);
-                // What is passed over must be over, whatever this process takes for the time.
-                let step = if passed > 0 { step.guard(value(next.minus(every)).le(now())) } else { step };
-                self.def.set_due(step, row.tenant(), &self.name, next)
-            }
-            None => self.def.clear_due(step.set(STATUS, FIRED)),
-        };
-        let entry = Entry::about(&self.name, key).event(event.with_row_of(0));
-        Plan::of(row.tenant(), operation).step(step).log(entry).without_rows().build()
-    }
-
-    fn plan_just_due(&self, row: &Row, at: Time, operation: &str) -> Option<Result<Plan, PlanError>> {
-        let due = row.time(DUE_AT)?;
-        let passes_over = row.int(EVERY_MS).is_some() && self.missed == Missed::Once && due < at;
-        passes_over.then(|| self.plan(row, due, operation))
-    }
+fn just_due(scene: &Scene<'_>) -> Result<Time, Refusal> {
+    Ok(scene.loaded_row()?.get_time(DUE_AT)?)
 }
 
-/// What a write does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verb {
-    Set,
-    Cancel,
+/// What follows the release of a due time of a recurring timer.
+struct TimerRelease {
+    every: Duration,
+    next: Time,
+    passed: u64,
 }
 
-struct Writer {
-    timer: Arc<Timer>,
-    verb: Verb,
-}
-
-#[async_trait]
-impl Write for Writer {
-    async fn draft(&self, call: &Call, _: &Desk<'_>) -> Result<Draft, Refusal> {
-        let (timer, key) = (&*self.timer, call.key.iter().cloned());
-        let subject = key_text(&call.key);
-        let (mut step, what) = match self.verb {
-            Verb::Set => {
-                let given = |name: &str, kind: Type| {
-                    let json = call.input.get(name).cloned().unwrap_or_default();
-                    Value::from_json(json, kind).unwrap_or(Value::Null)
-                };
-                let step = match call.expected {
-                    None => Step::upsert(timer.def.table(), key),
-                    Some(_) => Step::update(timer.def.table(), key),
-                };
-                let step = step.set(STATUS, SET).set(EVERY_MS, given(EVERY_MS, Type::Int));
-                let step = step.set(PAYLOAD, given(PAYLOAD, Type::Json));
-                let due = Timer::first_due(&call.input)?;
-                (timer.def.set_due(step, &call.tenant, &timer.name, due), "set")
-            }
-            Verb::Cancel => {
-                let step = Step::update(timer.def.table(), key).guard(column(STATUS).eq(SET));
-                (timer.def.clear_due(step.set(STATUS, CANCELLED)), "cancelled")
-            }
-        };
-        if let Some(Expected::Version(version)) = call.expected {
-            step = step.guard(Guard::version(version));
-        }
-        let event = EventTemplate::named(format!("{}.{what}", timer.name)).with_row_of(0);
-        Ok(Draft::Write(Pieces { subject, steps: vec![step.set(UPDATED_AT, now())], event }))
-    }
-
-    fn refusal(&self, call: &Call, refused: &Refused) -> Verdict {
-        let what = self.timer.what(call);
-        let (Reason::Guard { .. }, Some(row)) = (&refused.reason, &refused.current) else {
-            return common_verdict(&what, refused);
-        };
-        let status = row.text(STATUS).unwrap_or_default();
-        let refusal = if self.verb == Verb::Cancel && status != SET {
-            Refusal::new(
-                Code::WrongState,
-                format!("{what} is {status}, and only one that is SET can be cancelled"),
-            )
-        } else {
-            let message = format!("{what} is at version {}: read it again and decide anew", row.version());
-            Refusal::new(Code::VersionConflict, message)
-        };
-        Verdict::Refuse(refusal.at_version(Some(row)))
-    }
-
-    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
-        Answer::row(self.timer.def.visible(row_of(event)))
-    }
-
-    fn wakes(&self, _: &Call, event: &Event) -> Vec<Wake> {
-        due::wake(&self.timer.worker(), event).into_iter().collect()
+impl TimerRelease {
+    /// The release at a time of the timer in a scene; `None` for a timer that fires once.
+    fn of(scene: &Scene<'_>, at: Time, missed: MissedPolicy) -> Result<Option<TimerRelease>, Refusal> {
+        let row = scene.loaded_row()?;
+        let Some(millis) = row.get_optional_int(EVERY_MS)? else { return Ok(None) };
+        let every = u64::try_from(millis).map_err(|_| row.corrupt(EVERY_MS, "is negative"))?;
+        let every = Duration::from_millis(every);
+        let (next, passed) = next_due(just_due(scene)?, every, at, missed);
+        Ok(Some(TimerRelease { every, next, passed }))
     }
 }
 
@@ -332,16 +283,16 @@ mod tests {
         let every = Duration::from_secs(10);
         for (now, missed, expect) in [
             // In time, late by less than a step, late by exactly one step, late by many.
-            (at(0), Missed::Once, (at(10_000), 0)),
-            (at(9_999), Missed::Once, (at(10_000), 0)),
-            (at(10_000), Missed::Once, (at(20_000), 1)),
-            (at(57_123), Missed::Once, (at(60_000), 5)),
-            (at(57_123), Missed::All, (at(10_000), 0)),
+            (at(0), MissedPolicy::Once, (at(10_000), 0)),
+            (at(9_999), MissedPolicy::Once, (at(10_000), 0)),
+            (at(10_000), MissedPolicy::Once, (at(20_000), 1)),
+            (at(57_123), MissedPolicy::Once, (at(60_000), 5)),
+            (at(57_123), MissedPolicy::All, (at(10_000), 0)),
             // A clock that was set back does not move the next one.
-            (at(-3_000), Missed::Once, (at(10_000), 0)),
+            (at(-3_000), MissedPolicy::Once, (at(10_000), 0)),
         ] {
             assert_eq!(next_due(at(0), every, now, missed), expect, "{now} {missed:?}");
         }
-        assert_eq!(next_due(Time::MAX, every, Time::MAX, Missed::All), (Time::MAX, 0));
+        assert_eq!(next_due(Time::MAX, every, Time::MAX, MissedPolicy::All), (Time::MAX, 0));
     }
 }

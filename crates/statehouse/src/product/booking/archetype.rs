@@ -1,6 +1,6 @@
 //! What `booking` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, Dependencies, FailureAnswer, Relief};
 
 /// A08, Time-Bounded Exclusive Allocation.
 pub const ARCHETYPE: Archetype = Archetype {
@@ -9,7 +9,7 @@ pub const ARCHETYPE: Archetype = Archetype {
     about: "seats, rooms and slots: one buyer holds a unit for a limited time, then buys it or loses it",
     declare: Some(super::declare),
     derived: false,
-    depends_on: &[],
+    depends_on: Dependencies::Named(&[]),
     specimen: r#"
 [booking.unit]
 key = { group_id = "text", id = "int" }

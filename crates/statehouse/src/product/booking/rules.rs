@@ -2,23 +2,28 @@
 
 use std::time::Duration;
 
-use serde_json::Value as Json;
-use statehouse_store::{Row, Time, Type, Value};
+use statehouse_store::{Row, StoreError, Time};
 
-use super::{AVAILABLE, CHOICES, HELD, HOLD_EXPIRES_AT, HOLDER, SOLD, STATE};
+use super::{AVAILABLE, CHOICES, HELD, HOLD_EXPIRES_AT, RETIRED, SOLD, STATE};
 use crate::action::Refusal;
-use crate::blueprint::settings::Field;
-use crate::form::Misfit;
-use crate::holds::Hold;
+use crate::product::booking::external_holds::ExternalHold;
 
-/// The state of a unit as it reads at a time: a hold that is over is none, and a lease before the store is one.
-pub(super) fn standing(unit: &Row, lease: Option<&Hold>, now: Time) -> &'static str {
-    match unit.text(STATE) {
-        Some(HELD) if unit.time(HOLD_EXPIRES_AT).is_some_and(|end| end > now) => HELD,
-        Some(SOLD) => SOLD,
+/// The state of a unit as it reads at a time: a hold that is over is none, unless bookings keep their units (`keeps_units`), and
+/// a lease before the store is one.
+pub(super) fn effective_state(
+    unit: &Row,
+    lease: Option<&ExternalHold>,
+    keeps_units: bool,
+    now: Time,
+) -> Result<&'static str, StoreError> {
+    let ends_at = unit.get_optional_time(HOLD_EXPIRES_AT)?;
+    Ok(match unit.get_text(STATE)? {
+        HELD if keeps_units || ends_at.is_some_and(|end| end > now) => HELD,
+        SOLD => SOLD,
+        RETIRED => RETIRED,
         _ if lease.is_some() => HELD,
         _ => AVAILABLE,
-    }
+    })
 }
 
 /// Which of a row of units to take, so many of them: side by side if there is such a place, the first ones otherwise. Of
@@ -55,17 +60,8 @@ pub(super) fn choose(free: &[bool], count: usize, spread: usize) -> Option<Vec<b
     Some(chosen)
 }
 
-pub(super) fn holder_field() -> Field {
-    Field { name: HOLDER.to_owned(), span: 0..0, kind: Type::Text, optional: false, default: None }
-}
-
-pub(super) fn misfit(name: &str, detail: &str) -> Refusal {
-    Refusal::misfits(vec![Misfit { pointer: format!("/{name}"), detail: detail.to_owned() }])
-}
-
-pub(super) fn value_of(json: Option<&Json>, field: &Field) -> Result<Value, Refusal> {
-    Value::from_json(json.cloned().unwrap_or_default(), field.kind)
-        .map_err(|why| misfit(&field.name, &why.to_string()))
+pub(super) fn field_error(name: &str, detail: &str) -> Refusal {
+    Refusal::field(name, detail)
 }
 
 /// A span as people say it.

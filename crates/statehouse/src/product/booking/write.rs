@@ -1,121 +1,84 @@
-//! The writes: from a call to the steps of a plan, and from a refused step to what it means.
+//! `hold`: the choice of units and the leases on them. The transitions that it fires are in [`super::transitions`].
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
-use serde_json::{Map, Value as Json, json};
-use statehouse_store::guard::{column, is_in, now, now_minus, now_plus};
+use serde_json::{Value as Json, json};
 use statehouse_store::limits::{LOG_ENTRY_OPERATIONS, PLAN_OPERATIONS_MAX};
 use statehouse_store::log::partition_of;
-use statehouse_store::plan::Expect;
-use statehouse_store::{
-    Address, Consistency, Entry, Event, EventTemplate, Guard, Plan, PlanError, Query, Reason, Refused, Row,
-    Step, Table, Tenant, Time, Value,
-};
+use statehouse_store::{Address, Consistency, Query, Row, StoreError, Tenant, Time, Value, bug};
 
-use super::rules::{choose, holder_field, misfit, span, standing, value_of};
+use super::rules::{choose, effective_state, field_error};
+use super::transitions::{BEFORE, FREE, LeaseChange, OVER, TAKEN, UnitLease};
 use super::{
-    AVAILABLE, BOOKING_ID, Booking, CANCELLED, CHOICES, CONFIRMED, COUNT, CREATED_AT, EXPIRED, EXPIRES_AT,
-    HELD, HOLD_EXPIRES_AT, HOLDER, IN_PROGRESS, LOOK_PAGES, LOOK_ROWS, SOLD, STATE, UNITS, UPDATED_AT,
+    AVAILABLE, BOOKING_ID, BookingSpec, CHOICES, COUNT, CREATED_AT, HELD, HOLD_EXPIRES_AT, HOLDER,
+    IN_PROGRESS, LOOK_PAGES, LOOK_ROWS, STATE, UNITS,
 };
-use crate::action::{
-    Answer, Call, Code, Desk, Draft, Pieces, Refusal, Verdict, Write, common_verdict, row_of,
-};
-use crate::holds::{Hold, Holds};
-use crate::infra::due::{self, Due};
+use crate::action::{ActionContext, Call, Code, Prepare, Prepared, Refusal, RefusedStep, Verdict};
+use crate::blueprint::settings::Field;
+use crate::declare::machine::{Firing, PartUse, add_parts, part_verdict};
+use crate::inputs::{Input, Inputs};
+use crate::product::booking::external_holds::{ExternalHold, ExternalHolds};
 use crate::resource::key_text;
-use crate::worker::Wake;
 
-/// How often units are chosen anew because somebody else has taken one of them.
+/// How often units are chosen anew because another caller has taken one of them.
 const LEASE_TRIES: usize = 8;
+/// The holder of a lease on a unit that is about to be retired or deleted. No booking has this id: a text has no such character.
+pub const UNIT_CHANGE: &str = "\0change";
+/// How long such a lease lasts at most. If the plan takes longer, a buyer may have a hold on a unit that is gone, and cannot
+/// confirm it.
+const UNIT_CHANGE_LEASE: Duration = Duration::from_secs(5);
 
-impl Booking {
-    pub(super) fn sweeper(&self) -> String {
-        format!("{}.expire", self.bookings)
-    }
-
+impl BookingSpec {
     fn unit_key(&self, group: &[Value], unit: &Value) -> Vec<Value> {
         group.iter().chain([unit]).cloned().collect()
     }
 
-    pub(super) fn group_of(&self, input: &Map<String, Json>) -> Result<Vec<Value>, Refusal> {
-        self.group.iter().map(|field| value_of(input.get(&field.name), field)).collect()
+    pub(super) fn group_of(&self, input: &Inputs) -> Vec<Value> {
+        self.group.iter().map(|field| input.value_or_null(&field.name)).collect()
     }
 
     /// The group of a booking's row.
-    fn group_in(&self, row: &Row) -> Vec<Value> {
-        self.group.iter().map(|field| row.get(&field.name).cloned().unwrap_or(Value::Null)).collect()
+    fn group_in(&self, row: &Row) -> Result<Vec<Value>, StoreError> {
+        let value = |field: &Field| match row.get(&field.name) {
+            Some(Value::Null) => Err(row.corrupt(&field.name, "is null")),
+            Some(value) => Ok(value.clone()),
+            None => Err(bug!("table {} has no column {}", row.table(), field.name).into()),
+        };
+        self.group.iter().map(value).collect()
     }
 
     /// The keys of the units that a booking's row names.
-    fn units_in(&self, row: &Row) -> Vec<Vec<Value>> {
-        let group = self.group_in(row);
-        let units = row.json(UNITS).and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
-        units
-            .iter()
-            .filter_map(|unit| Value::from_json(unit.clone(), self.unit.kind).ok())
-            .map(|unit| self.unit_key(&group, &unit))
-            .collect()
+    pub(super) fn units_in(&self, row: &Row) -> Result<Vec<Vec<Value>>, StoreError> {
+        let group = self.group_in(row)?;
+        let units = row.get_json(UNITS)?.as_array();
+        let units = units.ok_or_else(|| row.corrupt(UNITS, "is not a list"))?;
+        let unit = |unit: &Json| match Value::from_json(unit.clone(), self.unit.kind) {
+            Ok(unit) => Ok(self.unit_key(&group, &unit)),
+            Err(why) => Err(row.corrupt(UNITS, &format!("has a unit that cannot be one: {why}"))),
+        };
+        units.iter().map(unit).collect()
     }
 
     pub(super) fn what(&self, key: &[Value]) -> String {
         format!("{} {}", self.name, key_text(key))
     }
 
-    /// A step on a unit of a booking (I2).
-    fn on_unit(&self, key: Vec<Value>, booking_id: &str) -> Step {
-        Step::update(&self.units_table, key).guard(column(BOOKING_ID).eq(booking_id)).set(UPDATED_AT, now())
-    }
-
-    fn freed(&self, key: Vec<Value>, booking_id: &str) -> Step {
-        self.on_unit(key, booking_id)
-            .set(STATE, AVAILABLE)
-            .set(BOOKING_ID, Value::Null)
-            .set(HOLD_EXPIRES_AT, Value::Null)
-    }
-
-    /// The end of a booking whose time is up (I4).
-    fn expired(&self, booking_id: &str) -> Step {
-        let guard = column(STATE).eq(IN_PROGRESS).and(column(EXPIRES_AT).le(now()));
-        due::clear(self.on_booking(booking_id).guard(guard).set(STATE, EXPIRED))
-    }
-
-    fn on_booking(&self, booking_id: &str) -> Step {
-        Step::update(&self.bookings_table, [booking_id.into()]).set(UPDATED_AT, now())
-    }
-
-    /// What ends a booking whose time is up, with all its units.
-    fn expiry(&self, row: &Row) -> Vec<Step> {
-        let booking_id = row.text(BOOKING_ID).unwrap_or_default();
-        // A lease ends by itself, and has left no trace in the units' rows.
-        let units = if self.leased { Vec::new() } else { self.units_in(row) };
-        let units = units.into_iter().map(|key| self.freed(key, booking_id));
-        std::iter::once(self.expired(booking_id)).chain(units).collect()
-    }
-
     pub(super) async fn rows(
         &self,
-        desk: &Desk<'_>,
+        cx: &ActionContext<'_>,
         addresses: &[Address],
     ) -> Result<Vec<Option<Row>>, Refusal> {
-        Ok(desk.store.get(addresses, Consistency::Strong).await?)
-    }
-
-    pub(super) async fn booking(&self, call: &Call, desk: &Desk<'_>) -> Result<Row, Refusal> {
-        let address = Address::new(&self.bookings_table, &call.tenant, call.key.iter().cloned())?;
-        let found = self.rows(desk, &[address]).await?.into_iter().next().flatten();
-        found.ok_or_else(|| {
-            let message = format!("{} {} does not exist", self.bookings, key_text(&call.key));
-            Refusal::new(Code::NotFound, message)
-        })
+        Ok(cx.store.get(addresses, Consistency::Strong).await?)
     }
 
     /// The units that a call names, as they are.
     async fn named(
         &self,
         call: &Call,
-        desk: &Desk<'_>,
+        cx: &ActionContext<'_>,
         group: &[Value],
         wanted: &[Value],
     ) -> Result<Vec<Row>, Refusal> {
@@ -124,7 +87,7 @@ impl Booking {
             .iter()
             .map(|key| Address::new(&self.units_table, &call.tenant, key.iter().cloned()))
             .collect::<Result<Vec<_>, _>>()?;
-        let rows = self.rows(desk, &addresses).await?;
+        let rows = self.rows(cx, &addresses).await?;
         let found = keys.iter().zip(rows).map(|(key, row)| {
             row.ok_or_else(|| Refusal::new(Code::NotFound, format!("{} does not exist", self.what(key))))
         });
@@ -132,19 +95,18 @@ impl Booking {
     }
 
     fn wanted(&self, call: &Call) -> Result<Vec<Value>, Refusal> {
-        let list = call.input.get(&self.unit.name).and_then(Json::as_array);
-        let wanted = list.into_iter().flatten().map(|unit| value_of(Some(unit), &self.unit));
-        let wanted = wanted.collect::<Result<Vec<_>, _>>()?;
+        let list = call.input.list(&self.unit.name).iter();
+        let wanted: Vec<Value> = list.filter_map(Input::value).cloned().collect();
         let distinct: BTreeSet<String> = wanted.iter().map(ToString::to_string).collect();
         if distinct.len() < wanted.len() {
-            return Err(misfit(&self.unit.name, "a unit is named twice"));
+            return Err(field_error(&self.unit.name, "a unit is named twice"));
         }
         Ok(wanted)
     }
 
     /// The holds, for bookings that keep theirs there.
-    fn holds<'d>(&self, desk: &Desk<'d>) -> Result<&'d dyn Holds, Refusal> {
-        desk.holds.ok_or_else(|| {
+    fn holds<'d>(&self, cx: &ActionContext<'d>) -> Result<&'d dyn ExternalHolds, Refusal> {
+        cx.holds.ok_or_else(|| {
             let message =
                 format!("{} keeps its holds in Redis, and this house was opened without one", self.name);
             Refusal::new(Code::Unavailable, message)
@@ -163,52 +125,53 @@ impl Booking {
         keys.into_iter().map(|key| self.hold_name(tenant, key)).collect()
     }
 
-    /// Who holds each unit before the store; nobody, where holds are states of the units.
+    /// The external hold of each unit; `None` where holds are states of the units.
     pub(super) async fn leases(
         &self,
         tenant: &Tenant,
-        desk: &Desk<'_>,
+        cx: &ActionContext<'_>,
         units: &[Row],
-    ) -> Result<Vec<Option<Hold>>, Refusal> {
+    ) -> Result<Vec<Option<ExternalHold>>, Refusal> {
         if !self.leased {
             return Ok(units.iter().map(|_| None).collect());
         }
         let names = self.hold_names(tenant, units.iter().map(Row::key));
-        Ok(self.holds(desk)?.look(&names).await?)
+        Ok(self.holds(cx)?.read_holds(&names).await?)
     }
 
-    /// Takes leases on the units that a call wants, chosen ones included, and then looks at their rows: whoever was sold
+    /// Takes leases on the units that a call wants, chosen ones included, and then looks at their rows: a caller that was sold
     /// one of them had a lease on it before.
     async fn lease(
         &self,
         call: &Call,
-        desk: &Desk<'_>,
+        cx: &ActionContext<'_>,
         group: &[Value],
         wanted: &[Value],
         count: usize,
     ) -> Result<Vec<Row>, Refusal> {
-        let holds = self.holds(desk)?;
-        let booking_id = call.input.get(BOOKING_ID).and_then(Json::as_str).unwrap_or_default();
+        let holds = self.holds(cx)?;
+        let booking_id = call.input.get_text(BOOKING_ID)?;
         for _ in 0..LEASE_TRIES {
-            let mut units = self.named(call, desk, group, wanted).await?;
+            let mut units = self.named(call, cx, group, wanted).await?;
             if count > units.len() {
-                let more = self.best(call, desk, group, &units, count - units.len()).await?;
+                let more = self.best(call, cx, group, &units, count - units.len()).await?;
                 units.extend(more);
             }
             let names = self.hold_names(&call.tenant, units.iter().map(Row::key));
-            match holds.take(&names, booking_id, self.hold_for).await? {
+            match holds.acquire(&names, booking_id, self.hold_for).await? {
                 Ok(()) => {}
                 Err(place) if place < wanted.len() => {
-                    let what = units.get(place).map(|unit| self.what(unit.key())).unwrap_or_default();
-                    return Err(Refusal::new(Code::Held, format!("{what} is held by somebody else")));
+                    let unit = units.get(place).ok_or_else(|| bug!("unit {place} was not asked for"))?;
+                    let what = self.what(unit.key());
+                    return Err(Refusal::new(Code::Held, format!("{what} is held by another caller")));
                 }
-                // One that was chosen here was chosen by somebody else as well.
+                // One that was chosen here was chosen by another caller as well.
                 Err(_) => continue,
             }
             let chosen: Vec<Value> = units.iter().filter_map(|unit| unit.key().last().cloned()).collect();
-            let fresh = self.named(call, desk, group, &chosen).await;
+            let fresh = self.named(call, cx, group, &chosen).await;
             let free = fresh.and_then(|rows| {
-                rows.iter().try_for_each(|unit| self.check_free(unit, desk.clock.now()))?;
+                rows.iter().try_for_each(|unit| self.check_free(unit, cx.clock.now()))?;
                 Ok(rows)
             });
             if free.is_err() {
@@ -220,58 +183,87 @@ impl Booking {
         Err(Refusal::new(Code::Contended, message))
     }
 
-    /// What becomes of the leases of a booking that is about to change; only a lost one stops it.
-    async fn change_leases(
+    /// Changes the leases of a booking that is about to change; only a lost one stops it.
+    pub(super) async fn change_leases(
         &self,
-        verb: Verb,
+        change: LeaseChange,
         call: &Call,
-        desk: &Desk<'_>,
+        cx: &ActionContext<'_>,
         row: &Row,
     ) -> Result<(), Refusal> {
-        if !self.leased || row.text(STATE) != Some(IN_PROGRESS) {
+        if row.get_text(STATE)? != IN_PROGRESS {
             return Ok(());
         }
-        let keys = self.units_in(row);
+        let keys = self.units_in(row)?;
         let names = self.hold_names(&call.tenant, keys.iter().map(Vec::as_slice));
-        let id = row.text(BOOKING_ID).unwrap_or_default();
-        match verb {
-            Verb::Extend => {
+        let id = row.get_text(BOOKING_ID)?;
+        match change {
+            LeaseChange::Extend => {
                 // Never beyond what the booking's row will allow, or a lease could be prolonged for ever by extensions
                 // that the store refuses.
-                let last = row.time(CREATED_AT).map_or(Time::MAX, |created| created.plus(self.hold_max));
-                let span = last.since(desk.clock.now()).min(self.hold_for);
-                if !span.is_zero() && !self.holds(desk)?.extend(&names, id, span).await? {
+                let last = row.get_time(CREATED_AT)?.plus(self.hold_max);
+                let span = last.since(cx.clock.now()).min(self.hold_for);
+                if !span.is_zero() && !self.holds(cx)?.extend(&names, id, span).await? {
                     let message = format!("{} {id} has lost its hold; hold again", self.bookings);
                     return Err(Refusal::new(Code::Expired, message));
                 }
             }
             // If the cancellation is not applied after all, the buyer has said that they do not want it.
-            Verb::Cancel => self.holds(desk)?.release(&names, id).await?,
-            Verb::Hold | Verb::Confirm | Verb::Expire => {}
+            LeaseChange::Release => self.holds(cx)?.release(&names, id).await?,
         }
         Ok(())
+    }
+
+    /// Does what a change of a unit needs of its lease.
+    pub(super) async fn lease_unit(
+        &self,
+        lease: UnitLease,
+        call: &Call,
+        cx: &ActionContext<'_>,
+    ) -> Result<(), Refusal> {
+        let names = self.hold_names(&call.tenant, [call.key.as_slice()]);
+        let holds = self.holds(cx)?;
+        let is_held = match lease {
+            UnitLease::Look => holds.read_holds(&names).await?.iter().any(Option::is_some),
+            UnitLease::Take => {
+                let span = self.hold_for.min(UNIT_CHANGE_LEASE);
+                holds.acquire(&names, UNIT_CHANGE, span).await?.is_err()
+            }
+            UnitLease::Release => {
+                holds.release(&names, UNIT_CHANGE).await?;
+                false
+            }
+        };
+        match is_held {
+            true => {
+                let message = format!("{} is held; try again when the hold is over", self.what(&call.key));
+                Err(Refusal::new(Code::Held, message))
+            }
+            false => Ok(()),
+        }
     }
 
     /// Units that are free, beside those that were named: the best ones, as [`choose`] says.
     async fn best(
         &self,
         call: &Call,
-        desk: &Desk<'_>,
+        cx: &ActionContext<'_>,
         group: &[Value],
         named: &[Row],
         count: usize,
     ) -> Result<Vec<Row>, Refusal> {
-        let now = desk.clock.now();
+        let now = cx.clock.now();
         let mut query =
             Query::table(&self.units_table, &call.tenant, group.iter().cloned())?.limit(LOOK_ROWS)?;
         let (mut rows, mut free): (Vec<Row>, Vec<bool>) = Default::default();
         for _ in 0..LOOK_PAGES {
-            let page = desk.store.query(&query).await?;
-            let leases = self.leases(&call.tenant, desk, &page.rows).await?;
-            free.extend(page.rows.iter().zip(&leases).map(|(row, lease)| {
-                standing(row, lease.as_ref(), now) == AVAILABLE
-                    && !named.iter().any(|named| named.key() == row.key())
-            }));
+            let page = cx.store.query(&query).await?;
+            let leases = self.leases(&call.tenant, cx, &page.rows).await?;
+            for (row, lease) in page.rows.iter().zip(&leases) {
+                let state = effective_state(row, lease.as_ref(), self.keeps_units, now)?;
+                let is_available = state == AVAILABLE;
+                free.push(is_available && !named.iter().any(|named| named.key() == row.key()));
+            }
             rows.extend(page.rows);
             match page.next {
                 Some(next) if free.iter().filter(|free| **free).count() < count + CHOICES => {
@@ -280,7 +272,7 @@ impl Booking {
                 _ => break,
             }
         }
-        let id = call.input.get(BOOKING_ID).and_then(Json::as_str).unwrap_or_default();
+        let id = call.input.get_text(BOOKING_ID)?;
         let spread = partition_of(&call.tenant, &self.bookings, id, u32::MAX) as usize;
         let Some(chosen) = choose(&free, count, spread) else {
             let what = format!("{} {}", self.name, key_text(group));
@@ -293,89 +285,46 @@ impl Booking {
         Ok(rows.into_iter().zip(chosen).filter_map(|(row, chosen)| chosen.then_some(row)).collect())
     }
 
-    async fn hold(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal> {
-        let group = self.group_of(&call.input)?;
-        let wanted = self.wanted(call)?;
-        let count = call.input.get(COUNT).and_then(Json::as_u64);
+    /// The units that a call wants, named and chosen, as they are.
+    async fn units_for(
+        &self,
+        call: &Call,
+        cx: &ActionContext<'_>,
+        wanted: &[Value],
+    ) -> Result<Vec<Row>, Refusal> {
+        let group = self.group_of(&call.input);
+        let count = call.input.count(COUNT);
         let count = count.map_or(wanted.len(), |count| usize::try_from(count).unwrap_or(usize::MAX));
         if count == 0 || count > self.units_max || count < wanted.len() {
             let detail = format!("name the units, or say how many; at most {} in all", self.units_max);
-            return Err(misfit(COUNT, &detail));
+            return Err(field_error(COUNT, &detail));
         }
-        let units = if self.leased {
-            self.lease(call, desk, &group, &wanted, count).await?
-        } else {
-            let mut units = self.named(call, desk, &group, &wanted).await?;
-            let now_here = desk.clock.now();
-            units.iter().try_for_each(|unit| self.check_free(unit, now_here))?;
-            if count > units.len() {
-                let more = self.best(call, desk, &group, &units, count - units.len()).await?;
-                units.extend(more);
+        if self.leased {
+            return self.lease(call, cx, &group, wanted, count).await;
+        }
+        let mut units = self.named(call, cx, &group, wanted).await?;
+        let now_here = cx.clock.now();
+        units.iter().try_for_each(|unit| self.check_free(unit, now_here))?;
+        if count > units.len() {
+            let more = self.best(call, cx, &group, &units, count - units.len()).await?;
+            units.extend(more);
+        }
+        Ok(units)
+    }
+
+    /// The bookings from which units are taken.
+    async fn displaced(
+        &self,
+        call: &Call,
+        cx: &ActionContext<'_>,
+        taken: &[Row],
+    ) -> Result<Vec<Row>, Refusal> {
+        let mut ids: BTreeSet<&str> = BTreeSet::new();
+        for unit in taken {
+            if unit.get_text(STATE)? == HELD {
+                ids.insert(unit.get_text(BOOKING_ID)?);
             }
-            units
-        };
-        let booking_id = call.input.get(BOOKING_ID).and_then(Json::as_str).unwrap_or_default();
-        let names: Vec<Json> =
-            units.iter().filter_map(|unit| unit.key().last()).map(Value::to_json).collect();
-        let mut booking = Step::insert(&self.bookings_table, [booking_id.into()])
-            .set(STATE, IN_PROGRESS)
-            .set(UNITS, Value::Json(json!(names)))
-            .set(HOLDER, value_of(call.input.get(HOLDER), &holder_field())?)
-            .set(CREATED_AT, now())
-            .set(EXPIRES_AT, now_plus(self.hold_for))
-            .set(UPDATED_AT, now());
-        for (field, value) in self.group.iter().zip(&group) {
-            booking = booking.set(&field.name, value.clone());
         }
-        for field in self.details.iter().filter(|field| call.input.contains_key(&field.name)) {
-            booking = booking.set(&field.name, value_of(call.input.get(&field.name), field)?);
-        }
-        let shard = due::shard_of(&call.tenant, &self.bookings, booking_id, self.shards);
-        let mut steps = vec![due::set(booking, shard, now_plus(self.hold_for))];
-        if !self.leased {
-            steps.extend(units.iter().map(|unit| self.taken(unit, booking_id)));
-            steps.extend(self.ended_for(call, desk, &units).await?);
-        }
-        if steps.len() + LOG_ENTRY_OPERATIONS > PLAN_OPERATIONS_MAX {
-            let message = "these units were held together with too many others; hold fewer at once, or try again in \
-                           a moment";
-            return Err(Refusal::new(Code::Contended, message));
-        }
-        let event = EventTemplate::named(format!("{}.held", self.bookings)).with_row_of(0);
-        Ok(Draft::Write(Pieces { subject: key_text([&booking_id.into()]), steps, event }))
-    }
-
-    /// Takes a unit that is free, or from a booking whose time is up (I1).
-    fn taken(&self, unit: &Row, booking_id: &str) -> Step {
-        let guard = match (unit.text(STATE), unit.text(BOOKING_ID)) {
-            (Some(HELD), Some(before)) => {
-                column(BOOKING_ID).eq(before).and(column(HOLD_EXPIRES_AT).le(now()))
-            }
-            _ => column(STATE).eq(AVAILABLE),
-        };
-        Step::update(&self.units_table, unit.key().iter().cloned())
-            .guard(guard)
-            .set(STATE, HELD)
-            .set(BOOKING_ID, booking_id)
-            .set(HOLD_EXPIRES_AT, now_plus(self.hold_for))
-            .set(UPDATED_AT, now())
-    }
-
-    /// Sells a unit that was held by a lease. It may still be held in its row, from before holds were leases.
-    fn bought(&self, key: Vec<Value>, booking_id: &str) -> Step {
-        let over = column(STATE).eq(HELD).and(column(HOLD_EXPIRES_AT).le(now()));
-        Step::update(&self.units_table, key)
-            .guard(column(STATE).eq(AVAILABLE).or(column(BOOKING_ID).eq(booking_id)).or(over))
-            .set(STATE, SOLD)
-            .set(BOOKING_ID, booking_id)
-            .set(HOLD_EXPIRES_AT, Value::Null)
-            .set(UPDATED_AT, now())
-    }
-
-    /// The end of the bookings from which units are taken, with the rest of their units (I2).
-    async fn ended_for(&self, call: &Call, desk: &Desk<'_>, taken: &[Row]) -> Result<Vec<Step>, Refusal> {
-        let held = taken.iter().filter(|unit| unit.text(STATE) == Some(HELD));
-        let ids: BTreeSet<&str> = held.filter_map(|unit| unit.text(BOOKING_ID)).collect();
         if ids.is_empty() {
             return Ok(Vec::new());
         }
@@ -383,243 +332,106 @@ impl Booking {
             .iter()
             .map(|id| Address::new(&self.bookings_table, &call.tenant, [(*id).into()]))
             .collect::<Result<Vec<_>, _>>()?;
-        let rows = self.rows(desk, &addresses).await?;
-        let own = |step: &Step| {
-            step.table.name() == self.units_table.name() && taken.iter().any(|unit| unit.key() == step.key)
-        };
-        Ok(rows.iter().flatten().flat_map(|row| self.expiry(row)).filter(|step| !own(step)).collect())
+        Ok(self.rows(cx, &addresses).await?.into_iter().flatten().collect())
     }
 
     fn check_free(&self, unit: &Row, now: Time) -> Result<(), Refusal> {
         let what = self.what(unit.key());
-        match standing(unit, None, now) {
+        match effective_state(unit, None, self.keeps_units, now)? {
             AVAILABLE => Ok(()),
             HELD => {
-                let until = unit.time(HOLD_EXPIRES_AT).map(|end| format!(" until {end}")).unwrap_or_default();
-                Err(Refusal::new(Code::Held, format!("{what} is held by somebody else{until}")))
+                let until = unit.get_optional_time(HOLD_EXPIRES_AT)?.map(|end| format!(" until {end}"));
+                let until = until.unwrap_or_default();
+                Err(Refusal::new(Code::Held, format!("{what} is held by another caller{until}")))
             }
             state => Err(Refusal::new(Code::WrongState, format!("{what} is {state}"))),
         }
     }
 }
 
-/// `create` of a unit.
-pub(super) struct Offer(pub Arc<Booking>);
-
-#[async_trait]
-impl Write for Offer {
-    async fn draft(&self, call: &Call, _: &Desk<'_>) -> Result<Draft, Refusal> {
-        let booking = &self.0;
-        let group = booking.group_of(&call.input)?;
-        let key = booking.unit_key(&group, &value_of(call.input.get(&booking.unit.name), &booking.unit)?);
-        let subject = key_text(&key);
-        let mut step = Step::insert(&booking.units_table, key).set(STATE, AVAILABLE).set(UPDATED_AT, now());
-        for field in booking.fields.iter().filter(|field| call.input.contains_key(&field.name)) {
-            step = step.set(&field.name, value_of(call.input.get(&field.name), field)?);
-        }
-        let event = EventTemplate::named(format!("{}.created", booking.name)).with_row_of(0);
-        Ok(Draft::Write(Pieces { subject, steps: vec![step], event }))
-    }
-
-    fn refusal(&self, _: &Call, refused: &Refused) -> Verdict {
-        common_verdict(&format!("this {}", self.0.name), refused)
-    }
-
-    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
-        let row = row_of(event);
-        let parts = self.0.units_table.key_columns().iter().map(|column| {
-            Value::from_json(row.get(&column.name).cloned().unwrap_or_default(), column.kind)
-                .unwrap_or(Value::Null)
-        });
-        let created = Some(key_text(&parts.collect::<Vec<_>>()));
-        Answer { created, ..Answer::row(row) }
-    }
+/// `hold`: chooses units, and fires the transitions that hold them.
+pub(super) struct HoldUnits {
+    pub booking: Arc<BookingSpec>,
+    /// Inserts the booking.
+    pub insert: PartUse,
+    /// Ends a booking whose time is up and whose units are taken.
+    pub expire: PartUse,
+    /// Holds a unit; none if holds are leases.
+    pub hold_unit: Option<PartUse>,
 }
 
-/// What changes a booking.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verb {
-    Hold,
-    Extend,
-    Confirm,
-    Cancel,
-    Expire,
-}
-
-pub(super) struct Writer {
-    pub booking: Arc<Booking>,
-    pub verb: Verb,
-}
-
-impl Writer {
-    /// What must hold for the booking's row.
-    fn guard(&self, row: &Row) -> Guard {
-        let booking = &self.booking;
-        let live = || column(STATE).eq(IN_PROGRESS).and(column(EXPIRES_AT).gt(now()));
-        match self.verb {
-            Verb::Extend => live().and(self.extendable()),
-            Verb::Hold | Verb::Confirm => live(),
-            // Units have to be freed only if they were sold, so it must not be sold meanwhile.
-            Verb::Cancel if booking.refundable && booking.leased => {
-                let seen = row.text(STATE).filter(|state| *state == CONFIRMED).unwrap_or(IN_PROGRESS);
-                column(STATE).eq(seen)
-            }
-            Verb::Cancel if booking.refundable => is_in(STATE, [IN_PROGRESS, CONFIRMED]),
-            Verb::Cancel => column(STATE).eq(IN_PROGRESS),
-            Verb::Expire => column(STATE).eq(IN_PROGRESS).and(column(EXPIRES_AT).le(now())),
-        }
-    }
-
-    /// That a hold which ends `hold_for` from now is no longer than `hold_max` (I5).
-    fn extendable(&self) -> Guard {
-        let Booking { hold_for, hold_max, .. } = *self.booking;
-        column(CREATED_AT).ge(now_minus(hold_max.saturating_sub(hold_for)))
-    }
-
-    /// A change of a booking that is there, and of its units.
-    async fn change(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal> {
-        let booking = &self.booking;
-        let row = booking.booking(call, desk).await?;
-        let id = row.text(BOOKING_ID).unwrap_or_default();
-        booking.change_leases(self.verb, call, desk, &row).await?;
-        let step = booking.on_booking(id).guard(self.guard(&row));
-        let (step, what) = match self.verb {
-            Verb::Hold | Verb::Extend => {
-                let end = now_plus(booking.hold_for);
-                let shard = due::shard_of(&call.tenant, &booking.bookings, id, booking.shards);
-                (due::set(step.set(EXPIRES_AT, end.clone()), shard, end), "extended")
-            }
-            Verb::Confirm => (due::clear(step.set(STATE, CONFIRMED)), "confirmed"),
-            Verb::Cancel => (due::clear(step.set(STATE, CANCELLED)), "cancelled"),
-            Verb::Expire => (due::clear(step.set(STATE, EXPIRED)), "expired"),
+impl HoldUnits {
+    /// Takes a unit that is free, or from a booking whose time is up (I1).
+    fn unit_firing(
+        &self,
+        part: &PartUse,
+        unit: &Row,
+        booking_id: &str,
+        is_named: bool,
+    ) -> Result<Firing, StoreError> {
+        let firing = part.at(unit.key().iter().cloned()).bind(BOOKING_ID, booking_id);
+        let firing = match unit.get_text(STATE)? {
+            HELD => firing.case(OVER).bind(BEFORE, unit.get_text(BOOKING_ID)?),
+            _ => firing.case(FREE),
         };
-        let sold = row.text(STATE) == Some(CONFIRMED);
-        let has_trace = !booking.leased || self.verb == Verb::Confirm || sold;
-        let units = if has_trace { booking.units_in(&row) } else { Vec::new() };
-        let units = units.into_iter().map(|key| match self.verb {
-            Verb::Confirm if booking.leased => booking.bought(key, id),
-            Verb::Hold | Verb::Extend => {
-                booking.on_unit(key, id).set(HOLD_EXPIRES_AT, now_plus(booking.hold_for))
-            }
-            Verb::Confirm => booking.on_unit(key, id).set(STATE, SOLD).set(HOLD_EXPIRES_AT, Value::Null),
-            Verb::Cancel | Verb::Expire => booking.freed(key, id),
-        });
-        let steps = std::iter::once(step).chain(units).collect();
-        let event = EventTemplate::named(format!("{}.{what}", booking.bookings)).with_row_of(0);
-        Ok(Draft::Write(Pieces { subject: key_text(row.key()), steps, event }))
+        // A unit that was chosen is chosen anew.
+        Ok(if is_named { firing } else { firing.or_retry() })
     }
 
-    /// Why the booking's row does not let it happen.
-    fn turned_down(&self, row: &Row, failed: &Guard) -> Refusal {
-        let what = format!("{} {}", self.booking.bookings, row.text(BOOKING_ID).unwrap_or_default());
-        match (row.text(STATE).unwrap_or_default(), self.verb) {
-            (IN_PROGRESS, Verb::Extend) if *failed == self.extendable() => {
-                let most = span(self.booking.hold_max);
-                Refusal::new(Code::Expired, format!("{what} cannot be held longer than {most} in all"))
-            }
-            (IN_PROGRESS, Verb::Expire) => Refusal::new(Code::WrongState, format!("{what} is still held")),
-            (IN_PROGRESS, _) | (EXPIRED, _) => {
-                Refusal::new(Code::Expired, format!("the time of {what} was up; hold again"))
-            }
-            (state, _) => Refusal::new(Code::WrongState, format!("{what} is {state}")),
+    fn inserted(&self, call: &Call, booking_id: &str, units: &[Row]) -> Firing {
+        let booking = &self.booking;
+        let names = units.iter().filter_map(|unit| unit.key().last()).map(Value::to_json);
+        let mut firing = self
+            .insert
+            .at([booking_id.into()])
+            .bind(UNITS, Value::Json(Json::Array(names.collect())))
+            .bind(HOLDER, call.input.value_or_null(HOLDER));
+        let details = booking.details.iter().filter(|field| call.input.has(&field.name));
+        for field in booking.group.iter().chain(details) {
+            firing = firing.bind(field.name.clone(), call.input.value_or_null(&field.name));
         }
+        firing
     }
 }
 
 #[async_trait]
-impl Write for Writer {
-    async fn draft(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal> {
-        match self.verb {
-            Verb::Hold => self.booking.hold(call, desk).await,
-            _ => self.change(call, desk).await,
-        }
-    }
-
-    fn refusal(&self, call: &Call, refused: &Refused) -> Verdict {
+impl Prepare for HoldUnits {
+    async fn prepare(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Prepared, Refusal> {
         let booking = &self.booking;
-        let (Reason::Guard { guard, .. }, Some(row)) = (&refused.reason, &refused.current) else {
-            return common_verdict(&format!("this {}", booking.bookings), refused);
-        };
-        let on_booking = row.table().name() == booking.bookings_table.name();
-        match self.verb {
-            // A unit that was named is somebody's now; one that was chosen is chosen anew.
-            Verb::Hold if !on_booking => {
-                let named = booking.wanted(call).unwrap_or_default();
-                if !row.key().last().is_some_and(|unit| named.contains(unit)) {
-                    return Verdict::TryAgain;
-                }
-                let what = booking.what(row.key());
-                match row.text(STATE) {
-                    Some(HELD) => {
-                        Verdict::Refuse(Refusal::new(Code::Held, format!("{what} is held by somebody else")))
-                    }
-                    Some(SOLD) => {
-                        Verdict::Refuse(Refusal::new(Code::WrongState, format!("{what} is {SOLD}")))
-                    }
-                    _ => Verdict::TryAgain,
-                }
+        let wanted = booking.wanted(call)?;
+        let units = booking.units_for(call, cx, &wanted).await?;
+        let booking_id = call.input.get_text(BOOKING_ID)?;
+        let now_here = cx.clock.now();
+        let mut plan = self.inserted(call, booking_id, &units).prepare(&call.tenant, now_here)?;
+        if let Some(hold) = &self.hold_unit {
+            let is_named = |unit: &Row| unit.key().last().is_some_and(|unit| wanted.contains(unit));
+            for unit in &units {
+                let taken = self.unit_firing(hold, unit, booking_id, is_named(unit))?;
+                add_parts(&mut plan, &call.tenant, now_here, [taken.into()])?;
             }
-            Verb::Hold => Verdict::TryAgain,
-            Verb::Cancel
-                if on_booking
-                    && booking.leased
-                    && booking.refundable
-                    && matches!(row.text(STATE), Some(IN_PROGRESS | CONFIRMED)) =>
-            {
-                Verdict::TryAgain
-            }
-            // The lease was lost, and somebody else was faster.
-            Verb::Confirm if booking.leased && !on_booking => {
-                let message =
-                    format!("{} was sold to somebody else; the hold was lost", booking.what(row.key()));
-                Verdict::Refuse(Refusal::new(Code::WrongState, message))
-            }
-            _ if on_booking => Verdict::Refuse(self.turned_down(row, guard)),
-            // The booking was seen in a state that it has left since, and its units with it.
-            _ => Verdict::TryAgain,
+            // I2: they end with the rest of their units.
+            let keys: Vec<Json> = units.iter().map(|unit| json!(key_text(unit.key()))).collect();
+            let keys = Value::Json(Json::Array(keys));
+            let displaced = booking.displaced(call, cx, &units).await?;
+            let ends =
+                displaced.iter().map(|row| self.expire.on(row).bind(TAKEN, keys.clone()).or_retry().into());
+            add_parts(&mut plan, &call.tenant, now_here, ends)?;
         }
+        if plan.steps.len() + LOG_ENTRY_OPERATIONS > PLAN_OPERATIONS_MAX {
+            let message = "these units were held together with too many others; hold fewer at once, or try again in \
+                           a moment";
+            return Err(Refusal::new(Code::Contended, message));
+        }
+        Ok(plan.into())
     }
 
-    /// A hold that takes units over ends the bookings that had them.
-    fn besides(&self, steps: &[Step]) -> Vec<(String, EventTemplate)> {
-        let is_end = |step: &Step| {
-            self.verb == Verb::Hold
-                && step.table.name() == self.booking.bookings_table.name()
-                && step.expect == Expect::Present
-        };
-        let ended = |number: usize, step: &Step| {
-            let event = EventTemplate::named(format!("{}.expired", self.booking.bookings));
-            (key_text(&step.key), event.with_row_of(number))
-        };
-        let ends = steps.iter().enumerate().filter(|(_, step)| is_end(step));
-        ends.map(|(number, step)| ended(number, step)).collect()
+    fn acts_before_commit(&self) -> bool {
+        self.booking.leased
     }
 
-    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
-        let row = row_of(event);
-        let created = (self.verb == Verb::Hold)
-            .then(|| row.get(BOOKING_ID).and_then(Json::as_str).map(|id| key_text([&Value::from(id)])))
-            .flatten();
-        Answer { created, ..Answer::row(self.booking.bookings_def.visible(row)) }
-    }
-
-    fn wakes(&self, _: &Call, event: &Event) -> Vec<Wake> {
-        due::wake(&self.booking.sweeper(), event).into_iter().collect()
-    }
-}
-
-/// What ends bookings whose time is up (I4).
-#[derive(Debug)]
-pub(super) struct Sweep(pub Arc<Booking>);
-
-impl Due for Sweep {
-    fn table(&self) -> &Arc<Table> {
-        &self.0.bookings_table
-    }
-
-    fn plan(&self, row: &Row, _: Time, operation: &str) -> Result<Plan, PlanError> {
-        let event = EventTemplate::named(format!("{}.expired", self.0.bookings)).with_row_of(0);
-        let entry = Entry::about(&self.0.bookings, key_text(row.key())).event(event);
-        Plan::of(row.tenant(), operation).steps(self.0.expiry(row)).log(entry).without_rows().build()
+    fn refused(&self, _: &Call, refused: &RefusedStep<'_>) -> Verdict {
+        let uses = [Some(&self.insert), Some(&self.expire), self.hold_unit.as_ref()];
+        let uses: Vec<PartUse> = uses.into_iter().flatten().cloned().collect();
+        part_verdict(&uses, refused).unwrap_or(Verdict::Retry)
     }
 }

@@ -4,40 +4,44 @@ use std::sync::Arc;
 
 use statehouse_store::Type;
 
-use super::read::Reader;
-use super::write::{Verb, Writer};
-use super::{ACTIVE, BY_STATUS, CONSISTENCIES, Entity, STATUS, STATUSES};
-use crate::action::{Code, Method, Place};
+use super::read::EntityRead;
+use super::write::{EntityVerb, EntityWrite, mutated};
+use super::{ACTIVE, BY_STATUS, CONSISTENCIES, EntitySpec, STATUS, STATUSES};
+use crate::action::{Code, Method, RouteKind};
 use crate::blueprint::settings::Field;
 use crate::declare::{ActionSpec, IndexList};
+use crate::erase;
 use crate::form::{Form, Property};
 
 const FAILURES: [&str; 2] = ["concurrent overwrite race", "retry ambiguity on write"];
 
-pub(super) fn actions(entity: &Arc<Entity>, key: &[Field], needs_version: bool) -> [ActionSpec; 8] {
+pub(super) fn actions(entity: &Arc<EntitySpec>, key: &[Field], needs_version: bool) -> [ActionSpec; 9] {
     let row = row_form(entity);
-    let whole = entity.fields.iter().map(Field::property);
+    let new = entity.fields.iter().map(Field::property);
+    // An immutable field may be left out of a replacement: it keeps what it is.
+    let whole =
+        entity.fields.iter().map(|field| if field.immutable { optional(field) } else { field.property() });
     let part = entity.fields.iter().map(optional);
-    let created = key.iter().map(Field::property).chain(whole.clone());
+    let created = key.iter().map(Field::property).chain(new);
     let status = Property::optional(STATUS, Form::one_of(&STATUSES), "which rows; ACTIVE if not given");
     // A caller that meets a lock waits for it, up to a bound.
     let waits = |action: ActionSpec| match entity.lock_table {
         Some(_) => action.code(Code::Contended),
         None => action,
     };
-    let changes = |action: ActionSpec, verb: Verb| {
+    let changes = |action: ActionSpec, verb: EntityVerb| {
         action
             .gives(row.clone())
             .answers(&FAILURES)
             .after(["create"])
-            .writes(Writer { entity: entity.clone(), verb })
+            .writes(EntityWrite { entity: entity.clone(), verb })
     };
-    let edit = |action: ActionSpec, verb: Verb| {
+    let edit = |action: ActionSpec, verb: EntityVerb| {
         let codes = [Code::NotFound, Code::Deleted, Code::VersionConflict, Code::Contended];
         changes(action, verb).codes(&codes).needs_version(needs_version)
     };
     [
-        changes(ActionSpec::create("create", "Create a {name}.").takes(created), Verb::Create)
+        changes(ActionSpec::create("create", "Create a {name}.").takes(created), EntityVerb::Create)
             .answers(&["retry ambiguity on write"])
             .after([]),
         ActionSpec::read("read", "Read a {name}.")
@@ -47,7 +51,7 @@ pub(super) fn actions(entity: &Arc<Entity>, key: &[Field], needs_version: bool) 
             .code(Code::Deleted)
             .answers(&["stale read after update", "cache invalidation lag"])
             .after(["create"])
-            .reads(Reader { entity: entity.clone() }),
+            .reads(EntityRead { entity: entity.clone() }),
         ActionSpec::list("list", "List {name} rows by status, newest first.")
             .mechanism("range read on the status and time index")
             .gives_rows(row.clone())
@@ -57,7 +61,7 @@ pub(super) fn actions(entity: &Arc<Entity>, key: &[Field], needs_version: bool) 
             ActionSpec::put("update", "Replace the fields of a {name}, under the version that was read.")
                 .mechanism("guarded conditional update")
                 .takes(whole),
-            Verb::Update,
+            EntityVerb::Update,
         ),
         edit(
             ActionSpec::patch(
@@ -65,27 +69,46 @@ pub(super) fn actions(entity: &Arc<Entity>, key: &[Field], needs_version: bool) 
                 "Change some fields of a {name}; null clears an optional one (JSON Merge Patch).",
             )
             .takes(part),
-            Verb::Patch,
+            EntityVerb::Patch,
         ),
         mutate(entity),
         waits(
             changes(
                 ActionSpec::delete("delete", "Delete a {name}. It is kept and can be restored.")
                     .mechanism("guarded conditional update (soft delete)"),
-                Verb::Delete,
+                EntityVerb::Delete,
             )
             .codes(&[Code::NotFound, Code::Deleted, Code::VersionConflict]),
         ),
         waits(
-            changes(ActionSpec::transition("restore", "Bring a deleted {name} back."), Verb::Restore)
+            changes(ActionSpec::transition("restore", "Bring a deleted {name} back."), EntityVerb::Restore)
                 .codes(&[Code::NotFound, Code::NotDeleted, Code::VersionConflict])
                 .after(["create", "delete"]),
+        ),
+        waits(
+            changes(
+                ActionSpec::transition(
+                    "erase",
+                    "Erase a {name} for good, with what the log has of it. It cannot be restored.",
+                )
+                .mechanism("guarded delete; a worker blanks the row's events in the log"),
+                EntityVerb::Erase,
+            )
+            .gives(erase::answer_form(key.iter().map(|field| (field.name.as_str(), field.kind))))
+            .codes(&[Code::NotFound, Code::VersionConflict, Code::Contended])
+            .restricted()
+            .answer_with(|_, _, event| erase::answer(event)),
         ),
     ]
 }
 
 fn optional(field: &Field) -> Property {
     Property { required: false, ..field.property() }
+}
+
+/// A number that is added to a field, which is not bound by what the field itself may be.
+fn amount(field: &Field) -> Property {
+    Property { form: Form::Value(field.kind), ..optional(field) }
 }
 
 fn read_inputs() -> [Property; 2] {
@@ -97,10 +120,11 @@ fn read_inputs() -> [Property; 2] {
     ]
 }
 
-fn mutate(entity: &Arc<Entity>) -> ActionSpec {
+fn mutate(entity: &Arc<EntitySpec>) -> ActionSpec {
     let every: Vec<&Field> = entity.fields.iter().chain(&entity.hot).collect();
-    let numbers = every.iter().filter(|field| matches!(field.kind, Type::Int | Type::Float));
-    let lists = every.iter().filter(|field| field.kind == Type::Json);
+    let changeable = || every.iter().filter(|field| !field.immutable);
+    let numbers = changeable().filter(|field| matches!(field.kind, Type::Int | Type::Float));
+    let lists = changeable().filter(|field| field.kind == Type::Json);
     let lists = lists.map(|field| Property::optional(&field.name, Form::Any, "added at the end of the list"));
     let object = |properties: Vec<Property>| Form::Object(properties);
     let mechanism = match entity.lock_table {
@@ -111,7 +135,7 @@ fn mutate(entity: &Arc<Entity>) -> ActionSpec {
         "mutate",
         "Set, increment or append to fields of a {name} on the server, without reading it first.",
     )
-    .on(Method::Post, Place::ItemAction)
+    .on(Method::Post, RouteKind::ItemAction)
     .shape("overwrite")
     .mechanism(mechanism)
     .takes([
@@ -122,7 +146,7 @@ fn mutate(entity: &Arc<Entity>) -> ActionSpec {
         ),
         Property::optional(
             "increment",
-            object(numbers.map(|field| optional(field)).collect()),
+            object(numbers.map(|field| amount(field)).collect()),
             "numbers to add",
         ),
         Property::optional("append", object(lists.collect()), "items for lists"),
@@ -131,11 +155,12 @@ fn mutate(entity: &Arc<Entity>) -> ActionSpec {
     .codes(&[Code::NotFound, Code::Deleted, Code::VersionConflict, Code::Contended, Code::OutOfRange])
     .answers(&FAILURES)
     .after(["create"])
-    .writes(Writer { entity: entity.clone(), verb: Verb::Mutate })
+    .answer_with(|_, _, event| mutated(event))
+    .writes(EntityWrite { entity: entity.clone(), verb: EntityVerb::Mutate })
 }
 
 /// Hot fields are in another row, which only a read brings along.
-fn row_form(entity: &Entity) -> Form {
+fn row_form(entity: &EntitySpec) -> Form {
     match entity.def.row_form() {
         Form::Object(mut properties) => {
             properties.extend(entity.hot.iter().map(optional));

@@ -2,7 +2,7 @@
 //!
 //! ```
 //! use serde::{Deserialize, Serialize};
-//! use statehouse::entity::Mutation;
+//! use statehouse::entities::Mutation;
 //! use statehouse::{Blueprint, Code, House};
 //! use statehouse_store::Tenant;
 //!
@@ -48,8 +48,8 @@ use statehouse_store::{Tenant, Time, Type, Value};
 
 use super::{CACHED, STATUS, UPDATED_AT};
 use crate::action::{Answer, Code, Expected, Refusal};
-use crate::cache::Token;
-use crate::form::{Form, Misfit, Property};
+use crate::cache::ReadToken;
+use crate::form::{FieldError, Form, Property};
 use crate::house::{House, Operation, Request};
 use crate::resource::{Resource, key_text};
 
@@ -74,17 +74,17 @@ pub struct Versioned<T> {
     /// What the next write has to name.
     pub version: i64,
     /// Whether the row is there or deleted.
-    pub status: Status,
+    pub status: EntityStatus,
     /// When it was last written, by the engine's clock.
     pub updated_at: Time,
     /// Of a write: what a cached read brings along to see it.
-    pub token: Option<Token>,
+    pub token: Option<ReadToken>,
 }
 
 /// The states of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
-pub enum Status {
+pub enum EntityStatus {
     /// It can be read and written.
     #[default]
     Active,
@@ -94,7 +94,7 @@ pub enum Status {
 
 /// The key of a row: one part, or a tuple of them.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Key(Vec<Value>);
+pub struct EntityKey(Vec<Value>);
 
 /// What a mutation does. Several fields may be changed at once, each in one way.
 #[derive(Clone, Debug, Default)]
@@ -109,7 +109,7 @@ pub struct Mutation {
 #[derive(Clone, Debug, Default)]
 pub struct List {
     /// In which state.
-    pub status: Status,
+    pub status: EntityStatus,
     /// How many at most; 50 if it is not said.
     pub limit: Option<u32>,
     /// Where a page before this one ended: its `next`.
@@ -118,7 +118,7 @@ pub struct List {
 
 /// A page of a list, newest first.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Page<T> {
+pub struct EntityPage<T> {
     /// The rows, without their hot fields.
     pub rows: Vec<Versioned<T>>,
     /// Where the next page begins, if there is one.
@@ -167,7 +167,7 @@ impl<T> Entity<'_, T> {
     /// Changes hot fields, which stand in a row of their own, and answers with that row: its key and hot fields.
     pub async fn count<H: DeserializeOwned>(
         &self,
-        key: impl Into<Key>,
+        key: impl Into<EntityKey>,
         mutation: Mutation,
     ) -> Result<H, Refusal> {
         let key = key.into();
@@ -178,7 +178,7 @@ impl<T> Entity<'_, T> {
     async fn call(
         &self,
         action: &str,
-        key: &Key,
+        key: &EntityKey,
         expected: Option<Expected>,
         input: Map<String, Json>,
     ) -> Result<Answer, Refusal> {
@@ -189,7 +189,7 @@ impl<T> Entity<'_, T> {
         self.house.call(&self.tenant, request, operation).await
     }
 
-    fn what(&self, key: &Key) -> String {
+    fn what(&self, key: &EntityKey) -> String {
         format!("{} {}", self.resource.name, key_text(&key.0))
     }
 
@@ -210,17 +210,21 @@ impl<T: Serialize + DeserializeOwned> Entity<'_, T> {
     /// Creates a row.
     pub async fn create(&self, value: &T) -> Result<Versioned<T>, Refusal> {
         let input = self.whole("create", value)?;
-        self.row("create", &Key(Vec::new()), None, input).await
+        self.row("create", &EntityKey(Vec::new()), None, input).await
     }
 
     /// Reads a row as it is.
-    pub async fn read(&self, key: impl Into<Key>) -> Result<Versioned<T>, Refusal> {
+    pub async fn read(&self, key: impl Into<EntityKey>) -> Result<Versioned<T>, Refusal> {
         self.row("read", &key.into(), None, Map::new()).await
     }
 
     /// Reads a row from memory if it is there: some moments old at most, and never older than the writes whose tokens
     /// are given.
-    pub async fn read_cached(&self, key: impl Into<Key>, after: &[Token]) -> Result<Versioned<T>, Refusal> {
+    pub async fn read_cached(
+        &self,
+        key: impl Into<EntityKey>,
+        after: &[ReadToken],
+    ) -> Result<Versioned<T>, Refusal> {
         let mut input = Map::from_iter([("consistency".to_owned(), CACHED.into())]);
         if !after.is_empty() {
             let tokens: Vec<String> = after.iter().map(ToString::to_string).collect();
@@ -232,7 +236,7 @@ impl<T: Serialize + DeserializeOwned> Entity<'_, T> {
     /// Replaces all fields, under the version that was read. A key in the value must be the row's own.
     pub async fn update(
         &self,
-        key: impl Into<Key>,
+        key: impl Into<EntityKey>,
         expected: impl Into<Expected>,
         value: &T,
     ) -> Result<Versioned<T>, Refusal> {
@@ -241,7 +245,7 @@ impl<T: Serialize + DeserializeOwned> Entity<'_, T> {
         for ((name, _), part) in self.resource.key.iter().zip(&key.0) {
             if object.get(name).is_some_and(|given| *given != part.to_json()) {
                 let detail = format!("the row is {}; a key cannot be changed", self.what(&key));
-                return Err(Refusal::misfits(vec![Misfit { pointer: format!("/{name}"), detail }]));
+                return Err(Refusal::invalid(vec![FieldError { pointer: format!("/{name}"), detail }]));
             }
         }
         let input = self.whole("update", value)?;
@@ -251,7 +255,7 @@ impl<T: Serialize + DeserializeOwned> Entity<'_, T> {
     /// Changes the fields that are given, under the version that was read; null clears an optional one.
     pub async fn patch(
         &self,
-        key: impl Into<Key>,
+        key: impl Into<EntityKey>,
         expected: impl Into<Expected>,
         changes: &impl Serialize,
     ) -> Result<Versioned<T>, Refusal> {
@@ -259,7 +263,11 @@ impl<T: Serialize + DeserializeOwned> Entity<'_, T> {
     }
 
     /// Sets, increments or appends to fields where they stand, without reading them first.
-    pub async fn mutate(&self, key: impl Into<Key>, mutation: Mutation) -> Result<Versioned<T>, Refusal> {
+    pub async fn mutate(
+        &self,
+        key: impl Into<EntityKey>,
+        mutation: Mutation,
+    ) -> Result<Versioned<T>, Refusal> {
         let mut names = mutation.set.keys().chain(mutation.increment.keys()).chain(mutation.append.keys());
         if let Some(hot) =
             names.find(|name| self.has(name) && !self.taken("patch").any(|taken| taken == *name))
@@ -273,7 +281,7 @@ impl<T: Serialize + DeserializeOwned> Entity<'_, T> {
     /// Deletes a row; it is kept and can be restored. [`Expected::Any`] deletes it at whatever version it is.
     pub async fn delete(
         &self,
-        key: impl Into<Key>,
+        key: impl Into<EntityKey>,
         expected: impl Into<Expected>,
     ) -> Result<Versioned<T>, Refusal> {
         self.row("delete", &key.into(), Some(expected.into()), Map::new()).await
@@ -282,14 +290,14 @@ impl<T: Serialize + DeserializeOwned> Entity<'_, T> {
     /// Brings a deleted row back.
     pub async fn restore(
         &self,
-        key: impl Into<Key>,
+        key: impl Into<EntityKey>,
         expected: impl Into<Expected>,
     ) -> Result<Versioned<T>, Refusal> {
         self.row("restore", &key.into(), Some(expected.into()), Map::new()).await
     }
 
     /// Lists rows by status, newest first. Hot fields are not in a list.
-    pub async fn list(&self, list: &List) -> Result<Page<T>, Refusal> {
+    pub async fn list(&self, list: &List) -> Result<EntityPage<T>, Refusal> {
         let status = serde_json::to_value(list.status).unwrap_or_default();
         let mut input = Map::from_iter([(STATUS.to_owned(), status)]);
         if let Some(limit) = list.limit {
@@ -298,19 +306,19 @@ impl<T: Serialize + DeserializeOwned> Entity<'_, T> {
         if let Some(cursor) = &list.after {
             input.insert("cursor".to_owned(), cursor.as_str().into());
         }
-        let answer = self.call("list", &Key(Vec::new()), None, input).await?;
+        let answer = self.call("list", &EntityKey(Vec::new()), None, input).await?;
         let Json::Array(rows) = answer.body else {
             return Err(Refusal::new(Code::Internal, format!("a list of {} is no list", self.resource.name)));
         };
         let what = format!("a row of {}", self.resource.name);
         let rows = rows.into_iter().map(|row| versioned(&what, Answer::row(row)));
-        Ok(Page { rows: rows.collect::<Result<_, Refusal>>()?, next: answer.next })
+        Ok(EntityPage { rows: rows.collect::<Result<_, Refusal>>()?, next: answer.next })
     }
 
     async fn row(
         &self,
         action: &str,
-        key: &Key,
+        key: &EntityKey,
         expected: Option<Expected>,
         input: Map<String, Json>,
     ) -> Result<Versioned<T>, Refusal> {
@@ -333,7 +341,7 @@ fn object(value: &impl Serialize) -> Result<Map<String, Json>, Refusal> {
         Ok(_) => "a row is a struct or a map with a name for each field".to_owned(),
         Err(error) => error.to_string(),
     };
-    Err(Refusal::misfits(vec![Misfit { pointer: String::new(), detail }]))
+    Err(Refusal::invalid(vec![FieldError { pointer: String::new(), detail }]))
 }
 
 /// What was read or written, as the caller's type.
@@ -398,18 +406,18 @@ impl Mutation {
     }
 }
 
-impl From<Vec<Value>> for Key {
-    fn from(parts: Vec<Value>) -> Key {
-        Key(parts)
+impl From<Vec<Value>> for EntityKey {
+    fn from(parts: Vec<Value>) -> EntityKey {
+        EntityKey(parts)
     }
 }
 
 /// Keys of one part.
 macro_rules! key_of_one_part {
     ($($kind:ty),*) => {
-        $(impl From<$kind> for Key {
-            fn from(part: $kind) -> Key {
-                Key(vec![part.into()])
+        $(impl From<$kind> for EntityKey {
+            fn from(part: $kind) -> EntityKey {
+                EntityKey(vec![part.into()])
             }
         })*
     };
@@ -417,15 +425,15 @@ macro_rules! key_of_one_part {
 
 key_of_one_part!(i64, i32, f64, bool, &str, String, Time);
 
-impl<A: Into<Value>, B: Into<Value>> From<(A, B)> for Key {
-    fn from((first, second): (A, B)) -> Key {
-        Key(vec![first.into(), second.into()])
+impl<A: Into<Value>, B: Into<Value>> From<(A, B)> for EntityKey {
+    fn from((first, second): (A, B)) -> EntityKey {
+        EntityKey(vec![first.into(), second.into()])
     }
 }
 
-impl<A: Into<Value>, B: Into<Value>, C: Into<Value>> From<(A, B, C)> for Key {
-    fn from((first, second, third): (A, B, C)) -> Key {
-        Key(vec![first.into(), second.into(), third.into()])
+impl<A: Into<Value>, B: Into<Value>, C: Into<Value>> From<(A, B, C)> for EntityKey {
+    fn from((first, second, third): (A, B, C)) -> EntityKey {
+        EntityKey(vec![first.into(), second.into(), third.into()])
     }
 }
 

@@ -7,6 +7,7 @@
 //!                       └──┘ └────────────────────────┘
 //!              update, patch, mutate      restore
 //! ```
+//! From both states `erase` leads back to nothing ([`crate::erase`]).
 //!
 //! **Rows.** `profiles(tenant, key…, fields…, status, updated_at, version)`, with an index by status and time. Fields
 //! that are declared `hot` stand in a row of their own, `profiles_hot(tenant, key…, hot fields…, version)`, so that
@@ -21,8 +22,10 @@
 //!   of every other write decided in the draft. The version that it saw is answered.
 //!   Hot fields are written without a look at them.
 //! - I5. A retry under the same operation id returns the first answer. *The house's H2 and H3.*
-//! - I6. With `mutate = "pessimistic"` nobody writes the row between a mutation's reading and its writing. *Locks, L1 to
+//! - I6. With `mutate = "pessimistic"` no other caller writes the row between a mutation's reading and its writing. *Locks, L1 to
 //!   L3 of [`crate::lock`].*
+//! - I7. An erased row is gone with its hot fields and its lock. *One plan deletes all three; guard:* `version = the one that was read`.
+//!   A write of hot fields asserts the row, so none of them comes after.
 //!
 //! **Optimistic or pessimistic.** A mutation that only counts needs neither: it adds where the number stands. One that
 //! has to read first (`set`, `append`, or both with `increment`) is by default written under the version that it read,
@@ -31,14 +34,14 @@
 //! wait for it instead of losing to each other. While a lock is held,
 //! - another mutation that reads first waits, and then takes the lock;
 //! - `update`, `patch`, `delete`, `restore`, a mutation that only counts, and one that names a version carry in their plan
-//!   that nobody holds the lock: they wait, and are then judged by their version as ever, so an editor who held the
-//!   version from before the mutation is told of the conflict;
+//!   that no caller holds the lock: they wait, and are then judged by their version as ever, so an editor who held the
+//!   version from before the mutation is source_rows of the conflict;
 //! - reads and hot fields are not concerned.
 //!
 //! I1 does not rest on locks. A mutation under a lock still carries the version that it read; a process that does not
 //! know of the lock yet, because it runs an older blueprint, can make it try again and cannot make it overwrite.
 //!
-//! **Failures.** *Retry ambiguity on write*: I5. *Concurrent overwrite race*: I1; the loser is told the current
+//! **Failures.** *Retry ambiguity on write*: I5. *Concurrent overwrite race*: I1; the loser is source_rows the current
 //! version. *Stale read after update*: reads are strong unless the caller says `consistency=cached`, and then the token
 //! of a write (`after`) makes the read see it. *Cache invalidation lag*: the cache follows the log, answers nothing when
 //! it has lost touch, and never keeps a row that was read before a write and arrived after it ([`crate::cache`]).
@@ -46,7 +49,7 @@
 //! **Hotspots.** *Write contention on hot entity*: `hot = ["views"]` splits fields off; a mutation that only counts
 //! needs no version and is never retried; `mutate = "pessimistic"` makes the others take turns. *Hot entity read skew*:
 //! `consistency=cached`. *Cache invalidation churn*: the cache discards by the log, one row at a time, and a write of a
-//! row that nobody reads costs it nothing.
+//! row that is not cached costs it nothing.
 
 mod actions;
 mod archetype;
@@ -63,10 +66,13 @@ use statehouse_store::Table;
 
 use crate::blueprint::settings::Field;
 use crate::declare::table::UPDATED_AT;
-use crate::declare::{Declare, ResourceSpec, SettingsReader, TableDef, TableSpec};
+use crate::declare::{
+    Declare, FieldLimits, ResourceSpec, SettingsReader, TableDef, TableSpec, row_constraints,
+};
+use crate::erase;
 use crate::lock;
 use crate::resource::{Resource, plural};
-use crate::told::{Counts, Told};
+use crate::view_source::{RowFilter, SourceRows};
 
 /// The states of a row.
 const STATUSES: [&str; 2] = [ACTIVE, DELETED];
@@ -82,10 +88,14 @@ const BY_STATUS: &str = "by_status";
 
 /// One declared entity.
 #[derive(Debug)]
-struct Entity {
+struct EntitySpec {
     name: String,
     fields: Vec<Field>,
     hot: Vec<Field>,
+    /// The columns of the key.
+    key: Vec<Field>,
+    /// Whether rows have the time of their creation.
+    created_at: bool,
     def: Arc<TableDef>,
     table: Arc<Table>,
     hot_table: Option<Arc<Table>>,
@@ -97,13 +107,18 @@ struct Entity {
 pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     let name = cx.name();
     let settings = cx.settings();
-    let key = settings.key("key");
-    let fields = settings.fields("fields");
+    let key = settings.key_or_generated("key");
+    let fields = settings.fields_or_immutable("fields");
     let table = settings.text("table", plural(name));
     let hot_names = settings.texts("hot");
     let require_version = settings.flag("require_version", true);
+    let created_at = settings.flag("created_at", false);
     let mutate = settings.choice("mutate", &[OPTIMISTIC, PESSIMISTIC]);
     check_hot(settings, &hot_names, &fields);
+    let is_cold = |field: &&Field| !hot_names.contains(&field.name);
+    let columns: Vec<&Field> = key.iter().chain(fields.iter().filter(is_cold)).collect();
+    let person = erase::read_person(settings, &columns);
+    let constraints = row_constraints::declare(cx, &table, &fields, &hot_names)?;
     let (hot, fields): (Vec<Field>, Vec<Field>) =
         fields.into_iter().partition(|field| hot_names.contains(&field.name));
     let main = TableSpec::named(&table)
@@ -111,9 +126,11 @@ pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
         .fields(&fields)
         .states_in(STATUS, &STATUSES)
         .default(ACTIVE)
+        .live(&[ACTIVE])
         .updated_at()
         .index(BY_STATUS, &[STATUS], &[UPDATED_AT]);
-    let def = cx.build(main)?;
+    let main = if created_at { main.created_at().null() } else { main };
+    let def = cx.build(constraints.with_indexes(main))?;
     let keyed = |suffix: &str| {
         let beside = Table::named(format!("{table}_{suffix}"));
         key.iter().fold(beside, |table, field| table.partition(&field.name, field.kind))
@@ -127,13 +144,39 @@ pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
         _ => None,
     };
     let table = def.table().clone();
-    let told = Told::with_row(name, &table).counting(Counts::With(STATUS, &[ACTIVE]));
-    let entity = Arc::new(Entity { name: name.to_owned(), fields, hot, def, table, hot_table, lock_table });
+    let source_rows = SourceRows::with_row(name, &table).filtered(RowFilter::With(STATUS, &[ACTIVE]));
+    let entity = Arc::new(EntitySpec {
+        name: name.to_owned(),
+        fields,
+        hot,
+        key: key.clone(),
+        created_at,
+        def,
+        table,
+        hot_table,
+        lock_table,
+    });
     let beside = entity.hot_table.iter().chain(&entity.lock_table);
-    let resource = beside.fold(ResourceSpec::of(name, &entity.def), ResourceSpec::table).told(told);
+    let resource = beside
+        .fold(ResourceSpec::of(name, &entity.def), ResourceSpec::table)
+        .source_rows(source_rows)
+        .events(EVENTS)
+        .person(person)
+        .constrained(constraints);
     cx.resource(resource.actions(actions::actions(&entity, &key, require_version)));
     Some(())
 }
+
+/// The events of an entity, and the actions that leave them.
+const EVENTS: &[(&str, &[&str])] = &[
+    ("created", &["create"]),
+    ("updated", &["update", "patch", "mutate"]),
+    ("counted", &["mutate"]),
+    ("deleted", &["delete"]),
+    ("restored", &["restore"]),
+    ("erased", &["erase"]),
+    ("moved", &[]),
+];
 
 /// Hot fields are declared, and need not be given.
 fn check_hot(settings: &mut SettingsReader<'_>, hot: &[String], fields: &[Field]) {
@@ -144,6 +187,16 @@ fn check_hot(settings: &mut SettingsReader<'_>, hot: &[String], fields: &[Field]
                 let title = format!("`{name}` is hot, so it must be optional or have a default");
                 let advice = Some("its row is only written when it is first changed");
                 settings.field_problem(field, title, advice);
+            }
+            Some(field) if field.immutable => {
+                let title = format!("`{name}` is hot, so it cannot be immutable");
+                settings.field_problem(field, title, None);
+            }
+            Some(field) if field.limits.as_ref().is_some_and(FieldLimits::needs_row) => {
+                let title = format!(
+                    "`{name}` is hot, so its sums are not read: `enum`, and `min` and `max` of floats, cannot be kept"
+                );
+                settings.field_problem(field, title, Some("take it out of `hot`"));
             }
             Some(_) => {}
         }

@@ -7,20 +7,20 @@ use serde_json::Value as Json;
 use statehouse_store::Value;
 use statehouse_store::limits::row_weight;
 
-use super::{ACTIVE, CACHED, Entity};
-use crate::action::{Answer, Call, Code, Desk, Read, Refusal};
-use crate::cache::{Lookup, Token};
+use super::{ACTIVE, CACHED, EntitySpec};
+use crate::action::{ActionContext, Answer, Call, Code, Read, Refusal};
+use crate::cache::{Lookup, ReadToken};
 use crate::resource::key_text;
 
-pub(super) struct Reader {
-    pub entity: Arc<Entity>,
+pub(super) struct EntityRead {
+    pub entity: Arc<EntitySpec>,
 }
 
 #[async_trait]
-impl Read for Reader {
-    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
-        let text = |name: &str| call.input.get(name).and_then(Json::as_str);
-        let after = match text("after").map(Token::parse_list) {
+impl Read for EntityRead {
+    async fn read(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Arc<Answer>, Refusal> {
+        let text = |name: &str| call.input.text(name);
+        let after = match text("after").map(ReadToken::parse_list) {
             None => Vec::new(),
             Some(Some(tokens)) => tokens,
             Some(None) => {
@@ -29,26 +29,26 @@ impl Read for Reader {
             }
         };
         if text("consistency") != Some(CACHED) {
-            return self.strong(call, desk).await.map(|(answer, _)| Arc::new(answer));
+            return self.strong(call, cx).await.map(|(answer, _)| Arc::new(answer));
         }
-        match desk.cache.look(&call.tenant, &self.entity.name, &key_text(&call.key), &after) {
+        match cx.cache.lookup(&call.tenant, &self.entity.name, &key_text(&call.key), &after) {
             Lookup::Hit(answer) => Ok(answer),
-            Lookup::Bypass => self.strong(call, desk).await.map(|(answer, _)| Arc::new(answer)),
+            Lookup::Bypass => self.strong(call, cx).await.map(|(answer, _)| Arc::new(answer)),
             Lookup::Miss(ticket) => {
-                let (answer, bytes) = self.strong(call, desk).await?;
+                let (answer, bytes) = self.strong(call, cx).await?;
                 let answer = Arc::new(answer);
-                desk.cache.keep(ticket, &answer, bytes);
+                cx.cache.keep(ticket, &answer, bytes);
                 Ok(answer)
             }
         }
     }
 }
 
-impl Reader {
+impl EntityRead {
     /// The row as it is, and what it weighs.
-    async fn strong(&self, call: &Call, desk: &Desk<'_>) -> Result<(Answer, usize), Refusal> {
+    async fn strong(&self, call: &Call, cx: &ActionContext<'_>) -> Result<(Answer, usize), Refusal> {
         let entity = &self.entity;
-        let (row, hot) = entity.rows(call, desk).await?;
+        let (row, hot) = entity.rows(call, cx).await?;
         let row =
             row.ok_or_else(|| Refusal::new(Code::NotFound, format!("{} does not exist", entity.what(call))))?;
         entity.check_status(call, &row, ACTIVE)?;

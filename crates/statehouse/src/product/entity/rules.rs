@@ -1,25 +1,27 @@
 //! Pure decisions: what an input means for the fields of a row.
 
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 use statehouse_store::guard::{column, is_null, is_set};
 use statehouse_store::{Guard, Row, Type, Value};
 
 use crate::action::{Call, Code, Refusal};
 use crate::blueprint::settings::Field;
+use crate::declare::FieldLimits;
+use crate::inputs::Inputs;
 use crate::product::fields::contents;
 
 /// What a mutation asks for.
-pub(super) struct Mutation {
-    pub set: Map<String, Json>,
-    pub increment: Map<String, Json>,
-    pub append: Map<String, Json>,
+pub(super) struct MutationInput {
+    pub set: Inputs,
+    pub increment: Inputs,
+    pub append: Inputs,
     /// How it can be done.
-    pub way: Way,
+    pub way: MutationMode,
 }
 
 /// How a mutation can be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum MutationMode {
     /// In the row of the hot fields.
     Hot,
     /// By adding to numbers where they stand: no version is needed, so no race can be lost.
@@ -28,13 +30,13 @@ pub(super) enum Way {
     Compute,
 }
 
-impl Mutation {
+impl MutationInput {
     /// Reads the input of a mutation. It was checked against the form already.
-    pub(super) fn of(call: &Call, hot: &[Field]) -> Result<Mutation, Refusal> {
-        let part = |name: &str| call.input.get(name).and_then(Json::as_object).cloned().unwrap_or_default();
+    pub(super) fn of(call: &Call, fields: &[Field], hot: &[Field]) -> Result<MutationInput, Refusal> {
+        let part = |name: &str| call.input.object(name).cloned().unwrap_or_default();
         let (set, increment, append) = (part("set"), part("increment"), part("append"));
         let invalid = |message: String| Err(Refusal::new(Code::InvalidInput, message));
-        let names: Vec<&String> = set.keys().chain(increment.keys()).chain(append.keys()).collect();
+        let names: Vec<&str> = set.names().chain(increment.names()).chain(append.names()).collect();
         if names.is_empty() {
             return invalid("say what to set, increment or append".into());
         }
@@ -43,20 +45,28 @@ impl Mutation {
         {
             return invalid(format!("{twice} is changed in two ways at once"));
         }
-        let hot = names.iter().filter(|name| hot.iter().any(|field| field.name == ***name)).count();
+        let hot = names.iter().filter(|name| hot.iter().any(|field| field.name == **name)).count();
         if hot > 0 && hot < names.len() {
             let message = "hot fields stand in a row of their own; change them in a mutation of their own";
             return invalid(message.into());
         }
         let way = if hot > 0 {
-            Way::Hot
-        } else if set.is_empty() && append.is_empty() && call.expected.is_none() {
-            Way::Count
+            MutationMode::Hot
+        } else if set.is_empty()
+            && append.is_empty()
+            && call.expected.is_none()
+            && !fields.iter().any(|field| increment.has(&field.name) && needs_row(field))
+        {
+            MutationMode::Count
         } else {
-            Way::Compute
+            MutationMode::Compute
         };
-        Ok(Mutation { set, increment, append, way })
+        Ok(MutationInput { set, increment, append, way })
     }
+}
+
+fn needs_row(field: &Field) -> bool {
+    field.limits.as_ref().is_some_and(FieldLimits::needs_row)
 }
 
 /// The most fields that are compared in a guard; beyond them a row is read first.
@@ -89,11 +99,11 @@ pub(super) fn zero_like(amount: &Value) -> Value {
 pub(super) fn computed<'a>(
     fields: &'a [Field],
     row: Option<&Row>,
-    increment: &Map<String, Json>,
-    append: &Map<String, Json>,
+    increment: &Inputs,
+    append: &Inputs,
 ) -> Result<Vec<(&'a str, Value)>, Refusal> {
     let mut results = Vec::new();
-    for (name, amount) in contents(fields, increment, false)? {
+    for (name, amount) in contents(fields, increment, false) {
         let out_of_range = || Refusal::new(Code::OutOfRange, format!("the new {name} is out of range"));
         let before = row.and_then(|row| row.get(name));
         let sum = match (before, amount) {
@@ -103,10 +113,16 @@ pub(super) fn computed<'a>(
             }
             (_, amount) => amount,
         };
+        let limits = fields.iter().find(|field| field.name == name).and_then(|field| field.limits.as_ref());
+        if let Some((limits, Err(_))) = limits.map(|limits| (limits, limits.check(&sum))) {
+            return Err(Refusal::new(Code::OutOfRange, limits.sum_refused(name, before)));
+        }
         results.push((name, sum));
     }
     for field in fields {
-        let Some(item) = append.get(&field.name) else { continue };
+        if !append.has(&field.name) {
+            continue;
+        }
         let mut items = match row.and_then(|row| row.json(&field.name)) {
             None => Vec::new(),
             Some(Json::Array(items)) => items.clone(),
@@ -115,7 +131,7 @@ pub(super) fn computed<'a>(
                 return Err(Refusal::new(Code::InvalidInput, message));
             }
         };
-        items.push(item.clone());
+        items.push(append.json(&field.name));
         let list = Value::Json(Json::Array(items)).admitted(Type::Json);
         results.push((
             field.name.as_str(),

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use statehouse_store::Type;
 use statehouse_store::table::VERSION;
 
-use super::read::{Reader, Reading};
-use super::seen::Marker;
+use super::read::{FeedQuery, FeedRead};
+use super::seen::MarkSeen;
 use super::{
-    AUTHOR, CREATED_AT, EXPIRES_AT, Feed, LAST_SEEN_AT, LAST_SEEN_CREATED_AT, LAST_SEEN_POST, POST, PREVIEW,
-    UPDATED_AT, VIEWER,
+    AUTHOR, CREATED_AT, EXPIRES_AT, FeedSpec, LAST_SEEN_AT, LAST_SEEN_CREATED_AT, LAST_SEEN_POST, POST,
+    PREVIEW, UPDATED_AT, VIEWER,
 };
 use crate::action::Code;
 use crate::declare::ActionSpec;
@@ -17,7 +17,7 @@ use crate::form::{Form, Property};
 use crate::infra::projection::{GENERATION, fresh};
 use crate::resource::state_name;
 
-pub(super) fn actions(feed: &Arc<Feed>) -> [ActionSpec; 3] {
+pub(super) fn actions(feed: &Arc<FeedSpec>) -> [ActionSpec; 3] {
     let kind = |column: &str| Form::Value(feed.rows.type_of(column).unwrap_or(Type::Text));
     let given = |column: &str, about: &str| Property::required(column, kind(column), about);
     let state = |suffix: &str| format!("{}{suffix}", state_name(&feed.name).trim_end_matches("State"));
@@ -38,7 +38,7 @@ pub(super) fn actions(feed: &Arc<Feed>) -> [ActionSpec; 3] {
         Property::required(UPDATED_AT, Form::Value(Type::Time), "").or_null(),
         Property::required(VERSION, Form::Value(Type::Int), "raised by every change; 0 if nothing was seen"),
     ]);
-    let read = |what: Reading| Reader { feed: feed.clone(), what };
+    let read = |what: FeedQuery| FeedRead { feed: feed.clone(), what };
     let (created, followed) = (format!("{}.create", feed.posts), format!("{}.add", feed.follows));
     [
         ActionSpec::list("list", "List what {name} shows to a reader, the newest first.")
@@ -58,13 +58,13 @@ pub(super) fn actions(feed: &Arc<Feed>) -> [ActionSpec; 3] {
                 "stale ranking after source update",
             ])
             .after([created.as_str(), followed.as_str()])
-            .reads(read(Reading::Page)),
+            .reads(read(FeedQuery::Page)),
         ActionSpec::read("read", "Read how far a reader of {name} has got.")
             .target(state("Cursor"))
             .gives(seen.clone())
             .codes(&[])
             .after(["seen"])
-            .reads(read(Reading::Cursor)),
+            .reads(read(FeedQuery::Cursor)),
         ActionSpec::transition("seen", "Say up to which post a reader has seen {name}. It never goes back.")
             .target(state("Cursor"))
             .shape("overwrite")
@@ -72,6 +72,6 @@ pub(super) fn actions(feed: &Arc<Feed>) -> [ActionSpec; 3] {
             .takes([given(POST, "the newest post that was seen"), given(CREATED_AT, "and its time")])
             .gives(seen)
             .codes(&[Code::Contended])
-            .writes(Marker { feed: feed.clone() }),
+            .writes(MarkSeen { feed: feed.clone() }),
     ]
 }

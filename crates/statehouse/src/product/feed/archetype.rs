@@ -1,6 +1,6 @@
 //! What `feed` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, Dependencies, FailureAnswer, Relief};
 
 /// A05, Derived Projection.
 pub const ARCHETYPE: Archetype = Archetype {
@@ -9,7 +9,7 @@ pub const ARCHETYPE: Archetype = Archetype {
     about: "home feeds: posts of followed authors, pushed to readers, or pulled for authors with many followers",
     declare: Some(super::declare),
     derived: true,
-    depends_on: &["entity", "projection", "relation"],
+    depends_on: Dependencies::Named(&["entity", "projection", "relation"]),
     specimen: r#"
 [feed.home]
 posts = "thing"
@@ -35,7 +35,7 @@ follows = "edge"
         ),
         FailureAnswer::of(
             "tombstone not propagated",
-            "A row is not written for somebody who does not follow any more, and an unfollow takes whatever is there.",
+            "A row is not written for a reader who does not follow any more, and an unfollow takes whatever is there.",
             "the edge, as a condition of the plan",
         ),
         FailureAnswer::of(

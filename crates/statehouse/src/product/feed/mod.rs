@@ -31,11 +31,11 @@
 //!   post:* the edge is the one that was read, and the entry is (through `user_feed_work`, or by its version); *for a
 //!   follow:* the edge's version, and `source_order` of the post in its author's list.
 //! - F2. None is missing. *Followers are listed after the post has come into its author's list, and an author's list is read
-//!   after the edge was made: whoever is second sees the first.* Where a post and all its rows are one plan, they are listed
+//!   after the edge was made: the second reader sees the first write.* Where a post and all its rows are one plan, they are listed
 //!   before; then that plan demands that no edge has come or gone (the rows of the relation's count are what they were).
 //! - F3. What an edge has left is gone with it. *An unfollow compares the reader's own rows with the author's list, and takes
 //!   away what is not wanted, whatever became of the posts meanwhile.*
-//! - F4. A post goes out completely before the next version of it does. *While there is a row of work for it, whoever comes
+//! - F4. A post goes out completely before the next version of it does. *While there is a row of work for it, a process that comes
 //!   to the post finishes that first. Guard of every piece:* `source_order = the entry's that was read`; *of every piece but
 //!   the last, so that one which was passed does not take the work back:* `version = the row's`. A row that is made anew
 //!   begins with version 1 again, so that alone would not tell it from the one before. *A version that goes out in one plan
@@ -58,7 +58,7 @@
 
 mod actions;
 mod archetype;
-mod bundle;
+mod batch;
 mod fan_out;
 mod read;
 mod seen;
@@ -72,19 +72,20 @@ use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
 use serde_json::Value as Json;
-use statehouse_store::table::Builder;
-use statehouse_store::{Record, Row, Table, Time, Type, Value};
+use statehouse_store::table::{Column, TableBuilder};
+use statehouse_store::{Bug, Record, Row, StoreError, Table, Time, Type, Value};
 
-use self::bundle::Remembered;
-use self::sweep::Sweeper;
-use super::relation::{self, Relation};
+use self::batch::FollowerCache;
+use self::sweep::FeedSweeper;
+use super::relation::{self, RelationSpec};
 use crate::blueprint::Thing;
 use crate::declare::{Declare, ResourceSpec};
 use crate::infra::projection::{
-    Change, Content, Delta, GENERATION, Mention, Projector, Reach, SOURCE, SOURCE_ORDER, entries_table,
+    EntryContent, EntryDelta, FanOut, GENERATION, Projector, SOURCE, SOURCE_ORDER, SourceChange,
+    SourceMention, entries_table,
 };
 use crate::resource::{Resource, key_text};
-use crate::told::{RowTold, Telling, Told};
+use crate::view_source::{EventRow, SourceRows, ViewSource};
 
 const VIEWER: &str = "viewer_id";
 const AUTHOR: &str = "author_id";
@@ -123,12 +124,12 @@ const PREVIEW_LETTERS_MAX: usize = 280;
 
 /// One declared feed.
 #[derive(Debug)]
-pub(super) struct Feed {
+pub(super) struct FeedSpec {
     name: String,
     posts: String,
     follows: String,
     source: Arc<Table>,
-    relation: Relation,
+    relation: RelationSpec,
     author: String,
     created: String,
     preview: Option<String>,
@@ -142,7 +143,7 @@ pub(super) struct Feed {
     authors: Arc<Table>,
     work: Arc<Table>,
     cursors: Arc<Table>,
-    remembered: Remembered,
+    remembered: FollowerCache,
     /// The generation that a reader last found to be live; 0 before.
     last_live: AtomicI64,
 }
@@ -171,13 +172,13 @@ pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     }
     let (posts, follows) = (posts?, follows?);
     let found = sources(cx, &posts, &follows, [&author, &created], preview.as_deref())?;
-    let Sources { source, relation, kinds } = found;
+    let FeedSources { source, relation, kinds } = found;
     let mut tables = Vec::new();
     for table in self::tables(&table, &cursors, kinds) {
         tables.push(cx.build_internal(table)?);
     }
     let [rows, entries, lists, pulled, authors, work, cursors] = tables.try_into().ok()?;
-    let feed = Arc::new(Feed {
+    let feed = Arc::new(FeedSpec {
         name: name.to_owned(),
         posts,
         follows,
@@ -196,22 +197,23 @@ pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
         authors,
         work,
         cursors,
-        remembered: Remembered::default(),
+        remembered: FollowerCache::default(),
         last_live: AtomicI64::new(0),
     });
     let key = vec![(VIEWER.to_owned(), kinds.viewer)];
-    let resource = ResourceSpec::without_rows(name, key, Telling::derived());
+    let resource =
+        ResourceSpec::without_rows(name, key, ViewSource::derived()).events(&[("seen", &["seen"])]);
     let resource = feed.tables().iter().chain([&feed.cursors]).fold(resource, ResourceSpec::table);
-    let resource = resource.actions(actions::actions(&feed)).worker(Sweeper::of(feed.clone()));
+    let resource = resource.actions(actions::actions(&feed)).worker(FeedSweeper::of(feed.clone()));
     cx.resource(resource.projection(feed));
     Some(())
 }
 
 /// What a feed is made of.
-struct Sources {
+struct FeedSources {
     source: Arc<Table>,
-    relation: Relation,
-    kinds: Kinds,
+    relation: RelationSpec,
+    kinds: FeedKeyTypes,
 }
 
 /// The posts and the follows, or problems at the settings that name them.
@@ -221,7 +223,7 @@ fn sources(
     follows: &str,
     [author, created]: [&str; 2],
     preview: Option<&str>,
-) -> Option<Sources> {
+) -> Option<FeedSources> {
     let (blueprint, resources) = cx.others()?;
     let settings = cx.settings();
     let is_entity = |resource: &&Resource| resource.name == posts && resource.archetype.keyword() == "entity";
@@ -253,22 +255,22 @@ fn sources(
             None => settings.problem(setting, format!("`{posts}` has no column `{name}`")),
         }
     }
-    let kinds = Kinds { viewer: viewer.kind, author: to.kind, post: post.kind };
-    Some(Sources { source, relation, kinds })
+    let kinds = FeedKeyTypes { viewer: viewer.kind, author: to.kind, post: post.kind };
+    Some(FeedSources { source, relation, kinds })
 }
 
 /// The types of what names readers, authors and posts.
 #[derive(Clone, Copy, Debug)]
-struct Kinds {
+struct FeedKeyTypes {
     viewer: Type,
     author: Type,
     post: Type,
 }
 
-fn tables(name: &str, cursors: &str, kinds: Kinds) -> [Builder; 7] {
-    let Kinds { viewer, author, post } = kinds;
+fn tables(name: &str, cursors: &str, kinds: FeedKeyTypes) -> [TableBuilder; 7] {
+    let FeedKeyTypes { viewer, author, post } = kinds;
     let named = |suffix: &str| Table::named(format!("{name}{suffix}")).partition(GENERATION, Type::Int);
-    let shown = |table: Builder| table.optional(PREVIEW, Type::Text).required(EXPIRES_AT, Type::Time);
+    let shown = |table: TableBuilder| table.optional(PREVIEW, Type::Text).required(EXPIRES_AT, Type::Time);
     let rows = named("").partition(VIEWER, viewer).sort(CREATED_AT, Type::Time).sort(POST, post);
     let rows = shown(rows.required(AUTHOR, author));
     let entries = entries_table(&format!("{name}_entries"))
@@ -297,7 +299,7 @@ fn tables(name: &str, cursors: &str, kinds: Kinds) -> [Builder; 7] {
     [rows, entries, lists, pulled, authors, work, cursors]
 }
 
-impl Feed {
+impl FeedSpec {
     /// The oldest time that is shown, and kept.
     fn oldest(&self, now: Time) -> Time {
         now.minus(self.keep).plus(Duration::from_micros(1))
@@ -308,13 +310,13 @@ impl Feed {
         created.plus(self.keep)
     }
 
-    /// The oldest time of a post that somebody sees who follows its author since then.
+    /// The oldest time of a post that a reader sees who follows its author since then.
     fn oldest_since(&self, since: Time, now: Time) -> Time {
         self.oldest(now).max(since.minus(self.backfill))
     }
 
     /// What a post means whose columns are these.
-    fn meaning(&self, get: &dyn Fn(&str) -> Value) -> Option<Content> {
+    fn meaning(&self, get: &dyn Fn(&str) -> Value) -> Option<EntryContent> {
         let is_active = get(STATUS) == Value::from(ACTIVE);
         let (author, created) = (get(&self.author), get(&self.created));
         let post = self.source.key_columns().first().map(|column| get(&column.name))?;
@@ -324,7 +326,7 @@ impl Feed {
         let preview = self.preview.as_deref().map(get);
         let short = |text: &str| Value::from(text.chars().take(PREVIEW_LETTERS_MAX).collect::<String>());
         let preview = preview.as_ref().and_then(Value::as_text).map(short);
-        let mut content = Content::from([
+        let mut content = EntryContent::from([
             (POST.to_owned(), post),
             (AUTHOR.to_owned(), author),
             (CREATED_AT.to_owned(), created),
@@ -339,7 +341,7 @@ impl Feed {
     }
 
     /// The rows of a record that belong to a resource, as its events tell them.
-    fn told<'r>(
+    fn event_rows<'r>(
         record: &'r Record,
         resource: &'r str,
     ) -> impl Iterator<Item = &'r serde_json::Map<String, Json>> {
@@ -358,19 +360,24 @@ fn fitting(key: &[Value]) -> Result<String, String> {
     }
 }
 
-/// A column of a row as JSON.
-fn column_in(table: &Table, row: &serde_json::Map<String, Json>, name: &str) -> Value {
-    let kind = table.type_of(name).unwrap_or(Type::Text);
-    Value::from_json(row.get(name).cloned().unwrap_or_default(), kind).unwrap_or(Value::Null)
+/// A column of the key of a row in an event.
+fn key_column_in(
+    table: &Table,
+    row: &serde_json::Map<String, Json>,
+    column: &Column,
+) -> Result<Value, StoreError> {
+    let corrupt = |why: String| StoreError::corrupt(format!("an event about a row of {table}"), why);
+    let json = row.get(&column.name).ok_or_else(|| corrupt(format!("it has no {}", column.name)))?;
+    Value::from_json(json.clone(), column.kind).map_err(|why| corrupt(format!("{}: {why}", column.name)))
 }
 
-impl Projector for Feed {
+impl Projector for FeedSpec {
     fn name(&self) -> &str {
         &self.name
     }
 
     fn definition(&self) -> String {
-        let Feed { posts, follows, author, created, preview, keep, backfill, .. } = self;
+        let FeedSpec { posts, follows, author, created, preview, keep, backfill, .. } = self;
         format!(
             "posts {posts} by {author} at {created} preview {} follows {follows} keep {keep:?} backfill {backfill:?}",
             preview.as_deref().unwrap_or("nothing"),
@@ -402,33 +409,48 @@ impl Projector for Feed {
             .any(|event| event.name.split('.').next().is_some_and(|name| names.contains(&name)))
     }
 
-    fn mentions(&self, record: &Record) -> Result<Vec<Mention>, String> {
-        let told = Told::with_row(&self.posts, &self.source);
+    fn mentions(&self, record: &Record) -> Result<Vec<SourceMention>, String> {
+        let source_rows = SourceRows::with_row(&self.posts, &self.source);
         let used = [STATUS, &self.author, &self.created].into_iter().chain(self.preview.as_deref());
-        let mention = |row: RowTold<'_>| match row {
-            RowTold::Whole(row, order) => {
-                let get = |name: &str| told.value(row, name);
+        let mention = |row: EventRow<'_>| match row {
+            EventRow::Whole(row, order) => {
+                let get = |name: &str| source_rows.value(row, name);
                 let (source, content) = (self.source_key(&get)?, self.meaning(&get));
-                Ok(Mention::Change(Change { source, order, content }))
+                Ok(SourceMention::Change(SourceChange { source, order, content }))
             }
-            RowTold::Partial(key, order) => Ok(Mention::Partial { source: fitting(&key)?, key, order }),
+            EventRow::Partial(key, order) => {
+                Ok(SourceMention::Partial { source: fitting(&key)?, key, order })
+            }
+            EventRow::Erased(key, version) => {
+                Ok(SourceMention::Change(SourceChange::erased(fitting(&key)?, version)))
+            }
         };
-        told.rows(record, &used.collect::<Vec<_>>()).into_iter().map(mention).collect()
+        source_rows.rows(record, &used.collect::<Vec<_>>()).into_iter().map(mention).collect()
     }
 
-    fn change_of(&self, row: &Row) -> Change {
+    fn change_of(&self, row: &Row) -> SourceChange {
         let get = |name: &str| row.get(name).cloned().unwrap_or(Value::Null);
         // What does not fit is no entry, here as in the log, where it is parked with the reason.
         let source = self.source_key(&get);
         let content = if source.is_ok() { self.meaning(&get) } else { None };
-        Change { source: source.unwrap_or_else(|_| "(too long)".to_owned()), order: row.version(), content }
+        SourceChange {
+            source: source.unwrap_or_else(|_| "(too long)".to_owned()),
+            order: row.version(),
+            content,
+        }
     }
 
-    fn deltas(&self, _: i64, _: &str, _: Option<&Content>, _: Option<&Content>) -> Vec<Delta> {
-        Vec::new()
+    fn deltas(
+        &self,
+        _: i64,
+        _: &str,
+        _: Option<&EntryContent>,
+        _: Option<&EntryContent>,
+    ) -> Result<Vec<EntryDelta>, Bug> {
+        Ok(Vec::new())
     }
 
-    fn reach(&self) -> Option<&dyn Reach> {
+    fn reach(&self) -> Option<&dyn FanOut> {
         Some(self)
     }
 }

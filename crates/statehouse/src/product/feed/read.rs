@@ -6,86 +6,81 @@ use std::sync::{Arc, atomic};
 use async_trait::async_trait;
 use serde_json::{Map, Value as Json};
 use statehouse_store::{
-    Cursor, Page, Query, ReadRequest, ReadResult, Row, Store, Table, Tenant, Time, Type, Value,
+    Cursor, Page, Query, ReadRequest, ReadResult, Row, Store, Table, Tenant, Time, Value, bug,
 };
 
-use super::{AUTHOR, CREATED_AT, EXPIRES_AT, Feed, POST, PREVIEW, PULL, SINCE, VIEWER};
-use crate::action::{Answer, Call, Desk, Read, Refusal};
-use crate::form::Misfit;
-use crate::infra::projection::{Consult, GENERATION};
+use super::{AUTHOR, CREATED_AT, EXPIRES_AT, FeedSpec, POST, PREVIEW, PULL, SINCE, VIEWER};
+use crate::action::{ActionContext, Answer, Call, Read, Refusal};
+use crate::infra::projection::{GENERATION, ProjectionReader};
 use crate::paging;
-use crate::product::listing::{Part, fill, filled, merge};
+use crate::product::listing::{BucketRead, fill, filled, merge};
 
 /// Authors' lists that are read at the same time.
 const TOGETHER_MAX: usize = 32;
 
 /// What is read.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Reading {
+pub(super) enum FeedQuery {
     Page,
     Cursor,
 }
 
-pub(super) struct Reader {
-    pub feed: Arc<Feed>,
-    pub what: Reading,
+pub(super) struct FeedRead {
+    pub feed: Arc<FeedSpec>,
+    pub what: FeedQuery,
 }
 
 #[async_trait]
-impl Read for Reader {
-    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
+impl Read for FeedRead {
+    async fn read(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Arc<Answer>, Refusal> {
         Ok(Arc::new(match self.what {
-            Reading::Page => self.feed.page(call, desk).await?,
-            Reading::Cursor => {
-                let row = self.feed.cursor(call, desk).await?;
-                Answer::row(row.map_or_else(|| Feed::unseen(call), |row| row.to_json()))
+            FeedQuery::Page => self.feed.page(call, cx).await?,
+            FeedQuery::Cursor => {
+                let row = self.feed.cursor(call, cx).await?;
+                Answer::row(row.map_or_else(|| FeedSpec::unseen(call), |row| row.to_json()))
             }
         }))
     }
 }
 
-impl Feed {
-    async fn page(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal> {
-        let json = call.input.get(VIEWER).cloned().unwrap_or_default();
-        let kind = self.rows.type_of(VIEWER).unwrap_or(Type::Text);
-        let viewer = Value::from_json(json, kind).map_err(|why| {
-            Refusal::misfits(vec![Misfit { pointer: format!("/{VIEWER}"), detail: why.to_string() }])
-        })?;
-        let consult = Consult { name: &self.name, desk };
+impl FeedSpec {
+    async fn page(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Answer, Refusal> {
+        let viewer = call.input.value_or_null(VIEWER);
+        let consult = ProjectionReader { name: &self.name, cx };
         let reading = |generation: i64, cursor: Option<String>| -> Result<PageRead<'_>, Refusal> {
             let cursor = cursor.map(|cursor| Cursor::parse(&cursor)).transpose()?;
-            let (now, limit) = (desk.clock.now(), paging::rows(call));
+            let (now, limit) = (cx.clock.now(), paging::rows(call));
             Ok(PageRead { feed: self, generation, cursor, viewer: &viewer, tenant: &call.tenant, now, limit })
         };
         let last = self.last_live.load(atomic::Ordering::Relaxed);
-        if last > 0 && Consult::is_plain(call) {
+        if last > 0 && ProjectionReader::is_plain(call) {
             // Whether it is live still is asked while it is read. What was live before the rows were read, and is afterwards,
             // was kept up all the time: it could be gone back to, but it was not deleted.
             let page = reading(last, None)?;
             let (own, pulled, live) = (page.own()?, page.pulled()?, consult.live_cell()?);
             let asks = [ReadRequest::Value(&live), ReadRequest::Query(&own), ReadRequest::Query(&pulled)];
-            let mut seen = desk.store.read_many(&asks).await?.into_iter();
+            let mut seen = cx.store.read_many(&asks).await?.into_iter();
             let live = seen.next().map(ReadResult::into_value).transpose()?.flatten();
             if live.and_then(|live| live.as_int()) == Some(last) {
                 let pages = seen.map(ReadResult::into_page).collect::<Result<Vec<_>, _>>()?;
-                return page.answer(own, pulled, pages.into_iter(), desk.store).await;
+                return page.answer(own, pulled, pages.into_iter(), cx.store).await;
             }
         }
         let (generation, cursor) = consult.open(call).await?;
-        if Consult::is_plain(call) {
+        if ProjectionReader::is_plain(call) {
             self.last_live.store(generation, atomic::Ordering::Relaxed);
         }
         let page = reading(generation, cursor)?;
         let (own, pulled) = (page.own()?, page.pulled()?);
-        let seen = desk.store.read_many(&[ReadRequest::Query(&own), ReadRequest::Query(&pulled)]).await?;
+        let seen = cx.store.read_many(&[ReadRequest::Query(&own), ReadRequest::Query(&pulled)]).await?;
         let pages = seen.into_iter().map(ReadResult::into_page).collect::<Result<Vec<_>, _>>()?;
-        page.answer(own, pulled, pages.into_iter(), desk.store).await
+        page.answer(own, pulled, pages.into_iter(), cx.store).await
     }
 }
 
 /// A page of a feed that is being read.
 struct PageRead<'a> {
-    feed: &'a Feed,
+    feed: &'a FeedSpec,
     generation: i64,
     cursor: Option<Cursor>,
     viewer: &'a Value,
@@ -131,23 +126,27 @@ impl PageRead<'_> {
         let nothing = || Page { rows: Vec::new(), next: None };
         let rows = fill(store, &own, pages.next().unwrap_or_else(nothing)).await?;
         let mut from = fill(store, &pulled, pages.next().unwrap_or_else(nothing)).await?;
-        let mut so_far = Part { is_whole: rows.next.is_none(), rows: rows.rows };
+        let mut so_far = BucketRead { is_whole: rows.next.is_none(), rows: rows.rows };
         let mut is_merged = false;
         // However many there are to pull from, some are read at a time, and no more than a page is kept.
         loop {
             let mut queries = Vec::new();
             for row in &from.rows {
-                let (Some(author), Some(since)) = (row.get(AUTHOR), row.time(SINCE)) else { continue };
+                let since = row.get_time(SINCE)?;
+                let Some(author) = row.get(AUTHOR) else {
+                    return Err(bug!("table {} has no column {AUTHOR}", row.table()).into());
+                };
                 let list = vec![self.generation.into(), author.clone(), PULL.into()];
                 let oldest = self.feed.oldest_since(since, self.now);
                 queries.push(self.behind(&self.feed.lists, list, oldest)?);
             }
             if !queries.is_empty() {
                 let pages = filled(store, &queries).await?;
-                let parts =
-                    pages.into_iter().map(|page| Part { is_whole: page.next.is_none(), rows: page.rows });
+                let parts = pages
+                    .into_iter()
+                    .map(|page| BucketRead { is_whole: page.next.is_none(), rows: page.rows });
                 let (rows, goes_on) = merge(parts.chain([so_far]).collect(), self.limit, newest_first);
-                so_far = Part { rows, is_whole: !goes_on };
+                so_far = BucketRead { rows, is_whole: !goes_on };
                 is_merged = true;
             }
             let Some(next) = from.next else { break };
@@ -163,7 +162,7 @@ impl PageRead<'_> {
         }
         let viewer = self.viewer.to_json();
         let mut answer = paging::answer(shown(rows, viewer, self.generation), next);
-        answer.next = answer.next.map(|next| Consult::cursor(self.generation, &next));
+        answer.next = answer.next.map(|next| ProjectionReader::cursor(self.generation, &next));
         Ok(answer)
     }
 }
@@ -231,6 +230,8 @@ fn shown(rows: Vec<Row>, viewer: Json, generation: i64) -> impl Iterator<Item = 
 
 #[cfg(test)]
 mod tests {
+    use statehouse_store::Type;
+
     use super::*;
 
     #[test]

@@ -7,25 +7,24 @@ use async_trait::async_trait;
 use serde_json::{Value as Json, json};
 use statehouse_store::guard::now;
 use statehouse_store::table::VERSION;
-use statehouse_store::{
-    Address, Consistency, Event, EventTemplate, Guard, Reason, Refused, Row, Step, Type, Value,
-};
+use statehouse_store::{EventTemplate, Guard, Reason, Row, Step, Value};
 
-use super::{CREATED_AT, Feed, LAST_SEEN_AT, LAST_SEEN_CREATED_AT, LAST_SEEN_POST, POST, UPDATED_AT, VIEWER};
+use super::{
+    CREATED_AT, FeedSpec, LAST_SEEN_AT, LAST_SEEN_CREATED_AT, LAST_SEEN_POST, POST, UPDATED_AT, VIEWER,
+};
 use crate::action::{
-    Answer, Call, Code, Desk, Draft, Pieces, Refusal, Verdict, Write, common_verdict, row_of,
+    ActionContext, Answer, Call, PlanParts, Prepare, Prepared, Refusal, RefusedStep, Verdict,
 };
 use crate::resource::key_text;
 
-pub(super) struct Marker {
-    pub feed: Arc<Feed>,
+pub(super) struct MarkSeen {
+    pub feed: Arc<FeedSpec>,
 }
 
-impl Feed {
+impl FeedSpec {
     /// The cursor of a reader, if anything was seen.
-    pub(super) async fn cursor(&self, call: &Call, desk: &Desk<'_>) -> Result<Option<Row>, Refusal> {
-        let address = Address::new(&self.cursors, &call.tenant, call.key.iter().cloned())?;
-        Ok(desk.store.get(&[address], Consistency::Strong).await?.into_iter().next().flatten())
+    pub(super) async fn cursor(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Option<Row>, Refusal> {
+        cx.row(&self.cursors, &call.tenant, call.key.iter().cloned()).await
     }
 
     /// The cursor of a reader who has seen nothing.
@@ -48,20 +47,15 @@ fn is_ahead(row: &Row, created: &Value, post: &Value) -> bool {
 }
 
 #[async_trait]
-impl Write for Marker {
-    async fn draft(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal> {
+impl Prepare for MarkSeen {
+    async fn prepare(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Prepared, Refusal> {
         let feed = &self.feed;
-        let given = |name: &str| {
-            let kind = feed.rows.type_of(name).unwrap_or(Type::Text);
-            let json = call.input.get(name).cloned().unwrap_or_default();
-            Value::from_json(json, kind).map_err(|why| Refusal::new(Code::InvalidInput, why.to_string()))
-        };
-        let (created, post) = (given(CREATED_AT)?, given(POST)?);
-        let row = feed.cursor(call, desk).await?;
+        let (created, post) = (call.input.value_or_null(CREATED_AT), call.input.value_or_null(POST));
+        let row = feed.cursor(call, cx).await?;
         let key = call.key.iter().cloned();
         let step = match &row {
             Some(row) if !is_ahead(row, &created, &post) => {
-                return Ok(Draft::Done(Answer::row(row.to_json())));
+                return Ok(Prepared::Unchanged(Answer::row(row.to_json())));
             }
             Some(row) => Step::update(&feed.cursors, key).guard(Guard::version(row.version())),
             None => Step::insert(&feed.cursors, key),
@@ -72,18 +66,14 @@ impl Write for Marker {
             .set(LAST_SEEN_AT, now())
             .set(UPDATED_AT, now());
         let event = EventTemplate::named(format!("{}.seen", feed.name)).with_row_of(0);
-        Ok(Draft::Write(Pieces { subject: key_text(&call.key), steps: vec![step], event }))
+        Ok(PlanParts::new(key_text(&call.key), vec![step], event).into())
     }
 
-    fn refusal(&self, call: &Call, refused: &Refused) -> Verdict {
+    fn refused(&self, call: &Call, refused: &RefusedStep<'_>) -> Verdict {
         match refused.reason {
             // Another device of the reader was faster.
-            Reason::Present | Reason::Guard { .. } => Verdict::TryAgain,
-            _ => common_verdict(&format!("{} {}", self.feed.name, key_text(&call.key)), refused),
+            Reason::Present | Reason::Guard { .. } => Verdict::Retry,
+            _ => refused.standard(&format!("{} {}", self.feed.name, key_text(&call.key))),
         }
-    }
-
-    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
-        Answer::row(row_of(event))
     }
 }

@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use statehouse_store::guard::{column, now};
 use statehouse_store::{Cursor, Plan, PlanError, Row, Scan, Step, StoreError, Tenant};
 
-use super::{EXPIRES_AT, Feed};
-use crate::worker::{Next, Progress, Shift, Worker};
+use super::{EXPIRES_AT, FeedSpec};
+use crate::worker::{NextStep, StepContext, StepProgress, Worker};
 
 /// Rows that are deleted in one plan.
 const PLAN_MAX: usize = 16;
@@ -19,21 +19,21 @@ const PAUSE_MAX: Duration = Duration::from_secs(86_400);
 
 /// The worker that goes round all rows with an end.
 #[derive(Debug)]
-pub(super) struct Sweeper {
+pub(super) struct FeedSweeper {
     name: String,
-    feed: Arc<Feed>,
+    feed: Arc<FeedSpec>,
     /// Which table, and where in it. A process that begins anew begins at the beginning.
     place: Mutex<(usize, Option<Cursor>)>,
 }
 
-impl Sweeper {
-    pub(super) fn of(feed: Arc<Feed>) -> Sweeper {
-        Sweeper { name: format!("{}.sweep", feed.name), feed, place: Mutex::default() }
+impl FeedSweeper {
+    pub(super) fn of(feed: Arc<FeedSpec>) -> FeedSweeper {
+        FeedSweeper { name: format!("{}.sweep", feed.name), feed, place: Mutex::default() }
     }
 }
 
 #[async_trait]
-impl Worker for Sweeper {
+impl Worker for FeedSweeper {
     fn name(&self) -> &str {
         &self.name
     }
@@ -42,9 +42,9 @@ impl Worker for Sweeper {
         1
     }
 
-    async fn step(&self, shift: &Shift<'_>, limit: usize) -> Result<Progress, StoreError> {
+    async fn step(&self, context: &StepContext<'_>, limit: usize) -> Result<StepProgress, StoreError> {
         let misuse = |error: PlanError| StoreError::schema(self.name.as_str(), error.to_string());
-        let mut progress = Progress::idle();
+        let mut progress = StepProgress::idle();
         let (number, cursor) = self.place.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let tables = [&self.feed.rows, &self.feed.lists];
         let table = tables.get(number).copied().unwrap_or(&self.feed.rows);
@@ -52,8 +52,8 @@ impl Worker for Sweeper {
         if let Some(cursor) = cursor {
             scan = scan.after(cursor).map_err(misuse)?;
         }
-        let page = shift.store.scan(&scan).await?;
-        let time = shift.clock.now();
+        let page = context.store.scan(&scan).await?;
+        let time = context.clock.now();
         let mut over: BTreeMap<&Tenant, Vec<&Row>> = BTreeMap::new();
         for row in page.rows.iter().filter(|row| row.time(EXPIRES_AT).is_some_and(|end| end <= time)) {
             over.entry(row.tenant()).or_default().push(row);
@@ -63,9 +63,9 @@ impl Worker for Sweeper {
                 let step = |row: &&Row| {
                     Step::remove(table, row.key().iter().cloned()).guard(column(EXPIRES_AT).le(now()))
                 };
-                let plan = Plan::of(tenant, shift.ids.next()).steps(some.iter().map(step)).without_rows();
+                let plan = Plan::of(tenant, context.ids.next()).steps(some.iter().map(step)).without_rows();
                 // If it is refused, the engine's clock is behind this one: the next round will do it.
-                shift.store.commit(&plan.build().map_err(misuse)?).await?;
+                context.store.commit(&plan.build().map_err(misuse)?).await?;
                 progress.rows += some.len();
             }
         }
@@ -76,8 +76,8 @@ impl Worker for Sweeper {
         };
         *self.place.lock().unwrap_or_else(PoisonError::into_inner) = next;
         progress.next = match is_done {
-            true => Next::At(time.plus((self.feed.keep / 8).clamp(PAUSE_MIN, PAUSE_MAX))),
-            false => Next::Now,
+            true => NextStep::At(time.plus((self.feed.keep / 8).clamp(PAUSE_MIN, PAUSE_MAX))),
+            false => NextStep::Now,
         };
         Ok(progress)
     }

@@ -1,6 +1,6 @@
 //! What `relation` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, Dependencies, FailureAnswer, Relief};
 
 /// A02, Relation / Edge.
 pub const ARCHETYPE: Archetype = Archetype {
@@ -9,7 +9,7 @@ pub const ARCHETYPE: Archetype = Archetype {
     about: "edges such as follows and likes, with a list and an exact count at both ends",
     declare: Some(super::declare),
     derived: false,
-    depends_on: &[],
+    depends_on: Dependencies::Named(&[]),
     specimen: r#"
 [relation.edge]
 from = { source = "int" }
@@ -23,12 +23,12 @@ to = { target = "int" }
         ),
         FailureAnswer::of(
             "add/remove race",
-            "Both are about one row. The one that the row takes last is what counts; whoever lost is tried again on what the row is then. No order of theirs leaves an edge in one list and not in the other.",
+            "Both are about one row. The one that the row takes last is what counts; the call that lost is retried on the new row. No order of theirs leaves an edge in one list and not in the other.",
             "guard of remove: `since = the one that was read`",
         ),
         FailureAnswer::of(
             "count projection lag",
-            "There is none: counts change in the plan of the edge. While others write, the shards are read one after another; when nobody does, the sum is exact.",
+            "There is none: counts change in the plan of the edge. While others write, the shards are read one after another; without concurrent writes the sum is exact.",
             "one plan",
         ),
         FailureAnswer::of(

@@ -1,4 +1,4 @@
-//! A02 Relation, edge: somebody follows somebody, likes something, has blocked someone. An edge is there or it is not.
+//! A02 Relation, edge: a user follows another, likes a post, has blocked a user. An edge exists or does not.
 //!
 //! ```text
 //!             add                       remove
@@ -18,7 +18,7 @@
 //! - I2. An edge that is there stands once in either list and is counted once at either end, and one that is not there,
 //!   nowhere. *Guard of an add that makes it:* `since is null`; *of a remove, which has to know where it stands:*
 //!   `since = the one that was read`; *of either under a version that the caller has seen:* `version = that one`.
-//! - I3. The last intent wins, in the order in which the row takes them. *Both guards are on one row; whoever lost is drafted
+//! - I3. The last intent wins, in the order in which the row takes them. *Both guards are on one row; the call that lost is prepared
 //!   anew, on what the row is then.*
 //! - I4. A write that would change nothing writes nothing: neither adding what is there nor removing what is not.
 //! - I5. A repetition under its operation id changes nothing, also if the edge was removed in between. *The house's H3.*
@@ -42,17 +42,17 @@ pub use archetype::ARCHETYPE;
 use std::sync::Arc;
 
 use serde_json::Value as Json;
-use statehouse_store::{Address, Consistency, Row, Table, Tenant, Time, Value};
+use statehouse_store::{Row, StoreError, Table, Value};
 
-use super::listing::{self, BUCKETS_MAX, Listing, Place};
-use crate::action::{Call, Desk, Refusal};
+use super::listing::{self, BUCKETS_MAX, ListPosition, Listing, rows_of};
+use crate::action::{ActionContext, Call, Refusal};
 use crate::blueprint::Thing;
 use crate::blueprint::problem::Problems;
 use crate::blueprint::settings::Field;
 use crate::declare::table::UPDATED_AT;
 use crate::declare::{Declare, ResourceSpec, TableDef, TableSpec};
 use crate::resource::{key_text, plural};
-use crate::told::{Counts, Telling, Told};
+use crate::view_source::{RowFilter, SourceRows, ViewSource};
 
 /// Since when the edge is there; null for one that is not.
 pub(super) const SINCE: &str = "since";
@@ -64,7 +64,7 @@ const COUNT: &str = "count";
 
 /// One declared relation.
 #[derive(Debug)]
-pub(super) struct Relation {
+pub(super) struct RelationSpec {
     name: String,
     pub(super) from: Vec<Field>,
     pub(super) to: Vec<Field>,
@@ -77,19 +77,19 @@ pub(super) struct Relation {
 
 /// One end of an edge, by what is listed there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    /// What somebody's edges lead to.
+enum RelationEnd {
+    /// What the edges of a source lead to.
     Out,
     /// Where the edges come from that lead to something.
     In,
 }
 
 /// What `[relation.NAME]` declares, for archetypes that read it.
-pub(super) fn declared(thing: &Thing, problems: &mut Problems) -> Option<Relation> {
+pub(super) fn declared(thing: &Thing, problems: &mut Problems) -> Option<RelationSpec> {
     Declare::read(thing, problems, read_relation)
 }
 
-fn read_relation(cx: &mut Declare<'_>) -> Option<Relation> {
+fn read_relation(cx: &mut Declare<'_>) -> Option<RelationSpec> {
     let name = cx.name();
     let settings = cx.settings();
     let from = settings.key("from");
@@ -125,19 +125,24 @@ fn read_relation(cx: &mut Declare<'_>) -> Option<Relation> {
     let (rows, counts) = (cx.build_internal(rows)?, cx.build_internal(counts)?);
     let inward = Listing::over(rows, counts, to.len(), buckets, count_shards);
     let table = def.table().clone();
-    Some(Relation { name: name.to_owned(), from, to, fields, def, table, outward, inward })
+    Some(RelationSpec { name: name.to_owned(), from, to, fields, def, table, outward, inward })
 }
 
 /// Reads `[relation.NAME]`: the edges, and the lists of both ends.
 pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     let relation = Arc::new(read_relation(cx)?);
-    let told = Told::with_row(&relation.name, &relation.table).counting(Counts::Having(SINCE));
-    let edges = ResourceSpec::of(&relation.name, &relation.def).told(told);
+    let source_rows =
+        SourceRows::with_row(&relation.name, &relation.table).filtered(RowFilter::Having(SINCE));
+    let edges = ResourceSpec::of(&relation.name, &relation.def).source_rows(source_rows).events(&[
+        ("added", &["add"]),
+        ("changed", &["add"]),
+        ("removed", &["remove"]),
+    ]);
     cx.resource(edges.actions(actions::edge_actions(&relation)));
-    for end in [End::Out, End::In] {
+    for end in [RelationEnd::Out, RelationEnd::In] {
         let listing = relation.listing(end);
         let key = relation.owner(end).iter().map(|field| (field.name.clone(), field.kind)).collect();
-        let telling = Telling::list_of(&relation.name);
+        let telling = ViewSource::list_of(&relation.name);
         let list = ResourceSpec::without_rows(&relation.end_name(end), key, telling);
         let list = list.table(&listing.table).table(&listing.counts);
         cx.resource(list.actions(actions::end_actions(&relation, end)));
@@ -145,27 +150,27 @@ pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     Some(())
 }
 
-impl Relation {
-    fn listing(&self, end: End) -> &Listing {
+impl RelationSpec {
+    fn listing(&self, end: RelationEnd) -> &Listing {
         match end {
-            End::Out => &self.outward,
-            End::In => &self.inward,
+            RelationEnd::Out => &self.outward,
+            RelationEnd::In => &self.inward,
         }
     }
 
     /// What names the owner of a list.
-    fn owner(&self, end: End) -> &[Field] {
+    fn owner(&self, end: RelationEnd) -> &[Field] {
         match end {
-            End::Out => &self.from,
-            End::In => &self.to,
+            RelationEnd::Out => &self.from,
+            RelationEnd::In => &self.to,
         }
     }
 
     /// `follow_out` for `follow`.
-    fn end_name(&self, end: End) -> String {
+    fn end_name(&self, end: RelationEnd) -> String {
         match end {
-            End::Out => format!("{}_out", self.name),
-            End::In => format!("{}_in", self.name),
+            RelationEnd::Out => format!("{}_out", self.name),
+            RelationEnd::In => format!("{}_in", self.name),
         }
     }
 
@@ -177,34 +182,20 @@ impl Relation {
         key.split_at(self.from.len().min(key.len()))
     }
 
-    /// The rows of pairs, as they are.
-    async fn rows(
-        &self,
-        desk: &Desk<'_>,
-        tenant: &Tenant,
-        keys: impl IntoIterator<Item = Vec<Value>>,
-    ) -> Result<Vec<Option<Row>>, Refusal> {
-        let addresses = keys
-            .into_iter()
-            .map(|key| Address::new(&self.table, tenant, key))
-            .collect::<Result<Vec<_>, _>>()?;
-        Ok(desk.store.get(&addresses, Consistency::Strong).await?)
-    }
-
     /// The edge that a call names, if it was ever there.
-    async fn row(&self, call: &Call, desk: &Desk<'_>) -> Result<Option<Row>, Refusal> {
-        Ok(self.rows(desk, &call.tenant, [call.key.clone()]).await?.into_iter().next().flatten())
+    async fn row(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Option<Row>, Refusal> {
+        Ok(rows_of(cx, &self.table, &call.tenant, [call.key.clone()]).await?.into_iter().next().flatten())
     }
 }
 
 /// Where an edge stands in its two lists; `None` if it is not there.
-fn places(row: &Row) -> Option<[Place; 2]> {
-    let at: Time = row.time(SINCE)?;
-    let place = |bucket: &str| Some(Place { bucket: row.int(bucket)?, at });
-    Some([place(OUT_BUCKET)?, place(IN_BUCKET)?])
+fn places(row: &Row) -> Result<Option<[ListPosition; 2]>, StoreError> {
+    let Some(at) = row.get_optional_time(SINCE)? else { return Ok(None) };
+    let place = |bucket: &str| Ok::<_, StoreError>(ListPosition { bucket: row.get_int(bucket)?, at });
+    Ok(Some([place(OUT_BUCKET)?, place(IN_BUCKET)?]))
 }
 
-impl Relation {
+impl RelationSpec {
     /// A row as callers see it.
     fn shown(&self, row: Json) -> Json {
         let mut row = self.def.visible(row);

@@ -4,43 +4,55 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::{Map, Value as Json, json};
+use statehouse_store::Row;
 use statehouse_store::table::VERSION;
 
-use super::{COUNT, End, HAS, Relation, SINCE, UPDATED_AT};
-use crate::action::{Answer, Call, Desk, Read, Refusal};
+use super::{COUNT, HAS, RelationEnd, RelationSpec, SINCE, UPDATED_AT, rows_of};
+use crate::action::{ActionContext, Answer, Call, Read, Refusal};
 use crate::paging;
 
 /// What is read.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Reading {
+pub(super) enum RelationQuery {
     Has,
-    List(End),
-    Count(End),
+    List(RelationEnd),
+    Count(RelationEnd),
 }
 
-pub(super) struct Reader {
-    pub relation: Arc<Relation>,
-    pub what: Reading,
+pub(super) struct RelationRead {
+    pub relation: Arc<RelationSpec>,
+    pub what: RelationQuery,
 }
 
 #[async_trait]
-impl Read for Reader {
-    async fn read(&self, call: &Call, desk: &Desk<'_>) -> Result<Arc<Answer>, Refusal> {
+impl Read for RelationRead {
+    async fn read(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Arc<Answer>, Refusal> {
         let answer = match self.what {
-            Reading::Has => {
-                let row = self.relation.row(call, desk).await?;
+            RelationQuery::Has => {
+                let row = self.relation.row(call, cx).await?;
                 Answer::row(
                     row.map_or_else(|| self.relation.never(call), |row| self.relation.shown(row.to_json())),
                 )
             }
-            Reading::List(end) => self.list(call, desk, end).await?,
-            Reading::Count(end) => self.count(call, desk, end).await?,
+            RelationQuery::List(end) => self.list(call, cx, end).await?,
+            RelationQuery::Count(end) => self.count(call, cx, end).await?,
         };
         Ok(Arc::new(answer))
     }
+
+    /// An edge that is not there is not shown.
+    async fn show(
+        &self,
+        rows: &[Row],
+        _: &Call,
+        _: &ActionContext<'_>,
+    ) -> Result<Option<Vec<Option<Json>>>, Refusal> {
+        let shown = |row: &Row| row.time(SINCE).map(|_| self.relation.shown(row.to_json()));
+        Ok(Some(rows.iter().map(shown).collect()))
+    }
 }
 
-impl Relation {
+impl RelationSpec {
     /// An edge that was never there, as callers see it.
     pub(super) fn never(&self, call: &Call) -> Json {
         let mut body = Map::new();
@@ -56,16 +68,17 @@ impl Relation {
     }
 }
 
-impl Reader {
-    async fn list(&self, call: &Call, desk: &Desk<'_>, end: End) -> Result<Answer, Refusal> {
+impl RelationRead {
+    async fn list(&self, call: &Call, cx: &ActionContext<'_>, end: RelationEnd) -> Result<Answer, Refusal> {
         let relation = &self.relation;
         let owner = paging::given(relation.owner(end), call)?;
-        let (items, next) = relation.listing(end).page(desk.store, call, &owner, true).await?;
+        let (items, next) = relation.listing(end).page(cx.store, call, &owner, true).await?;
         let key = |item: &Vec<statehouse_store::Value>| match end {
-            End::Out => owner.iter().chain(item).cloned().collect(),
-            End::In => item.iter().chain(&owner).cloned().collect(),
+            RelationEnd::Out => owner.iter().chain(item).cloned().collect(),
+            RelationEnd::In => item.iter().chain(&owner).cloned().collect(),
         };
-        let rows = relation.rows(desk, &call.tenant, items.iter().map(|item| key(&item.key))).await?;
+        let rows =
+            rows_of(cx, &relation.table, &call.tenant, items.iter().map(|item| key(&item.key))).await?;
         // One that went since the list was read is not shown, nor one that came back elsewhere in the list.
         let there = rows.into_iter().zip(&items).filter_map(|(row, item)| {
             row.filter(|row| row.time(SINCE) == Some(item.at)).map(|row| self.relation.shown(row.to_json()))
@@ -73,9 +86,9 @@ impl Reader {
         Ok(paging::answer(there, next))
     }
 
-    async fn count(&self, call: &Call, desk: &Desk<'_>, end: End) -> Result<Answer, Refusal> {
+    async fn count(&self, call: &Call, cx: &ActionContext<'_>, end: RelationEnd) -> Result<Answer, Refusal> {
         let relation = &self.relation;
-        let count = relation.listing(end).count(desk.store, &call.tenant, &call.key).await?;
+        let count = relation.listing(end).count(cx.store, &call.tenant, &call.key).await?;
         let mut body = Map::new();
         for (field, value) in relation.owner(end).iter().zip(&call.key) {
             body.insert(field.name.clone(), value.to_json());

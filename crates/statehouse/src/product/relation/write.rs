@@ -4,35 +4,39 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use statehouse_store::guard::{column, is_null, now};
-use statehouse_store::{Event, EventTemplate, Guard, Reason, Refused, Row, Step, Value};
+use statehouse_store::{EventTemplate, Guard, Reason, Row, Step, Value};
 
-use super::{IN_BUCKET, OUT_BUCKET, Relation, SINCE, UPDATED_AT, places};
+use super::{IN_BUCKET, OUT_BUCKET, RelationSpec, SINCE, UPDATED_AT, places};
 use crate::action::{
-    Answer, Call, Code, Desk, Draft, Expected, Pieces, Refusal, Verdict, Write, common_verdict, row_of,
+    ActionContext, Answer, Call, Code, Expected, PlanParts, Prepare, Prepared, Refusal, RefusedStep, Verdict,
 };
 use crate::product::fields::contents;
 use crate::resource::key_text;
 
+/// The label of the step on the edge itself; the others are on its lists and counts.
+const EDGE: &str = "edge";
+
 /// What a write does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verb {
+pub(super) enum RelationVerb {
     Add,
     Remove,
 }
 
-pub(super) struct Writer {
-    pub relation: Arc<Relation>,
-    pub verb: Verb,
+pub(super) struct RelationWrite {
+    pub relation: Arc<RelationSpec>,
+    pub verb: RelationVerb,
 }
 
-impl Relation {
+impl RelationSpec {
     /// Makes an edge that is not there, in both lists and both counts (I2).
-    fn make(&self, call: &Call, desk: &Desk<'_>, fields: Vec<(&str, Value)>) -> Vec<Step> {
+    fn make(&self, call: &Call, cx: &ActionContext<'_>, fields: Vec<(&str, Value)>) -> Vec<Step> {
         let (from, to) = self.ends(&call.key);
-        let since = desk.clock.now();
+        let since = cx.clock.now();
         let outward = self.outward.place(&call.tenant, to, since);
         let inward = self.inward.place(&call.tenant, from, since);
         let mut edge = Step::upsert(&self.table, call.key.iter().cloned())
+            .label(EDGE)
             .guard(is_null(SINCE))
             .set(SINCE, since)
             .set(OUT_BUCKET, outward.bucket)
@@ -46,23 +50,25 @@ impl Relation {
         std::iter::once(edge).chain(lists).collect()
     }
 
-    async fn add(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal> {
-        let fields = contents(&self.fields, &call.input, true)?;
+    async fn add(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Prepared, Refusal> {
+        let fields = contents(&self.fields, &call.input, true);
         // Most edges are new. If this one is not, the store says so, and the next draft looks.
-        if desk.tries == 0 && call.expected.is_none() {
-            return Ok(self.change(call, self.make(call, desk, fields), "added"));
+        if cx.attempt == 0 && call.expected.is_none() {
+            return Ok(self.change(call, self.make(call, cx, fields), "added"));
         }
-        let row = self.row(call, desk).await?;
+        let row = self.row(call, cx).await?;
         self.check_expected(call, row.as_ref())?;
-        let mut steps = match row.as_ref().and_then(|row| Some((row, row.time(SINCE)?))) {
-            None => self.make(call, desk, fields),
+        let since = row.as_ref().map_or(Ok(None), |row| row.get_optional_time(SINCE))?;
+        let mut steps = match row.as_ref().zip(since) {
+            None => self.make(call, cx, fields),
             Some((row, since)) => {
                 let differs = |(name, value): &(&str, Value)| row.get(name) != Some(value);
                 let changed: Vec<(&str, Value)> = fields.into_iter().filter(differs).collect();
                 if changed.is_empty() {
-                    return Ok(Draft::Done(Answer::row(self.shown(row.to_json()))));
+                    return Ok(Prepared::Unchanged(Answer::row(self.shown(row.to_json()))));
                 }
                 let edge = Step::update(&self.table, call.key.iter().cloned())
+                    .label(EDGE)
                     .guard(column(SINCE).eq(since))
                     .set(UPDATED_AT, now());
                 vec![changed.into_iter().fold(edge, |edge, (name, value)| edge.set(name, value))]
@@ -74,17 +80,18 @@ impl Relation {
     }
 
     /// Makes a tombstone of an edge, and takes it out of both lists and both counts (I2).
-    async fn remove(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal> {
-        let row = self.row(call, desk).await?;
+    async fn remove(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Prepared, Refusal> {
+        let row = self.row(call, cx).await?;
         self.check_expected(call, row.as_ref())?;
-        let found = row.as_ref().and_then(|row| Some((row.time(SINCE)?, places(row)?)));
-        let Some((since, [outward, inward])) = found else {
+        let found = row.as_ref().map_or(Ok(None), places)?;
+        let Some([outward, inward]) = found else {
             let body = row.map_or_else(|| self.never(call), |row| self.shown(row.to_json()));
-            return Ok(Draft::Done(Answer::row(body)));
+            return Ok(Prepared::Unchanged(Answer::row(body)));
         };
         let (from, to) = self.ends(&call.key);
         let mut edge = Step::update(&self.table, call.key.iter().cloned())
-            .guard(column(SINCE).eq(since))
+            .label(EDGE)
+            .guard(column(SINCE).eq(outward.at))
             .set(SINCE, Value::Null)
             .set(OUT_BUCKET, Value::Null)
             .set(IN_BUCKET, Value::Null)
@@ -92,16 +99,16 @@ impl Relation {
         for field in &self.fields {
             edge = edge.set(&field.name, Value::Null);
         }
-        let lists = self.outward.take(&call.tenant, from, to, outward);
-        let lists = lists.into_iter().chain(self.inward.take(&call.tenant, to, from, inward));
+        let lists = self.outward.remove(&call.tenant, from, to, outward);
+        let lists = lists.into_iter().chain(self.inward.remove(&call.tenant, to, from, inward));
         let mut steps: Vec<Step> = std::iter::once(edge).chain(lists).collect();
         insist(call, &mut steps);
         Ok(self.change(call, steps, "removed"))
     }
 
-    fn change(&self, call: &Call, steps: Vec<Step>, what: &str) -> Draft {
+    fn change(&self, call: &Call, steps: Vec<Step>, what: &str) -> Prepared {
         let event = EventTemplate::named(format!("{}.{what}", self.name)).with_row_of(0);
-        Draft::Write(Pieces { subject: key_text(&call.key), steps, event })
+        PlanParts::new(key_text(&call.key), steps, event).into()
     }
 
     /// What a caller says about the row's version.
@@ -134,34 +141,30 @@ fn insist(call: &Call, steps: &mut [Step]) {
 }
 
 #[async_trait]
-impl Write for Writer {
-    async fn draft(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal> {
+impl Prepare for RelationWrite {
+    async fn prepare(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Prepared, Refusal> {
         match self.verb {
-            Verb::Add => self.relation.add(call, desk).await,
-            Verb::Remove => self.relation.remove(call, desk).await,
+            RelationVerb::Add => self.relation.add(call, cx).await,
+            RelationVerb::Remove => self.relation.remove(call, cx).await,
         }
     }
 
-    fn refusal(&self, call: &Call, refused: &Refused) -> Verdict {
+    fn refused(&self, call: &Call, refused: &RefusedStep<'_>) -> Verdict {
         let relation = &self.relation;
         let what = relation.what(call);
-        match (&refused.reason, &refused.current) {
+        match (refused.reason, refused.row) {
             // The edge was made, removed or made anew meanwhile: the last intent wins, and this one is later (I3).
-            (Reason::Guard { .. }, Some(row)) if refused.step == 0 => match call.expected {
+            (Reason::Guard { .. }, Some(row)) if refused.label() == EDGE => match call.expected {
                 Some(Expected::Version(expected)) if expected != row.version() => {
                     Verdict::Refuse(relation.conflict(call, expected, row))
                 }
-                _ => Verdict::TryAgain,
+                _ => Verdict::Retry,
             },
-            (Reason::Overflow { .. } | Reason::Null { .. }, _) => common_verdict(&what, refused),
+            (Reason::Overflow { .. } | Reason::Null { .. }, _) => refused.standard(&what),
             (Reason::Guard { .. }, _) | (Reason::Absent | Reason::Present, _) => {
                 let message = format!("{what} and its lists do not agree: {}", refused.reason);
                 Verdict::Refuse(Refusal::new(Code::Internal, message))
             }
         }
-    }
-
-    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
-        Answer::row(self.relation.shown(row_of(event)))
     }
 }

@@ -1,6 +1,6 @@
 //! What `schedule` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, Dependencies, FailureAnswer, Relief};
 
 /// A09, Future Constraint + Claimable Run.
 pub const ARCHETYPE: Archetype = Archetype {
@@ -9,7 +9,7 @@ pub const ARCHETYPE: Archetype = Archetype {
     about: "jobs that run now, later or by cron, one worker at a time, each finished once",
     declare: Some(super::declare),
     derived: false,
-    depends_on: &[],
+    depends_on: Dependencies::Named(&[]),
     specimen: r#"
 [schedule.job]
 "#,
@@ -21,7 +21,7 @@ pub const ARCHETYPE: Archetype = Archetype {
         ),
         FailureAnswer::of(
             "due item never materialized",
-            "A definition stands in the due index until its job is made, and a job in its own until it is over, whoever dies; claims need no scanner.",
+            "A definition stands in the due index until its job is made, and a job in its own until it is over, whichever process dies; claims need no scanner.",
             "`due_at` moves with the job that is made; `run_at` is cleared only by what ends the job",
         ),
         FailureAnswer::of(
@@ -31,7 +31,7 @@ pub const ARCHETYPE: Archetype = Archetype {
         ),
         FailureAnswer::of(
             "run executed but result not recorded",
-            "The job is claimed again when its lease is over, at once, by anybody. The worker that comes back late is refused; if nobody has claimed since, its result counts.",
+            "The job is claimed again when its lease is over, at once, by any worker. The worker that comes back late is refused; if no other worker has claimed since, its result counts.",
             "guard of complete and fail: `state = 'IN_PROGRESS' and attempt = mine`",
         ),
     ],

@@ -15,17 +15,19 @@ use statehouse_store::guard::{column, now, now_plus};
 use statehouse_store::limits::row_weight;
 use statehouse_store::log::partition_of;
 use statehouse_store::{
-    Address, Cell, ClaimRange, Clock, Commit, Entry, EventTemplate, Ids, Plan, PlanError, Query, ReadRequest,
-    ReadResult, Reason, Refused, RetryPolicy, Row, Step, Store, StoreError, Tenant, Time, Value,
+    Address, Bug, Cell, ClaimRange, Clock, Commit, Entry, EventTemplate, Ids, Plan, PlanError, Query,
+    ReadRequest, ReadResult, Reason, Refused, RetryPolicy, Row, Step, Store, StoreError, Tenant, Time,
     commit_known,
 };
 
-use super::rules::misfit;
+use super::rules::field_error;
 use super::{
     ATTEMPT, ATTEMPTS_MAX, BATCH_MAX, CLAIM_BYTES_MAX, CLAIM_ID, ERROR, FAILED, IN_PROGRESS, JOB_ID, OWNER,
-    PAUSED, PRIORITY, QUEUE, RUN_AT, RUN_SHARD, RUNNABLE, STARTED_AT, STATE, Schedule, UPDATED_AT, WORKER,
+    PAUSED, PRIORITY, QUEUE, RUN_AT, RUN_SHARD, RUNNABLE, STARTED_AT, STATE, ScheduleSpec, UPDATED_AT,
+    WORKER,
 };
-use crate::action::{Answer, Call, Code, Desk, Refusal, Several};
+use crate::action::{ActionContext, Answer, Call, Code, MultiPlan, Refusal};
+use crate::inputs::Input;
 use crate::resource::key_text;
 
 /// Inputs.
@@ -50,41 +52,41 @@ const BEGUN_MAX: usize = 1_024;
 
 /// A range of some tenant's queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Place {
+struct RangeKey {
     tenant: String,
     queue: String,
-    range: Range,
+    range: QueueRange,
 }
 
-impl Place {
-    fn of(want: Want<'_>, range: Range) -> Place {
-        Place { tenant: want.tenant.as_str().to_owned(), queue: want.queue.to_owned(), range }
+impl RangeKey {
+    fn of(want: ClaimRequest<'_>, range: QueueRange) -> RangeKey {
+        RangeKey { tenant: want.tenant.as_str().to_owned(), queue: want.queue.to_owned(), range }
     }
 }
 
 /// Where a range began, and until when that is taken for true.
 #[derive(Clone, Copy, Debug)]
-struct Begun {
+struct RangeStart {
     at: Time,
     until: Duration,
 }
 
-/// The ranges that gave a claim all that it wanted. Before the jobs that are there stand those that were, until an engine has
-/// cleared them away, and whoever looks from the very beginning has to pass them all.
+/// The first known entry of each range. Dead index entries of finished jobs precede the live ones until the engine removes them;
+/// a scan from the start would read them all, so claims start at the last known first entry.
 #[derive(Debug, Default)]
-pub(super) struct Beginnings(Mutex<HashMap<Place, Begun>>);
+pub(super) struct RangeStartCache(Mutex<HashMap<RangeKey, RangeStart>>);
 
-impl Beginnings {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Place, Begun>> {
+impl RangeStartCache {
+    fn lock(&self) -> MutexGuard<'_, HashMap<RangeKey, RangeStart>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where a range began, until the next claim has got all that it wanted there.
-    fn lately(&self, place: &Place, uptime: Duration) -> Option<Begun> {
+    fn take_fresh(&self, place: &RangeKey, uptime: Duration) -> Option<RangeStart> {
         self.lock().remove(place).filter(|begun| uptime < begun.until)
     }
 
-    fn note(&self, place: Place, begun: Begun) {
+    fn remember(&self, place: RangeKey, begun: RangeStart) {
         let mut known = self.lock();
         if known.len() >= BEGUN_MAX {
             known.clear();
@@ -95,7 +97,7 @@ impl Beginnings {
 
 /// Who wants jobs of which queue.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Want<'a> {
+pub(super) struct ClaimRequest<'a> {
     pub tenant: &'a Tenant,
     pub queue: &'a str,
     pub worker: &'a str,
@@ -105,7 +107,7 @@ pub(super) struct Want<'a> {
 
 /// What a claim came to.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct ClaimResult {
     /// The jobs, as they are now.
     pub jobs: Vec<Row>,
     /// When the next one can be claimed, as far as was seen.
@@ -113,8 +115,8 @@ pub(super) struct Found {
     bytes: usize,
 }
 
-impl Found {
-    fn is_full(&self, want: Want<'_>) -> bool {
+impl ClaimResult {
+    fn is_full(&self, want: ClaimRequest<'_>) -> bool {
         self.jobs.len() >= want.limit || self.bytes >= CLAIM_BYTES_MAX
     }
 
@@ -125,38 +127,39 @@ impl Found {
 
 /// What a claim has left of a range.
 #[derive(Clone, Copy, Debug)]
-struct Behind {
+struct RangeRest {
     has_failed_some: bool,
     may_be_more: bool,
 }
 
 /// Where jobs are claimed from: a shard and a priority of a tenant's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Range {
+struct QueueRange {
     shard: usize,
     priority: i64,
 }
 
-impl Schedule {
+impl ScheduleSpec {
     /// Claims jobs of a queue, as many as there are and are wanted.
     pub(super) async fn claim(
         &self,
         store: &dyn Store,
         clock: &dyn Clock,
         ids: &Ids,
-        want: Want<'_>,
-    ) -> Result<Found, StoreError> {
-        let mut found = Found::default();
+        want: ClaimRequest<'_>,
+    ) -> Result<ClaimResult, StoreError> {
+        let mut found = ClaimResult::default();
         let shards = self.shards as usize;
         let first = self.turn.fetch_add(1, Ordering::Relaxed);
-        let ranges: Vec<Range> = (0..self.priorities)
+        let ranges: Vec<QueueRange> = (0..self.priorities)
             .flat_map(|priority| {
-                (0..shards).map(move |place| Range { shard: first.wrapping_add(place) % shards, priority })
+                (0..shards)
+                    .map(move |place| QueueRange { shard: first.wrapping_add(place) % shards, priority })
             })
             .collect();
         // If the first one gave enough lately, it is looked at alone, from where it began then: it may again.
-        let place = ranges.first().map(|range| Place::of(want, *range));
-        let begun = place.as_ref().and_then(|place| self.begun.lately(place, clock.uptime()));
+        let place = ranges.first().map(|range| RangeKey::of(want, *range));
+        let begun = place.as_ref().and_then(|place| self.begun.take_fresh(place, clock.uptime()));
         let (ahead, others) = ranges.split_at(usize::from(begun.is_some()));
         let (ahead, others) = (ahead.chunks(1), others.chunks(RANGES_MAX));
         let in_turn = ahead.map(|ahead| (ahead, begun)).chain(others.map(|others| (others, None)));
@@ -181,7 +184,7 @@ impl Schedule {
                         self.claim_range(store, clock, ids, want, (*range, run_at), &mut found).await?;
                         if let Some(place) = place.clone().filter(|_| tried == 1 && found.is_full(want)) {
                             let until = begun.map_or(clock.uptime() + BEGUN_FOR, |begun| begun.until);
-                            self.begun.note(place, Begun { at: run_at, until });
+                            self.begun.remember(place, RangeStart { at: run_at, until });
                         }
                     }
                     Some(later) => found.expect(later),
@@ -196,14 +199,14 @@ impl Schedule {
     async fn firsts(
         &self,
         store: &dyn Store,
-        want: Want<'_>,
-        ranges: &[Range],
+        want: ClaimRequest<'_>,
+        ranges: &[QueueRange],
         from: Option<Time>,
     ) -> Result<Option<Vec<Option<Row>>>, StoreError> {
         let paused = Address::new(&self.queues, want.tenant, [want.queue.into()])
             .and_then(|queue| Cell::new(queue, PAUSED))
             .map_err(|error| self.misuse(&error))?;
-        let first = |range: &Range| {
+        let first = |range: &QueueRange| {
             let query = self.runnable(want, *range)?.limit(1)?;
             match from {
                 Some(from) => query.from(from),
@@ -224,7 +227,7 @@ impl Schedule {
     }
 
     /// The jobs of a range, in the order of their times.
-    fn runnable(&self, want: Want<'_>, range: Range) -> Result<Query, PlanError> {
+    fn runnable(&self, want: ClaimRequest<'_>, range: QueueRange) -> Result<Query, PlanError> {
         let shard = i64::try_from(range.shard).unwrap_or(0);
         // The prefix is the tenant's own name: of the index across tenants nothing else is read.
         Query::all_tenants(&self.jobs, RUNNABLE, [want.queue.into(), shard.into()])?
@@ -241,9 +244,9 @@ impl Schedule {
         store: &dyn Store,
         clock: &dyn Clock,
         ids: &Ids,
-        want: Want<'_>,
-        (range, first): (Range, Time),
-        found: &mut Found,
+        want: ClaimRequest<'_>,
+        (range, first): (QueueRange, Time),
+        found: &mut ClaimResult,
     ) -> Result<(), StoreError> {
         let shard = range.shard.to_string();
         let stripe = partition_of(want.tenant, want.queue, &shard, super::STRIPES as u32) as usize;
@@ -256,8 +259,10 @@ impl Schedule {
             let take = self.taking(clock, ids, want, (range, first), rows);
             let take = take.map_err(|error| self.misuse(&error))?;
             let taken = match store.claim_range(&take.limit_bytes(CLAIM_BYTES_MAX - found.bytes)).await {
+                Ok(taken) => taken,
                 Err(error) if found.jobs.is_empty() => return Err(error),
-                taken => taken.unwrap_or_default(),
+                // The jobs that are claimed are answered. Those that this request may have claimed run again after their lease.
+                Err(_) => return Ok(()),
             };
             let (all, some) = (taken.len() == rows, !taken.is_empty());
             for row in taken {
@@ -268,7 +273,7 @@ impl Schedule {
                 continue;
             }
             // Nothing is left to claim, unless it stood behind what could not be.
-            let behind = match self.look_behind(store, clock, ids, want, range, found).await {
+            let behind = match self.inspect_rest(store, clock, ids, want, range, found).await {
                 // What was claimed is told, whatever becomes of the rest.
                 Err(_) if !found.jobs.is_empty() => break,
                 behind => behind?,
@@ -285,8 +290,8 @@ impl Schedule {
         &self,
         clock: &dyn Clock,
         ids: &Ids,
-        want: Want<'_>,
-        (range, first): (Range, Time),
+        want: ClaimRequest<'_>,
+        (range, first): (QueueRange, Time),
         rows: usize,
     ) -> Result<ClaimRange, PlanError> {
         let query = self.runnable(want, range)?.from(first)?.to(clock.now())?.limit(rows)?;
@@ -309,15 +314,15 @@ impl Schedule {
 
     /// Looks at what a claim has left of a range: fails the jobs without attempts left, and notes when the next one can be
     /// claimed.
-    async fn look_behind(
+    async fn inspect_rest(
         &self,
         store: &dyn Store,
         clock: &dyn Clock,
         ids: &Ids,
-        want: Want<'_>,
-        range: Range,
-        found: &mut Found,
-    ) -> Result<Behind, StoreError> {
+        want: ClaimRequest<'_>,
+        range: QueueRange,
+        found: &mut ClaimResult,
+    ) -> Result<RangeRest, StoreError> {
         let limit = usize::try_from(BATCH_MAX).unwrap_or(1);
         let query = self.runnable(want, range).and_then(|query| query.limit(limit));
         let page = store.query(&query.map_err(|error| self.misuse(&error))?).await?;
@@ -328,7 +333,7 @@ impl Schedule {
         let (over, left): (Vec<&Row>, Vec<&Row>) =
             due.iter().partition(|row| row.int(ATTEMPT) >= row.int(ATTEMPTS_MAX));
         let mut has_failed_some = false;
-        for failed in join_all(over.iter().map(|row| self.exhaust(store, ids, row))).await {
+        for failed in join_all(over.iter().map(|row| self.fail_exhausted(store, ids, row))).await {
             match failed {
                 Ok(failed) => has_failed_some |= failed,
                 Err(error) if found.jobs.is_empty() => return Err(error),
@@ -338,21 +343,20 @@ impl Schedule {
         if let Some(later) = page.rows.get(due.len()).and_then(|row| row.time(RUN_AT)) {
             found.expect(later);
         }
-        Ok(Behind { has_failed_some, may_be_more: !left.is_empty() || page.rows.len() == limit })
+        Ok(RangeRest { has_failed_some, may_be_more: !left.is_empty() || page.rows.len() == limit })
     }
 
-    /// Fails a job whose last lease is over: whoever had it is gone. Returns whether it has.
-    async fn exhaust(&self, store: &dyn Store, ids: &Ids, row: &Row) -> Result<bool, StoreError> {
-        let job_id = row.text(JOB_ID).unwrap_or_default();
-        let attempt = row.int(ATTEMPT).unwrap_or(0);
+    /// Fails a job whose last lease has expired: its worker is gone. Returns whether it has.
+    async fn fail_exhausted(&self, store: &dyn Store, ids: &Ids, row: &Row) -> Result<bool, StoreError> {
+        let (job_id, attempt) = (row.get_text(JOB_ID)?, row.get_int(ATTEMPT)?);
         let step = Step::update(&self.jobs, row.key().iter().cloned())
-            .guard(Schedule::held(attempt))
+            .guard(ScheduleSpec::held(attempt))
             .guard(column(RUN_AT).le(now()))
             .set(ERROR, "the lease of the last attempt ran out");
         let mut steps = vec![self.over(step, row.tenant(), job_id, FAILED)];
-        match self.leave(store, row).await {
+        match self.admit_next(store, row).await {
             Ok(left) => steps.extend(left),
-            // Whoever looks next tries again.
+            // The next claim tries again.
             Err(_) => return Ok(false),
         }
         let event = EventTemplate::named(format!("{}.failed", self.name)).with_row_of(0);
@@ -360,12 +364,12 @@ impl Schedule {
         let plan = Plan::of(row.tenant(), ids.next()).steps(steps).log(entry).without_rows().build();
         let plan = plan.map_err(|error| self.misuse(&error))?;
         let outcome = commit_known(store, &plan, RetryPolicy::WORKER).await?;
-        self.tell();
+        self.notify_waiting();
         Ok(matches!(outcome, Commit::Applied(_)))
     }
 
     /// Holds a job for another lease, if it is still this attempt's.
-    pub(super) async fn hold_on(
+    pub(super) async fn heartbeat(
         &self,
         store: &dyn Store,
         ids: &Ids,
@@ -375,13 +379,13 @@ impl Schedule {
         lease: Duration,
     ) -> Result<(), Refusal> {
         let step = Step::update(&self.jobs, [job_id.into()])
-            .guard(Schedule::held(attempt))
+            .guard(ScheduleSpec::held(attempt))
             .set(RUN_AT, now_plus(lease));
         let plan = Plan::of(tenant, ids.next()).step(step).without_rows().build()?;
         match commit_known(store, &plan, RetryPolicy::WORKER).await? {
             Commit::Applied(_) => Ok(()),
             Commit::Refused(Refused { reason: Reason::Guard { .. }, current: Some(row), .. }) => {
-                Err(self.lost(&row, attempt))
+                Err(self.lost(&row, attempt)?)
             }
             Commit::Refused(_) | Commit::Fenced => {
                 Err(Refusal::new(Code::NotFound, format!("{} {job_id} does not exist", self.name)))
@@ -390,45 +394,39 @@ impl Schedule {
     }
 }
 
-fn span(call: &Call, name: &str) -> Option<Duration> {
-    call.input.get(name).and_then(Json::as_u64).map(Duration::from_millis)
+fn duration(call: &Call, name: &str) -> Option<Duration> {
+    call.input.duration_ms(name)
 }
 
 /// `claim`.
-pub(super) struct Claimer(pub Arc<Schedule>);
+pub(super) struct ClaimJobs(pub Arc<ScheduleSpec>);
 
 #[async_trait]
-impl Several for Claimer {
-    async fn run(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal> {
+impl MultiPlan for ClaimJobs {
+    async fn run(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Answer, Refusal> {
         let schedule = &self.0;
-        let text = |name: &str| call.input.get(name).and_then(Json::as_str).unwrap_or_default();
-        let want = Want {
+        let want = ClaimRequest {
             tenant: &call.tenant,
-            queue: call.key.first().and_then(Value::as_text).unwrap_or_default(),
-            worker: text(WORKER),
-            limit: call
-                .input
-                .get(LIMIT)
-                .and_then(Json::as_u64)
-                .and_then(|n| usize::try_from(n).ok())
-                .unwrap_or(1),
-            lease: span(call, LEASE_MS).unwrap_or(schedule.lease),
+            queue: call.key_text()?,
+            worker: call.input.get_text(WORKER)?,
+            limit: call.input.count(LIMIT).and_then(|n| usize::try_from(n).ok()).unwrap_or(1),
+            lease: duration(call, LEASE_MS).unwrap_or(schedule.lease),
         };
-        let until = desk.clock.uptime() + span(call, WAIT_MS).unwrap_or_default();
+        let until = cx.clock.uptime() + duration(call, WAIT_MS).unwrap_or_default();
         let mut news = schedule.news.subscribe();
         loop {
             // What is told from here on ends the pause below.
             news.borrow_and_update();
-            let found = schedule.claim(desk.store, desk.clock, desk.ids, want).await?;
-            let left = until.saturating_sub(desk.clock.uptime());
+            let found = schedule.claim(cx.store, cx.clock, cx.ids, want).await?;
+            let left = until.saturating_sub(cx.clock.uptime());
             if !found.jobs.is_empty() || left.is_zero() {
                 let jobs: Vec<Json> = found.jobs.iter().map(|row| self.0.jobs_def.row_json(row)).collect();
                 return Ok(Answer::row(json!(jobs)));
             }
-            let due_in = found.next_at.map_or(LOOK_EVERY, |at| at.since(desk.clock.now()));
+            let due_in = found.next_at.map_or(LOOK_EVERY, |at| at.since(cx.clock.now()));
             let pause = left.min(LOOK_EVERY).min(due_in.max(Duration::from_millis(1)));
             tokio::select! {
-                () = desk.clock.sleep(pause) => {}
+                () = cx.clock.sleep(pause) => {}
                 _ = news.changed() => {}
             }
         }
@@ -440,28 +438,30 @@ impl Several for Claimer {
 }
 
 /// `heartbeat`.
-pub(super) struct Heart(pub Arc<Schedule>);
+pub(super) struct Heartbeat(pub Arc<ScheduleSpec>);
 
 #[async_trait]
-impl Several for Heart {
-    async fn run(&self, call: &Call, desk: &Desk<'_>) -> Result<Answer, Refusal> {
-        let lease = span(call, LEASE_MS).unwrap_or(self.0.lease);
-        let jobs = call.input.get(JOBS).and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
+impl MultiPlan for Heartbeat {
+    async fn run(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Answer, Refusal> {
+        let lease = duration(call, LEASE_MS).unwrap_or(self.0.lease);
+        let jobs = call.input.list(JOBS);
         if jobs.len() > usize::try_from(BATCH_MAX).unwrap_or(1) {
-            return Err(misfit(JOBS, &format!("at most {BATCH_MAX} at a time; these are {}", jobs.len())));
+            return Err(field_error(
+                JOBS,
+                &format!("at most {BATCH_MAX} at a time; these are {}", jobs.len()),
+            ));
         }
-        let beats = jobs.iter().map(async |job| {
-            let job_id = job.get(JOB_ID).and_then(Json::as_str).unwrap_or_default();
-            let attempt = job.get(ATTEMPT).and_then(Json::as_i64).unwrap_or(0);
-            let held = self.0.hold_on(desk.store, desk.ids, &call.tenant, job_id, attempt, lease).await;
-            match held {
+        let beats = jobs.iter().filter_map(Input::object).map(async |job| {
+            let (job_id, attempt) = (job.get_text(JOB_ID)?, job.get_int(ATTEMPT)?);
+            let held = self.0.heartbeat(cx.store, cx.ids, &call.tenant, job_id, attempt, lease).await;
+            Ok(match held {
                 Ok(()) => json!({JOB_ID: job_id, DONE: true, CODE: null, MESSAGE: null}),
                 Err(refusal) => {
                     json!({JOB_ID: job_id, DONE: false, CODE: refusal.code.name(), MESSAGE: refusal.message})
                 }
-            }
+            })
         });
-        let outcomes: Vec<Json> = join_all(beats).await;
+        let outcomes: Vec<Json> = join_all(beats).await.into_iter().collect::<Result<_, Bug>>()?;
         Ok(Answer::row(json!(outcomes)))
     }
 }

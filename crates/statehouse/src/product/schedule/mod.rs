@@ -18,7 +18,7 @@
 //! the end of its back-off, or the end of its lease. It is null when the job is over, and while it stands in line. With
 //! `keep = "0s"` a job that is completed is deleted instead, by the same plan and under the same guards. The index
 //! `runnable` across tenants has, for each queue and shard, the jobs of each owner by priority and `run_at`. `job_queues`:
-//! whether a queue is paused. `job_lanes` and `job_lines`: for each order key how many jobs run and which wait ([`lanes`]).
+//! whether a queue is paused. `job_lanes` and `job_lines`: for each order key how many jobs run and which wait ([`order_keys`]).
 //! `job_uniques`: who has a unique key ([`unique`]). `job_definitions`: what makes jobs by itself ([`definition`]). Programs in
 //! Rust need not claim by hand ([`hands`]).
 //!
@@ -26,10 +26,10 @@
 //! - I1. A job has at most one live claim. *Guard of claim:* `run_at <= now`, by the engine's clock; the same write moves
 //!   `run_at` to the end of the new lease and raises `attempt`, which is never lowered.
 //! - I2. A result is recorded once, by the attempt that is the last. *Guard of complete and fail:* `state = 'IN_PROGRESS' and
-//!   attempt = mine`. A worker that was away for longer than its lease may still complete, as long as nobody else has claimed.
+//!   attempt = mine`. A worker that was away for longer than its lease may still complete, while no other worker has claimed it.
 //! - I3. A killed worker's job runs again within one lease. *A claimed job stays in the index, at the end of its lease.* No
 //!   sweeper is needed.
-//! - I4. Attempts end. *Guard of claim:* `attempt < attempts_max`; whoever finds a job whose last lease is over fails it.
+//! - I4. Attempts end. *Guard of claim:* `attempt < attempts_max`; a worker that finds a job whose last lease has expired fails it.
 //! - I5. At most `per_key` jobs of an order key are admitted, in the order in which they were enqueued ([`lanes`]).
 //! - I6. A unique key has at most one job that is not over ([`unique`]).
 //! - I7. Each due time of a definition yields one job ([`definition`]).
@@ -47,30 +47,34 @@ mod actions;
 mod archetype;
 mod claim;
 mod definition;
-pub mod hands;
-mod lanes;
+mod job_queue;
+pub mod job_runner;
+mod order_keys;
 mod read;
 mod rules;
+mod transitions;
 mod unique;
 mod when;
 mod write;
 
 pub use archetype::ARCHETYPE;
+pub use job_queue::JobQueue;
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
+use statehouse_store::table::TableBuilder;
 use statehouse_store::{Table, Tenant, Type};
 use tokio::sync::watch;
 
-use self::claim::Beginnings;
+use self::claim::RangeStartCache;
 use crate::declare::table::{STATE, UPDATED_AT};
 use crate::declare::{Declare, ResourceSpec, TableDef, TableSpec};
 use crate::infra::due::{self, Scanner};
 use crate::resource::plural;
-use crate::told::{Alike, Told};
+use crate::view_source::{MergedValues, SourceRows};
 
 /// The states of a job.
 const STATES: [&str; 6] = [PENDING, IN_PROGRESS, RETRYING, COMPLETED, FAILED, CANCELLED];
@@ -79,7 +83,8 @@ const LIVE: [&str; 3] = [PENDING, IN_PROGRESS, RETRYING];
 /// Those in which it is.
 const OVER: [&str; 3] = [COMPLETED, FAILED, CANCELLED];
 /// Columns that claims, heartbeats and the ends of other jobs change, without an event.
-const UNTOLD: [&str; 8] = [RUN_SHARD, RUN_AT, ATTEMPT, WORKER, CLAIM_ID, UNIQUE_HELD, STARTED_AT, UPDATED_AT];
+const UNLOGGED: [&str; 8] =
+    [RUN_SHARD, RUN_AT, ATTEMPT, WORKER, CLAIM_ID, UNIQUE_HELD, STARTED_AT, UPDATED_AT];
 const PENDING: &str = "PENDING";
 const IN_PROGRESS: &str = "IN_PROGRESS";
 const RETRYING: &str = "RETRYING";
@@ -119,6 +124,7 @@ const TAIL: &str = "tail";
 const RUNNABLE: &str = "runnable";
 const BY_STATE: &str = "by_state";
 const BY_DEFINITION: &str = "by_definition";
+const BY_ORDER_KEY: &str = "by_order_key";
 /// The queue of a job whose maker does not name one.
 const QUEUE_DEFAULT: &str = "default";
 
@@ -147,7 +153,7 @@ const SPAN_MS_MAX: i64 = 10 * 366 * 24 * 3_600 * 1_000;
 
 /// One declared kind of job.
 #[derive(Debug)]
-struct Schedule {
+struct ScheduleSpec {
     /// `job`.
     name: String,
     jobs_def: Arc<TableDef>,
@@ -169,12 +175,12 @@ struct Schedule {
     per_key: i64,
     priorities: i64,
     shards: u32,
-    /// Raised by everything that may let somebody claim, so that claimers of this process who wait look again.
+    /// Raised by every write that makes a job claimable, so that waiting claims of this process look again.
     news: watch::Sender<u64>,
     /// Where the next claim begins to look.
     turn: AtomicUsize,
     /// Where ranges began that gave a claim all that it wanted.
-    begun: Beginnings,
+    begun: RangeStartCache,
     /// Claimers of this process take turns at a shard.
     stripes: Vec<tokio::sync::Mutex<()>>,
 }
@@ -182,7 +188,7 @@ struct Schedule {
 /// How many turns are taken at once.
 const STRIPES: usize = 64;
 
-impl Schedule {
+impl ScheduleSpec {
     fn shard_of(&self, tenant: &Tenant, job_id: &str) -> i64 {
         due::shard_of(tenant, &self.name, job_id, self.shards)
     }
@@ -198,15 +204,15 @@ impl Schedule {
 
     /// How views follow its jobs. Claims, heartbeats and the ends of others change a job without an event. A definition's
     /// events are about the definition, and name the job that was made or withdrawn.
-    fn told(&self) -> Told {
+    fn source_rows(&self) -> SourceRows {
         let definitions = self.definition_resource();
         let namings = [(self.name.as_str(), JOB_ID), (definitions.as_str(), definition::LAST_JOB_ID)];
-        Told::by_name(&self.jobs, namings)
-            .untold(&UNTOLD, "claims and heartbeats leave nothing in the log")
-            .alike(Alike { column: STATE, values: &LIVE, shown: "LIVE" })
+        SourceRows::with_keys(&self.jobs, namings)
+            .unlogged(&UNLOGGED, "claims and heartbeats leave nothing in the log")
+            .merging(MergedValues { column: STATE, values: &LIVE, shown: "LIVE" })
     }
 
-    fn tell(&self) {
+    fn notify_waiting(&self) {
         self.news.send_modify(|news| *news = news.wrapping_add(1));
     }
 }
@@ -215,28 +221,34 @@ impl Schedule {
 pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     let schedule = Arc::new(read_schedule(cx)?);
     let lanes = [&schedule.lanes, &schedule.lines, &schedule.uniques];
-    let jobs = ResourceSpec::of(&schedule.name, &schedule.jobs_def).told(schedule.told());
+    let run = format!("{}.run", schedule.definition_resource());
+    let jobs = ResourceSpec::of(&schedule.name, &schedule.jobs_def)
+        .source_rows(schedule.source_rows())
+        .job_queue(JobQueue(schedule.clone()))
+        .events(&[("enqueued", &["enqueue", &run])])
+        .machine(&cx.machine(transitions::of_jobs(&schedule))?);
     cx.resource(
-        lanes
-            .into_iter()
-            .fold(jobs, ResourceSpec::table)
-            .actions(actions::job_actions(&schedule))
-            .worker(Scanner::new(schedule.sweeper(), schedule.shards, write::Forget(schedule.clone()))),
+        lanes.into_iter().fold(jobs, ResourceSpec::table).actions(actions::job_actions(&schedule)).worker(
+            Scanner::new(schedule.sweeper(), schedule.shards, write::DeleteFinished(schedule.clone())),
+        ),
     );
     cx.resource(
         ResourceSpec::of(&schedule.queue_resource(), &schedule.queues_def)
+            .events(&[("paused", &["pause"]), ("resumed", &["resume"])])
             .actions(actions::queue_actions(&schedule)),
     );
+    let definitions = cx.machine(transitions::of_definitions(&schedule))?;
     cx.resource(
         ResourceSpec::of(&schedule.definition_resource(), &schedule.definitions_def)
-            .told(schedule.definitions_told())
+            .source_rows(schedule.definition_source_rows())
+            .machine(&definitions)
             .actions(definition::actions(&schedule))
-            .worker(definition::Maker { name: schedule.maker(), schedule: schedule.clone() }),
+            .worker(definition::JobMaker { name: schedule.maker(), schedule: schedule.clone() }),
     );
     Some(())
 }
 
-fn read_schedule(cx: &mut Declare<'_>) -> Option<Schedule> {
+fn read_schedule(cx: &mut Declare<'_>) -> Option<ScheduleSpec> {
     let name = cx.name();
     let settings = cx.settings();
     let table = settings.text("table", plural(name));
@@ -260,24 +272,12 @@ fn read_schedule(cx: &mut Declare<'_>) -> Option<Schedule> {
         TableSpec::named(format!("{name}_queues"))
             .partition(QUEUE, Type::Text)
             .flag(PAUSED)
-            .about("whether nobody can claim from it")
+            .about("whether claims from it are refused")
             .updated_at(),
     )?;
     let definitions_def = cx.build(definition::table(name, shards))?;
-    let lanes = Table::named(format!("{name}_lanes"))
-        .partition(ORDER_KEY, Type::Text)
-        .defaulted(RUNNING, Type::Int, 0)
-        .defaulted(WAITING, Type::Int, 0)
-        .required(TAIL, Type::Int);
-    let lines = Table::named(format!("{name}_lines"))
-        .partition(ORDER_KEY, Type::Text)
-        .sort(LINE_SEQ, Type::Int)
-        .required(JOB_ID, Type::Text)
-        .required(NOT_BEFORE, Type::Time);
-    let uniques = Table::named(format!("{name}_uniques"))
-        .partition(UNIQUE_KEY, Type::Text)
-        .required(JOB_ID, Type::Text);
-    Some(Schedule {
+    let [lanes, lines, uniques] = key_tables(name);
+    Some(ScheduleSpec {
         name: name.to_owned(),
         jobs: jobs_def.table().clone(),
         jobs_def,
@@ -299,10 +299,28 @@ fn read_schedule(cx: &mut Declare<'_>) -> Option<Schedule> {
         priorities,
         shards,
         news: watch::Sender::new(0),
-        begun: Beginnings::default(),
+        begun: RangeStartCache::default(),
         turn: AtomicUsize::new(0),
         stripes: std::iter::repeat_with(tokio::sync::Mutex::default).take(STRIPES).collect(),
     })
+}
+
+/// The tables of order keys and of unique keys.
+fn key_tables(name: &str) -> [TableBuilder; 3] {
+    let lanes = Table::named(format!("{name}_lanes"))
+        .partition(ORDER_KEY, Type::Text)
+        .defaulted(RUNNING, Type::Int, 0)
+        .defaulted(WAITING, Type::Int, 0)
+        .required(TAIL, Type::Int);
+    let lines = Table::named(format!("{name}_lines"))
+        .partition(ORDER_KEY, Type::Text)
+        .sort(LINE_SEQ, Type::Int)
+        .required(JOB_ID, Type::Text)
+        .required(NOT_BEFORE, Type::Time);
+    let uniques = Table::named(format!("{name}_uniques"))
+        .partition(UNIQUE_KEY, Type::Text)
+        .required(JOB_ID, Type::Text);
+    [lanes, lines, uniques]
 }
 
 fn jobs_table(table: String, shards: u32) -> TableSpec {
@@ -329,6 +347,7 @@ fn jobs_table(table: String, shards: u32) -> TableSpec {
         .null()
         .text(CLAIM_ID)
         .null()
+        .hidden()
         .about("the last claim")
         .json(PAYLOAD)
         .null()
@@ -340,11 +359,13 @@ fn jobs_table(table: String, shards: u32) -> TableSpec {
         .null()
         .flag(UNIQUE_HELD)
         .null()
+        .hidden()
         .about("whether it still has its unique key")
         .text(ORDER_KEY)
         .null()
         .int(LINE_SEQ)
         .null()
+        .hidden()
         .about("its number among those with its order key")
         .text(DEFINITION_ID)
         .null()
@@ -357,8 +378,9 @@ fn jobs_table(table: String, shards: u32) -> TableSpec {
         .time(FINISHED_AT)
         .null()
         .updated_at()
-        .deadline(&[], due::DUE_AT, shards)
+        .deadline(&[""; 0], due::DUE_AT, shards)
         .global_index(RUNNABLE, &[QUEUE, RUN_SHARD], &[OWNER, PRIORITY, RUN_AT])
         .index(BY_STATE, &[QUEUE, STATE], &[UPDATED_AT])
         .index(BY_DEFINITION, &[DEFINITION_ID], &[EXECUTION_TIME])
+        .index(BY_ORDER_KEY, &[ORDER_KEY], &[ENQUEUED_AT])
 }

@@ -2,23 +2,23 @@
 
 use std::time::Duration;
 
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 use statehouse_store::guard::{now, now_plus};
-use statehouse_store::{Expr, Time, Type, Value};
+use statehouse_store::{Expr, Time, Value};
 
 use super::{
     ATTEMPTS_MAX, ORDER_KEY, PAYLOAD, PAYLOAD_BYTES_MAX, PRIORITY, QUEUE, QUEUE_DEFAULT, UNIQUE_KEY,
 };
 use crate::action::{Code, Refusal};
-use crate::form::Misfit;
+use crate::inputs::Inputs;
 
 /// Inputs of `enqueue` and `claim`.
 pub(super) const AT: &str = "at";
 pub(super) const AFTER_MS: &str = "after_ms";
 
-/// What somebody wants to have done.
+/// The job that a caller wants to enqueue.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
+pub(super) struct JobInput {
     pub queue: String,
     pub priority: i64,
     /// From when on.
@@ -31,29 +31,27 @@ pub(super) struct Wanted {
     pub made_by: Option<(String, Time)>,
 }
 
-impl Wanted {
+impl JobInput {
     /// What the input of `enqueue` says; it fits its form already.
-    pub(super) fn of(input: &Map<String, Json>, priorities: i64) -> Result<Wanted, Refusal> {
-        let text = |name: &str| input.get(name).and_then(Json::as_str).map(str::to_owned);
-        let int = |name: &str| input.get(name).and_then(Json::as_i64);
-        let priority = int(PRIORITY).unwrap_or(0);
+    pub(super) fn of(input: &Inputs, priorities: i64) -> Result<JobInput, Refusal> {
+        let text = |name: &str| input.text(name).map(str::to_owned);
+        let priority = input.int(PRIORITY).unwrap_or(0);
         if !(0..priorities).contains(&priority) {
             let detail = format!("there are {priorities} priorities, from 0, which comes first");
-            return Err(misfit(PRIORITY, &detail));
+            return Err(field_error(PRIORITY, &detail));
         }
-        let payload = input.get(PAYLOAD).cloned().unwrap_or_default();
+        let payload = input.json(PAYLOAD);
         check_size(PAYLOAD, &payload)?;
-        let after = int(AFTER_MS).and_then(|millis| u64::try_from(millis).ok()).map(Duration::from_millis);
-        let when = match (time(input, AT)?, after) {
+        let when = match (input.time(AT), input.duration_ms(AFTER_MS)) {
             (Some(at), after) => Value::Time(at.plus(after.unwrap_or_default())).into(),
             (None, Some(after)) => now_plus(after).into(),
             (None, None) => now().into(),
         };
-        Ok(Wanted {
+        Ok(JobInput {
             queue: text(QUEUE).unwrap_or_else(|| QUEUE_DEFAULT.to_owned()),
             priority,
             when,
-            attempts_max: int(ATTEMPTS_MAX),
+            attempts_max: input.int(ATTEMPTS_MAX),
             payload,
             unique_key: text(UNIQUE_KEY),
             order_key: text(ORDER_KEY),
@@ -62,15 +60,8 @@ impl Wanted {
     }
 }
 
-/// A time in an input.
-pub(super) fn time(input: &Map<String, Json>, name: &str) -> Result<Option<Time>, Refusal> {
-    let Some(json) = input.get(name) else { return Ok(None) };
-    let value = Value::from_json(json.clone(), Type::Time).map_err(|why| misfit(name, &why.to_string()))?;
-    Ok(value.as_time())
-}
-
-pub(super) fn misfit(name: &str, detail: &str) -> Refusal {
-    Refusal::misfits(vec![Misfit { pointer: format!("/{name}"), detail: detail.to_owned() }])
+pub(super) fn field_error(name: &str, detail: &str) -> Refusal {
+    Refusal::field(name, detail)
 }
 
 /// That a document is small enough for the records it will stand in.
@@ -87,7 +78,7 @@ pub(super) fn check_size(name: &str, document: &Json) -> Result<(), Refusal> {
 
 /// How long a job rests after its n-th attempt failed: twice as long each time, up to a bound, and of that between half
 /// and all, by its id, so that jobs that failed together do not come back together.
-pub(super) fn rest(job_id: &str, attempt: i64, first: Duration, most: Duration) -> Duration {
+pub(super) fn backoff(job_id: &str, attempt: i64, first: Duration, most: Duration) -> Duration {
     let doublings = u32::try_from(attempt.saturating_sub(1).clamp(0, 30)).unwrap_or(0);
     let span = first.saturating_mul(1 << doublings).min(most);
     // FNV-1a with a last mix: it has to spread jobs, and the same attempt always rests as long.
@@ -116,20 +107,24 @@ mod tests {
         let (first, most) = (Duration::from_secs(1), Duration::from_secs(60));
         for (attempt, full) in [(1, 1), (2, 2), (3, 4), (6, 32), (7, 60), (63, 60), (i64::MAX, 60)] {
             for job in 0..50 {
-                let rest = rest(&format!("job-{job}"), attempt, first, most);
+                let rest = backoff(&format!("job-{job}"), attempt, first, most);
                 let full = Duration::from_secs(full);
                 assert!(rest >= full / 2 && rest <= full, "attempt {attempt}: {rest:?} of {full:?}");
             }
         }
         let rests: std::collections::BTreeSet<Duration> =
-            (0..50).map(|job| rest(&format!("job-{job}"), 1, first, most)).collect();
+            (0..50).map(|job| backoff(&format!("job-{job}"), 1, first, most)).collect();
         assert!(rests.len() > 45, "{rests:?}");
-        assert_eq!(rest("a", 1, first, most), rest("a", 1, first, most));
+        assert_eq!(backoff("a", 1, first, most), backoff("a", 1, first, most));
     }
 
     #[test]
     fn what_is_wanted() {
-        let wanted = |input: Json| Wanted::of(input.as_object().unwrap(), 3);
+        let form = super::super::actions::enqueue_form();
+        let wanted = |input: Json| {
+            let inputs = crate::inputs::parse_inputs(&form, input.as_object().unwrap().clone());
+            JobInput::of(&inputs.unwrap(), 3)
+        };
         let plain = wanted(json!({})).unwrap();
         assert_eq!((plain.queue.as_str(), plain.priority, plain.when), ("default", 0, now().into()));
         let later = wanted(json!({"at": "2030-01-01T00:00:00Z", "after_ms": 1500})).unwrap();

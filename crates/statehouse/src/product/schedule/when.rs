@@ -10,7 +10,7 @@ use croner::Cron;
 use jiff::tz::TimeZone;
 use statehouse_store::Time;
 
-use crate::infra::timer::{Missed, next_due};
+use crate::infra::timer::{MissedPolicy, next_due};
 
 /// When something is due.
 #[derive(Clone, Debug)]
@@ -40,17 +40,17 @@ impl When {
     }
 
     /// The due time behind one, if there is one. Those that were missed are passed over, or not.
-    pub(super) fn next(&self, due: Time, now: Time, missed: Missed) -> Option<Time> {
+    pub(super) fn next(&self, due: Time, now: Time, missed: MissedPolicy) -> Option<Time> {
         match self {
             When::At(_) => None,
             When::Every(every) => Some(next_due(due, *every, now, missed).0),
-            When::Cron(..) if missed == Missed::Once && due < now => self.after(now),
+            When::Cron(..) if missed == MissedPolicy::Once && due < now => self.after(now),
             When::Cron(..) => self.after(due),
         }
     }
 
     /// When the last of those is over that are passed over on the way to the next, if any are.
-    pub(super) fn passed(&self, due: Time, now: Time, missed: Missed) -> Option<Time> {
+    pub(super) fn passed(&self, due: Time, now: Time, missed: MissedPolicy) -> Option<Time> {
         let next = self.next(due, now, missed);
         if next == self.next(due, due, missed) {
             return None;
@@ -80,7 +80,7 @@ mod tests {
         let mut time: Time = start.parse().unwrap();
         let mut got = Vec::new();
         for _ in expect {
-            time = when.next(time, time, Missed::All).unwrap();
+            time = when.next(time, time, MissedPolicy::All).unwrap();
             got.push(jiff::Timestamp::from_microsecond(time.micros()).unwrap().to_string());
         }
         assert_eq!(got, expect, "{pattern} in {zone}");
@@ -144,18 +144,18 @@ mod tests {
         let at = |text: &str| text.parse::<Time>().unwrap();
         let when = When::cron("0 * * * *", "UTC").unwrap();
         let (due, now) = (at("2026-01-01T03:00:00Z"), at("2026-01-01T07:30:00Z"));
-        assert_eq!(when.next(due, now, Missed::All), Some(at("2026-01-01T04:00:00Z")));
-        assert_eq!(when.next(due, now, Missed::Once), Some(at("2026-01-01T08:00:00Z")));
+        assert_eq!(when.next(due, now, MissedPolicy::All), Some(at("2026-01-01T04:00:00Z")));
+        assert_eq!(when.next(due, now, MissedPolicy::Once), Some(at("2026-01-01T08:00:00Z")));
         // Made ahead of its time, it is followed by the next one whatever the clock says.
         assert_eq!(
-            when.next(due, at("2026-01-01T02:59:50Z"), Missed::Once),
+            when.next(due, at("2026-01-01T02:59:50Z"), MissedPolicy::Once),
             Some(at("2026-01-01T04:00:00Z"))
         );
-        assert_eq!(When::At(due).next(due, now, Missed::All), None);
+        assert_eq!(When::At(due).next(due, now, MissedPolicy::All), None);
         assert_eq!(When::At(due).first(now), Some(due));
         let every = When::Every(Duration::from_secs(60));
         assert_eq!(every.first(due), Some(due.plus(Duration::from_secs(60))));
-        assert_eq!(every.next(due, now, Missed::Once), Some(at("2026-01-01T07:31:00Z")));
+        assert_eq!(every.next(due, now, MissedPolicy::Once), Some(at("2026-01-01T07:31:00Z")));
     }
 
     #[test]

@@ -6,32 +6,33 @@ use async_trait::async_trait;
 use serde_json::Value as Json;
 use statehouse_store::guard::{column, is_in, is_null, is_set, now, now_plus};
 use statehouse_store::{
-    Address, Consistency, Entry, Event, EventTemplate, Expr, Guard, Plan, PlanError, Reason, Refused, Row,
-    Step, Store, Table, Tenant, Time, Value,
+    Address, Consistency, Entry, Event, EventTemplate, Expr, Guard, Plan, Row, Step, Store, StoreError,
+    Table, Tenant, Time, Value,
 };
 
-use super::lanes::Place;
-use super::rules::{Wanted, check_size, rest};
+use super::order_keys::LaneTicket;
+use super::rules::{JobInput, backoff, check_size};
 use super::{
     ATTEMPT, ATTEMPTS_MAX, CANCELLED, CLAIM_ID, COMPLETED, DEFINITION_ID, ENQUEUED_AT, ERROR, EXECUTION_TIME,
     FAILED, FINISHED_AT, IN_PROGRESS, JOB_ID, LINE_SEQ, LIVE, NOT_BEFORE, ORDER_KEY, OWNER, PAUSED, PAYLOAD,
-    PENDING, PRIORITY, QUEUE, RESULT, RETRYING, RUN_AT, RUN_SHARD, STATE, Schedule, UNIQUE_HELD, UNIQUE_KEY,
-    UPDATED_AT, WORKER,
+    PENDING, PRIORITY, QUEUE, RESULT, RETRYING, RUN_AT, RUN_SHARD, STATE, ScheduleSpec, UNIQUE_HELD,
+    UNIQUE_KEY, UPDATED_AT, WORKER,
 };
 use crate::action::{
-    Answer, Call, Code, Desk, Draft, Pieces, Refusal, Verdict, Write, common_verdict, row_of,
+    ActionContext, Answer, Call, Code, PlanParts, Prepare, Prepared, Refusal, RefusedStep, Verdict,
 };
 use crate::house::drop_subject;
 use crate::infra::due::{self, DUE_AT, Due};
 use crate::resource::key_text;
-use crate::worker::Wake;
 
+/// The label of the step on the job itself.
+const JOB: &str = "job";
 /// An input of `fail`: that it need not be tried again.
 pub(super) const FINAL: &str = "final";
 
 /// What is done with one job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verb {
+pub(super) enum JobVerb {
     Enqueue,
     Complete,
     Fail,
@@ -39,12 +40,12 @@ pub(super) enum Verb {
     Replay,
 }
 
-pub(super) struct Writer {
-    pub schedule: Arc<Schedule>,
-    pub verb: Verb,
+pub(super) struct JobWrite {
+    pub schedule: Arc<ScheduleSpec>,
+    pub verb: JobVerb,
 }
 
-impl Schedule {
+impl ScheduleSpec {
     pub(super) async fn job(&self, store: &dyn Store, tenant: &Tenant, job_id: &str) -> Result<Row, Refusal> {
         let address = Address::new(&self.jobs, tenant, [job_id.into()])?;
         let row = store.get(&[address], Consistency::Strong).await?.into_iter().next().flatten();
@@ -56,8 +57,8 @@ impl Schedule {
         &self,
         tenant: &Tenant,
         job_id: &str,
-        wanted: &Wanted,
-        place: Option<&Place>,
+        wanted: &JobInput,
+        place: Option<&LaneTicket>,
     ) -> Vec<Step> {
         let mut step = Step::insert(&self.jobs, [job_id.into()])
             .set(QUEUE, wanted.queue.as_str())
@@ -69,7 +70,7 @@ impl Schedule {
             .set(PAYLOAD, document(&wanted.payload))
             .set(ENQUEUED_AT, now())
             .set(UPDATED_AT, now());
-        // What most jobs do not have is left out, so that nobody has to send or weigh it.
+        // Columns that most jobs do not have are left out, so that plans stay small.
         if let Some(key) = &wanted.unique_key {
             step = step.set(UNIQUE_KEY, key.as_str()).set(UNIQUE_HELD, true);
         }
@@ -80,24 +81,33 @@ impl Schedule {
             step = step.set(DEFINITION_ID, definition_id.as_str()).set(EXECUTION_TIME, *time);
         }
         let mut steps = vec![self.placed(step, tenant, job_id, &wanted.when, place)];
-        steps.extend(place.into_iter().flat_map(|place| self.stand(place, job_id, &wanted.when)));
+        steps.extend(place.into_iter().flat_map(|place| self.join_wait_list(place, job_id, &wanted.when)));
         steps
     }
 
     /// A job that can be claimed from a time on, or stands in line.
-    fn placed(&self, step: Step, tenant: &Tenant, job_id: &str, when: &Expr, place: Option<&Place>) -> Step {
+    fn placed(
+        &self,
+        step: Step,
+        tenant: &Tenant,
+        job_id: &str,
+        when: &Expr,
+        place: Option<&LaneTicket>,
+    ) -> Step {
         // A job without an order key never had a number.
         let step = match place {
             Some(place) => step.set(LINE_SEQ, place.seq),
             None => step,
         };
         match place {
-            Some(Place { admitted: false, .. }) => step.set(RUN_SHARD, Value::Null).set(RUN_AT, Value::Null),
+            Some(LaneTicket { admitted: false, .. }) => {
+                step.set(RUN_SHARD, Value::Null).set(RUN_AT, Value::Null)
+            }
             _ => step.set(RUN_SHARD, self.shard_of(tenant, job_id)).set(RUN_AT, when.clone()),
         }
     }
 
-    /// A job that is over: nobody can claim it any more, and one day it is forgotten.
+    /// A job that is over: it cannot be claimed any more, and is deleted after its retention.
     pub(super) fn over(&self, step: Step, tenant: &Tenant, job_id: &str, state: &str) -> Step {
         let keep = if state == FAILED { self.keep_failed } else { self.keep };
         let step = step
@@ -119,10 +129,10 @@ impl Schedule {
     ) -> Result<(Step, EventTemplate), Refusal> {
         check_size(RESULT, &result)?;
         let step = if self.keep.is_zero() {
-            Step::delete(&self.jobs, [job_id.into()]).guard(Schedule::held(attempt))
+            Step::delete(&self.jobs, [job_id.into()]).guard(ScheduleSpec::held(attempt))
         } else {
             let step = Step::update(&self.jobs, [job_id.into()])
-                .guard(Schedule::held(attempt))
+                .guard(ScheduleSpec::held(attempt))
                 .set(RESULT, document(&result))
                 .set(ERROR, Value::Null);
             self.over(step, tenant, job_id, COMPLETED)
@@ -136,36 +146,38 @@ impl Schedule {
         Ok((step, event))
     }
 
-    /// Whether a job's end concerns nobody else: nobody who stands in line behind it, and no unique key that would outlive
+    /// Whether a job's end changes no other row: no job waits behind it, and it has no unique key that would outlive
     /// its row.
-    pub(super) fn concerns_nobody(&self, row: &Row) -> bool {
-        let goes_with_its_key = self.keep.is_zero() && row.text(UNIQUE_KEY).is_some();
-        row.text(ORDER_KEY).is_none() && !goes_with_its_key
+    pub(super) fn is_independent(&self, row: &Row) -> bool {
+        let goes_with_its_key = self.keep.is_zero() && row.get(UNIQUE_KEY) != Some(&Value::Null);
+        row.get(ORDER_KEY) == Some(&Value::Null) && !goes_with_its_key
     }
 
-    /// A step that ends such a job, and no other.
-    pub(super) fn concerning_nobody(&self, step: Step) -> Step {
+    /// A step that ends a job only if no other job waits for it.
+    pub(super) fn only_if_independent(&self, step: Step) -> Step {
         let step = step.guard(alone());
         if self.keep.is_zero() { step.guard(is_null(UNIQUE_KEY)) } else { step }
     }
 
-    /// The steps that cancel a job, or only one that nobody has claimed yet: its own row first.
+    /// The steps that cancel a job, or only one that was not claimed yet: its own row first.
     pub(super) async fn cancelled(
         &self,
         store: &dyn Store,
         row: &Row,
         unclaimed: bool,
     ) -> Result<Vec<Step>, Refusal> {
-        let job_id = row.text(JOB_ID).unwrap_or_default();
+        let job_id = row.get_text(JOB_ID)?;
         let waits = || column(STATE).eq(PENDING);
-        // Whether it stands in line or was admitted decides who else is concerned. Nobody has claimed one that stands in
+        // Whether it stands in line or was admitted decides which other rows change. No worker has claimed one that stands in
         // line, and one that has a time from which it can be claimed is not over.
-        let (guard, others) = match (row.text(ORDER_KEY), row.time(RUN_AT)) {
+        let (guard, others) = match (row.get_optional_text(ORDER_KEY)?, row.get_optional_time(RUN_AT)?) {
             (None, _) if unclaimed => (waits(), Vec::new()),
             (None, _) => (is_in(STATE, LIVE), Vec::new()),
-            (Some(_), None) => (waits().and(is_null(RUN_AT)), self.step_out(row)),
-            (Some(_), Some(_)) if unclaimed => (waits().and(is_set(RUN_AT)), self.leave(store, row).await?),
-            (Some(_), Some(_)) => (is_set(RUN_AT), self.leave(store, row).await?),
+            (Some(_), None) => (waits().and(is_null(RUN_AT)), self.leave_wait_list(row)?),
+            (Some(_), Some(_)) if unclaimed => {
+                (waits().and(is_set(RUN_AT)), self.admit_next(store, row).await?)
+            }
+            (Some(_), Some(_)) => (is_set(RUN_AT), self.admit_next(store, row).await?),
         };
         let step = Step::update(&self.jobs, [job_id.into()]).guard(guard);
         let step = self.over(step, row.tenant(), job_id, CANCELLED);
@@ -177,17 +189,15 @@ impl Schedule {
         column(STATE).eq(IN_PROGRESS).and(column(ATTEMPT).eq(attempt))
     }
 
-    /// What a guard of [`Schedule::held`] that failed means to the worker.
-    pub(super) fn lost(&self, row: &Row, attempt: i64) -> Refusal {
-        let what = format!("{} {}", self.name, row.text(JOB_ID).unwrap_or_default());
-        let (state, current) = (row.text(STATE).unwrap_or_default(), row.int(ATTEMPT).unwrap_or(0));
+    /// What a guard of [`ScheduleSpec::held`] that failed means to the worker.
+    pub(super) fn lost(&self, row: &Row, attempt: i64) -> Result<Refusal, StoreError> {
+        let what = format!("{} {}", self.name, row.get_text(JOB_ID)?);
+        let (state, current) = (row.get_text(STATE)?, row.get_int(ATTEMPT)?);
         if current == attempt {
-            Refusal::new(Code::WrongState, format!("{what} is {state}"))
-        } else {
-            let message =
-                format!("{what} is at attempt {current} and {state}; attempt {attempt} has lost it");
-            Refusal::new(Code::NotHolder, message)
+            return Ok(Refusal::new(Code::WrongState, format!("{what} is {state}")));
         }
+        let message = format!("{what} is at attempt {current} and {state}; attempt {attempt} has lost it");
+        Ok(Refusal::new(Code::NotHolder, message))
     }
 }
 
@@ -196,87 +206,84 @@ pub(super) fn document(json: &Json) -> Value {
     if json.is_null() { Value::Null } else { Value::Json(json.clone()) }
 }
 
-/// That a job has no order key: then its end concerns nobody else.
+/// That a job has no order key: then its end changes no other row.
 fn alone() -> Guard {
     is_null(ORDER_KEY)
 }
 
-impl Writer {
-    fn attempt(call: &Call) -> i64 {
-        call.input.get(ATTEMPT).and_then(Json::as_i64).unwrap_or(0)
-    }
-
-    async fn enqueue(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal> {
+impl JobWrite {
+    async fn enqueue(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Prepared, Refusal> {
         let schedule = &self.schedule;
-        let wanted = Wanted::of(&call.input, schedule.priorities)?;
-        let given = call.input.get(JOB_ID).and_then(Json::as_str).map(str::to_owned);
-        let job_id = given.unwrap_or_else(|| desk.ids.next());
+        let wanted = JobInput::of(&call.input, schedule.priorities)?;
+        let given = call.input.text(JOB_ID).map(str::to_owned);
+        let job_id = given.unwrap_or_else(|| cx.ids.next());
         let place = match &wanted.order_key {
-            Some(key) => Some(schedule.number(desk.store, desk.ids, &call.tenant, key).await?),
+            Some(key) => Some(schedule.take_ticket(cx.store, cx.ids, &call.tenant, key).await?),
             None => None,
         };
         let mut steps = schedule.stored(&call.tenant, &job_id, &wanted, place.as_ref());
         if let Some(key) = &wanted.unique_key {
-            let looks = desk.tries > 0;
-            steps.extend(schedule.claim_key(desk.store, &call.tenant, key, &job_id, looks).await?);
+            let looks = cx.attempt > 0;
+            steps.extend(schedule.claim_key(cx.store, &call.tenant, key, &job_id, looks).await?);
         }
-        Ok(self.pieces(&job_id, steps, "enqueued"))
+        Ok(self.changed(cx, &job_id, steps, "enqueued"))
     }
 
-    async fn complete(&self, call: &Call, desk: &Desk<'_>, job_id: &str) -> Result<Draft, Refusal> {
+    async fn complete(&self, call: &Call, cx: &ActionContext<'_>, job_id: &str) -> Result<Prepared, Refusal> {
         let schedule = &self.schedule;
-        let result = call.input.get(RESULT).cloned().unwrap_or_default();
-        let (step, event) = schedule.completed(&call.tenant, job_id, Writer::attempt(call), result)?;
-        let pieces = |steps| Draft::Write(Pieces { subject: key_text([&Value::from(job_id)]), steps, event });
+        let result = call.input.json(RESULT);
+        let attempt = call.input.get_int(ATTEMPT)?;
+        let (step, event) = schedule.completed(&call.tenant, job_id, attempt, result)?;
+        let parts = |steps: Vec<Step>| self.parts(cx, job_id, steps, event);
         // Most jobs have no order key, and need not be looked at.
-        if desk.tries == 0 {
-            return Ok(pieces(vec![schedule.concerning_nobody(step)]));
+        if cx.attempt == 0 {
+            return Ok(parts(vec![schedule.only_if_independent(step)]));
         }
-        let row = schedule.job(desk.store, &call.tenant, job_id).await?;
+        let row = schedule.job(cx.store, &call.tenant, job_id).await?;
         let mut steps = vec![step];
-        steps.extend(schedule.leave(desk.store, &row).await?);
+        steps.extend(schedule.admit_next(cx.store, &row).await?);
         if schedule.keep.is_zero() {
-            steps.extend(schedule.give_up_key(&row));
+            steps.extend(schedule.give_up_key(&row)?);
         }
-        Ok(pieces(steps))
+        Ok(parts(steps))
     }
 
-    async fn fail(&self, call: &Call, desk: &Desk<'_>, job_id: &str) -> Result<Draft, Refusal> {
+    async fn fail(&self, call: &Call, cx: &ActionContext<'_>, job_id: &str) -> Result<Prepared, Refusal> {
         let schedule = &self.schedule;
-        let row = schedule.job(desk.store, &call.tenant, job_id).await?;
-        let attempt = Writer::attempt(call);
-        let error = call.input.get(ERROR).cloned().unwrap_or_default();
+        let row = schedule.job(cx.store, &call.tenant, job_id).await?;
+        let attempt = call.input.get_int(ATTEMPT)?;
+        let error = call.input.json(ERROR);
         check_size(ERROR, &error)?;
-        let is_final = call.input.get(FINAL).and_then(Json::as_bool).unwrap_or(false);
+        let is_final = call.input.flag(FINAL).unwrap_or(false);
         let step = Step::update(&schedule.jobs, [job_id.into()])
-            .guard(Schedule::held(attempt))
+            .guard(ScheduleSpec::held(attempt))
             .set(ERROR, error.as_str().map_or(Value::Null, Value::from));
-        if !is_final && row.int(ATTEMPTS_MAX).is_some_and(|most| attempt < most) {
-            let rest = rest(job_id, attempt, schedule.backoff, schedule.backoff_max);
+        if !is_final && attempt < row.get_int(ATTEMPTS_MAX)? {
+            let rest = backoff(job_id, attempt, schedule.backoff, schedule.backoff_max);
             let step = step.set(STATE, RETRYING).set(RUN_AT, now_plus(rest)).set(UPDATED_AT, now());
-            return Ok(self.pieces(job_id, vec![step], "retrying"));
+            return Ok(self.changed(cx, job_id, vec![step], "retrying"));
         }
         let mut steps = vec![schedule.over(step, &call.tenant, job_id, FAILED)];
-        steps.extend(schedule.leave(desk.store, &row).await?);
-        Ok(self.pieces(job_id, steps, "failed"))
+        steps.extend(schedule.admit_next(cx.store, &row).await?);
+        Ok(self.changed(cx, job_id, steps, "failed"))
     }
 
-    async fn cancel(&self, call: &Call, desk: &Desk<'_>, job_id: &str) -> Result<Draft, Refusal> {
-        let row = self.schedule.job(desk.store, &call.tenant, job_id).await?;
-        let steps = self.schedule.cancelled(desk.store, &row, false).await?;
-        Ok(self.pieces(job_id, steps, "cancelled"))
+    async fn cancel(&self, call: &Call, cx: &ActionContext<'_>, job_id: &str) -> Result<Prepared, Refusal> {
+        let row = self.schedule.job(cx.store, &call.tenant, job_id).await?;
+        let steps = self.schedule.cancelled(cx.store, &row, false).await?;
+        Ok(self.changed(cx, job_id, steps, "cancelled"))
     }
 
-    async fn replay(&self, call: &Call, desk: &Desk<'_>, job_id: &str) -> Result<Draft, Refusal> {
+    async fn replay(&self, call: &Call, cx: &ActionContext<'_>, job_id: &str) -> Result<Prepared, Refusal> {
         let schedule = &self.schedule;
-        let row = schedule.job(desk.store, &call.tenant, job_id).await?;
+        let row = schedule.job(cx.store, &call.tenant, job_id).await?;
         let failed = column(STATE).eq(FAILED);
-        if row.text(STATE) != Some(FAILED) {
-            return Err(self.wrong_state(&row));
+        if row.get_text(STATE)? != FAILED {
+            return Err(self.wrong_state(&row)?);
         }
         let when: Expr = now().into();
-        let place = match row.text(ORDER_KEY) {
-            Some(key) => Some(schedule.number(desk.store, desk.ids, &call.tenant, key).await?),
+        let place = match row.get_optional_text(ORDER_KEY)? {
+            Some(key) => Some(schedule.take_ticket(cx.store, cx.ids, &call.tenant, key).await?),
             None => None,
         };
         // The attempts go on counting, so that no worker of an earlier one can pass for one of these.
@@ -290,126 +297,127 @@ impl Writer {
             .set(FINISHED_AT, Value::Null)
             .set(UPDATED_AT, now());
         let step = due::clear(schedule.placed(step, &call.tenant, job_id, &when, place.as_ref()));
-        let key = row.text(UNIQUE_KEY);
+        let key = row.get_optional_text(UNIQUE_KEY)?;
         let step = if key.is_some() { step.set(UNIQUE_HELD, true) } else { step };
         let mut steps = vec![step];
-        steps.extend(place.iter().flat_map(|place| schedule.stand(place, job_id, &when)));
+        steps.extend(place.iter().flat_map(|place| schedule.join_wait_list(place, job_id, &when)));
         if let Some(key) = key {
-            steps.extend(schedule.claim_key(desk.store, &call.tenant, key, job_id, true).await?);
+            steps.extend(schedule.claim_key(cx.store, &call.tenant, key, job_id, true).await?);
         }
-        Ok(self.pieces(job_id, steps, "replayed"))
+        Ok(self.changed(cx, job_id, steps, "replayed"))
     }
 
-    fn pieces(&self, job_id: &str, steps: Vec<Step>, what: &str) -> Draft {
+    /// Steps on a job, its own row first, and its event with the row.
+    fn changed(&self, cx: &ActionContext<'_>, job_id: &str, steps: Vec<Step>, what: &str) -> Prepared {
         let event = EventTemplate::named(format!("{}.{what}", self.schedule.name)).with_row_of(0);
-        Draft::Write(Pieces { subject: key_text([&Value::from(job_id)]), steps, event })
+        self.parts(cx, job_id, steps, event)
     }
 
-    fn wrong_state(&self, row: &Row) -> Refusal {
-        let (id, state) = (row.text(JOB_ID).unwrap_or_default(), row.text(STATE).unwrap_or_default());
-        Refusal::new(Code::WrongState, format!("{} {id} is {state}", self.schedule.name))
-            .at_version(Some(row))
+    fn parts(
+        &self,
+        cx: &ActionContext<'_>,
+        job_id: &str,
+        mut steps: Vec<Step>,
+        event: EventTemplate,
+    ) -> Prepared {
+        let job = steps.first_mut();
+        let due = job.and_then(|job| {
+            job.label = Some(JOB.into());
+            due::wakeup(&self.schedule.sweeper(), job, cx.clock.now())
+        });
+        let parts = PlanParts::new(key_text([&Value::from(job_id)]), steps, event);
+        parts.wakeups(due).notify(&self.schedule.news).into()
+    }
+
+    fn wrong_state(&self, row: &Row) -> Result<Refusal, StoreError> {
+        let (id, state) = (row.get_text(JOB_ID)?, row.get_text(STATE)?);
+        let message = format!("{} {id} is {state}", self.schedule.name);
+        Ok(Refusal::new(Code::WrongState, message).at_version(Some(row)))
+    }
+
+    fn refusal(&self, call: &Call, row: &Row) -> Result<Refusal, Refusal> {
+        match self.verb {
+            JobVerb::Complete | JobVerb::Fail => {
+                let lost = self.schedule.lost(row, call.input.get_int(ATTEMPT)?)?;
+                Ok(lost.at_version(Some(row)))
+            }
+            _ => Ok(self.wrong_state(row)?),
+        }
     }
 }
 
 #[async_trait]
-impl Write for Writer {
-    async fn draft(&self, call: &Call, desk: &Desk<'_>) -> Result<Draft, Refusal> {
-        let job_id = call.key.first().and_then(Value::as_text).unwrap_or_default();
+impl Prepare for JobWrite {
+    async fn prepare(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Prepared, Refusal> {
         match self.verb {
-            Verb::Enqueue => self.enqueue(call, desk).await,
-            Verb::Complete => self.complete(call, desk, job_id).await,
-            Verb::Fail => self.fail(call, desk, job_id).await,
-            Verb::Cancel => self.cancel(call, desk, job_id).await,
-            Verb::Replay => self.replay(call, desk, job_id).await,
+            JobVerb::Enqueue => self.enqueue(call, cx).await,
+            JobVerb::Complete => self.complete(call, cx, call.key_text()?).await,
+            JobVerb::Fail => self.fail(call, cx, call.key_text()?).await,
+            JobVerb::Cancel => self.cancel(call, cx, call.key_text()?).await,
+            JobVerb::Replay => self.replay(call, cx, call.key_text()?).await,
         }
     }
 
-    fn refusal(&self, call: &Call, refused: &Refused) -> Verdict {
-        // The job itself is the first step; the others are of lanes and keys, which are looked at anew.
-        if refused.step > 0 {
-            return Verdict::TryAgain;
+    fn refused(&self, call: &Call, refused: &RefusedStep<'_>) -> Verdict {
+        // The other steps are on lanes and keys, which the next attempt reads.
+        if refused.label() != JOB {
+            return Verdict::Retry;
         }
-        let (Reason::Guard { guard, .. }, Some(row)) = (&refused.reason, &refused.current) else {
-            return common_verdict(&format!("this {}", self.schedule.name), refused);
+        let (Some(guard), Some(row)) = (refused.guard(), refused.row) else {
+            return refused.standard(&format!("this {}", self.schedule.name));
         };
         if [alone(), is_null(UNIQUE_KEY), is_null(RUN_AT), is_set(RUN_AT)].contains(guard) {
-            return Verdict::TryAgain;
+            return Verdict::Retry;
         }
-        Verdict::Refuse(match self.verb {
-            Verb::Complete | Verb::Fail => {
-                self.schedule.lost(row, Writer::attempt(call)).at_version(Some(row))
-            }
-            _ => self.wrong_state(row),
-        })
+        Verdict::refuse(self.refusal(call, row))
     }
+}
 
-    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
-        if self.verb == Verb::Complete {
-            drop_subject(event);
-            return Answer::row(event.data.take());
-        }
-        let row = row_of(event);
-        let id = row.get(JOB_ID).and_then(Json::as_str).map(|id| key_text([&Value::from(id)]));
-        Answer {
-            created: id.filter(|_| self.verb == Verb::Enqueue),
-            ..Answer::row(self.schedule.jobs_def.visible(row))
-        }
-    }
-
-    fn wakes(&self, _: &Call, event: &Event) -> Vec<Wake> {
-        self.schedule.tell();
-        due::wake(&self.schedule.sweeper(), event).into_iter().collect()
-    }
+/// The answer of `complete`: its event says all that is new.
+pub(super) fn completed_answer(event: &mut Event) -> Answer {
+    drop_subject(event);
+    Answer::row(event.data.take())
 }
 
 /// What forgets jobs that have been over for long enough.
 #[derive(Debug)]
-pub(super) struct Forget(pub Arc<Schedule>);
+pub(super) struct DeleteFinished(pub Arc<ScheduleSpec>);
 
-impl Due for Forget {
+impl Due for DeleteFinished {
     fn table(&self) -> &Arc<Table> {
         &self.0.jobs
     }
 
-    fn plan(&self, row: &Row, _: Time, operation: &str) -> Result<Plan, PlanError> {
+    fn plan(&self, row: &Row, _: Time, operation: &str) -> Result<Plan, Refusal> {
         let job = Step::delete(&self.0.jobs, row.key().iter().cloned()).guard(column(DUE_AT).le(now()));
-        let job_id = row.text(JOB_ID).unwrap_or_default();
-        // Whoever counts jobs has to know; what it was is of no use to anybody.
+        let job_id = row.get_text(JOB_ID)?;
+        // Views that count jobs need the event; the row itself is not needed.
         let event = EventTemplate::named(format!("{}.forgotten", self.0.name)).with(JOB_ID, job_id);
         let entry = Entry::about(&self.0.name, key_text(row.key())).event(event);
-        let steps = [job].into_iter().chain(self.0.give_up_key(row));
-        Plan::of(row.tenant(), operation).steps(steps).log(entry).without_rows().build()
+        let steps = [job].into_iter().chain(self.0.give_up_key(row)?);
+        Ok(Plan::of(row.tenant(), operation).steps(steps).log(entry).without_rows().build()?)
     }
 }
 
 /// `pause` and `resume` of a queue.
-pub(super) struct Gate {
-    pub schedule: Arc<Schedule>,
+pub(super) struct PauseQueue {
+    pub schedule: Arc<ScheduleSpec>,
     pub paused: bool,
 }
 
 #[async_trait]
-impl Write for Gate {
-    async fn draft(&self, call: &Call, _: &Desk<'_>) -> Result<Draft, Refusal> {
+impl Prepare for PauseQueue {
+    async fn prepare(&self, call: &Call, _: &ActionContext<'_>) -> Result<Prepared, Refusal> {
         let step = Step::upsert(&self.schedule.queues, call.key.iter().cloned())
             .set(PAUSED, self.paused)
             .set(UPDATED_AT, now());
         let what = if self.paused { "paused" } else { "resumed" };
         let event = EventTemplate::named(format!("{}.{what}", self.schedule.queue_resource())).with_row_of(0);
-        Ok(Draft::Write(Pieces { subject: key_text(&call.key), steps: vec![step], event }))
+        let parts = PlanParts::new(key_text(&call.key), vec![step], event);
+        Ok(parts.notify(&self.schedule.news).into())
     }
 
-    fn refusal(&self, _: &Call, refused: &Refused) -> Verdict {
-        common_verdict("this queue", refused)
-    }
-
-    fn answer(&self, _: &Call, event: &mut Event) -> Answer {
-        Answer::row(row_of(event))
-    }
-
-    fn wakes(&self, _: &Call, _: &Event) -> Vec<Wake> {
-        self.schedule.tell();
-        Vec::new()
+    fn refused(&self, _: &Call, refused: &RefusedStep<'_>) -> Verdict {
+        refused.standard("this queue")
     }
 }

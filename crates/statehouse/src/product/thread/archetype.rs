@@ -1,6 +1,6 @@
 //! What `thread` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, Dependencies, FailureAnswer, Relief};
 
 /// A03, Append-Only Child Object.
 pub const ARCHETYPE: Archetype = Archetype {
@@ -9,7 +9,7 @@ pub const ARCHETYPE: Archetype = Archetype {
     about: "comments and reviews: children of a parent, in order of creation",
     declare: Some(super::declare),
     derived: false,
-    depends_on: &[],
+    depends_on: Dependencies::Named(&[]),
     specimen: r#"
 [thread.note]
 parent = { about = "int" }

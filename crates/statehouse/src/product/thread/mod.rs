@@ -8,11 +8,12 @@
 //!                       hide ▼ │                    │
 //!                           HIDDEN ─────────────────┘
 //! ```
+//! From each state `erase` leads back to nothing ([`crate::erase`]).
 //!
 //! **Rows.** The truth: `comments(tenant, post_id, comment_id, fields…, status, posted_at, bucket, digest, updated_at,
-//! version)`. The child's id is chosen by whoever appends it. Beside it, the list of the parent ([`super::listing`]), which
+//! version)`. The caller that appends a child chooses its id. Beside it, the list of the parent ([`super::listing`]), which
 //! has exactly those that are visible: `comments_listed(tenant, post_id, bucket, at, comment_id)` and its `_count`. Child,
-//! list and count change in one plan. A row is never deleted; one that was removed has lost its fields.
+//! list and count change in one plan. A row is deleted only when it is erased; one that was removed has lost its fields.
 //!
 //! **Invariants.**
 //! - I1. There is one child for each id. *The id is the key; append expects that it is absent.* Asked again, append answers
@@ -22,9 +23,12 @@
 //! - I3. What is not visible is not edited, and an edit under a version that is not the child's is refused. *Guard of edit:*
 //!   `version = the one that was seen`, at which it was visible; *without a version:* `status = 'VISIBLE'`.
 //! - I4. Moderation wins. *Hide asks for no version; nothing that an author does leads from HIDDEN to VISIBLE.*
-//! - I5. What was removed stays so. *Nothing leads out of REMOVED, and the id is taken for ever.*
+//! - I5. What was removed stays so. *Nothing but an erasure leads out of REMOVED, and the id is taken until
+//!   then.*
 //! - I6. Nothing hidden or removed is listed or counted. *I2; and what a list names is looked up, strongly, before it is
 //!   shown.*
+//! - I7. An erased child is gone, and neither listed nor counted. *One plan deletes the row and, if it was visible, takes it out of list and
+//!   count; guard:* `version = the one that was read`.
 //!
 //! **Failures.** *Duplicate child creation on retry*: I1. *Projection/search lag after append*: list and count are in the
 //! plan of the child. *Delete/edit race*, *concurrent edit/delete race*: both are about one row, and an edit that comes
@@ -43,15 +47,16 @@ pub use archetype::ARCHETYPE;
 
 use std::sync::Arc;
 
-use statehouse_store::{Address, Consistency, Row, Table, Tenant, Type, Value};
+use statehouse_store::{Row, StoreError, Table, Type, Value};
 
-use super::listing::{self, BUCKETS_MAX, Listing, Place};
-use crate::action::{Call, Code, Desk, Refusal};
+use super::listing::{self, BUCKETS_MAX, ListPosition, Listing, rows_of};
+use crate::action::{ActionContext, Call, Code, Refusal};
 use crate::blueprint::settings::Field;
 use crate::declare::table::UPDATED_AT;
-use crate::declare::{Declare, ResourceSpec, TableDef, TableSpec};
+use crate::declare::{Declare, ResourceSpec, TableDef, TableSpec, row_constraints};
+use crate::erase;
 use crate::resource::{key_text, plural};
-use crate::told::{Counts, Telling, Told};
+use crate::view_source::{RowFilter, SourceRows, ViewSource};
 
 /// The states of a child.
 const STATUSES: [&str; 3] = [VISIBLE, HIDDEN, REMOVED];
@@ -75,7 +80,7 @@ const ALSO_HIDDEN: &str = "hidden";
 
 /// One declared kind of child.
 #[derive(Debug)]
-struct Thread {
+struct ThreadSpec {
     /// `comment`.
     name: String,
     /// `comment_thread`.
@@ -84,6 +89,8 @@ struct Thread {
     /// `comment_id`.
     id: Field,
     fields: Vec<Field>,
+    /// The column that says whose child it is. A child that was removed keeps it, so that its events can still be erased.
+    person: Option<String>,
     def: Arc<TableDef>,
     table: Arc<Table>,
     listing: Listing,
@@ -94,7 +101,7 @@ pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     let name = cx.name();
     let settings = cx.settings();
     let parent = settings.key("parent");
-    let fields = settings.fields("fields");
+    let fields = settings.fields_or_constrained("fields");
     let table = settings.text("table", plural(name));
     let buckets = settings.count("buckets", 4, 1..=BUCKETS_MAX);
     let require_version = settings.flag("require_version", true);
@@ -102,6 +109,9 @@ pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
         let advice = "say what a child holds: `fields = { author = \"int\", body = \"text\" }`";
         settings.problem_with_advice("fields", format!("`thread.{name}` has no fields"), advice);
     }
+    let columns: Vec<&Field> = parent.iter().chain(&fields).collect();
+    let person = erase::read_person(settings, &columns);
+    let constraints = row_constraints::declare(cx, &table, &fields, &[])?;
     let id = Field::required(format!("{name}_id"), Type::Text);
     let children = TableSpec::named(&table).key(&parent).partition(&id.name, id.kind);
     // A tombstone has no fields, so none of them can be required of a row.
@@ -109,6 +119,7 @@ pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
         .iter()
         .fold(children, |spec, field| spec.column(&field.name, field.kind).null())
         .states_in(STATUS, &STATUSES)
+        .live(&[VISIBLE])
         .time(POSTED_AT)
         .about("what it is listed by")
         .immutable()
@@ -119,20 +130,38 @@ pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
         .hidden()
         .immutable()
         .updated_at();
-    let def = cx.build(children)?;
+    let def = cx.build(constraints.with_indexes(children))?;
     let cut = ("buckets", buckets);
     let [rows, counts] =
         listing::tables(&format!("{table}_listed"), &parent, std::slice::from_ref(&id), cut, cut);
     let (rows, counts) = (cx.build_internal(rows)?, cx.build_internal(counts)?);
     let listing = Listing::over(rows, counts, parent.len(), buckets, buckets);
     let (table, threads) = (def.table().clone(), format!("{name}_thread"));
-    let thread = Arc::new(Thread { name: name.to_owned(), threads, parent, id, fields, def, table, listing });
-    let told = Told::with_row(name, &thread.table).counting(Counts::With(STATUS, &[VISIBLE]));
+    let thread = Arc::new(ThreadSpec {
+        name: name.to_owned(),
+        threads,
+        parent,
+        id,
+        fields,
+        person: person.clone(),
+        def,
+        table,
+        listing,
+    });
+    let source_rows = SourceRows::with_row(name, &thread.table).filtered(RowFilter::With(STATUS, &[VISIBLE]));
     let key = thread.parent.iter().map(|field| (field.name.clone(), field.kind)).collect();
     let actions = actions::child_actions(&thread, require_version);
-    cx.resource(ResourceSpec::of(name, &thread.def).told(told).actions(actions));
+    let children = ResourceSpec::of(name, &thread.def).source_rows(source_rows).events(&[
+        ("appended", &["append"]),
+        ("edited", &["edit"]),
+        ("removed", &["remove"]),
+        ("hidden", &["hide"]),
+        ("restored", &["restore"]),
+        ("erased", &["erase"]),
+    ]);
+    cx.resource(children.person(person).constrained(constraints).actions(actions));
     cx.resource(
-        ResourceSpec::without_rows(&thread.threads, key, Telling::list_of(name))
+        ResourceSpec::without_rows(&thread.threads, key, ViewSource::list_of(name))
             .table(&thread.listing.table)
             .table(&thread.listing.counts)
             .action(actions::thread_read(&thread)),
@@ -140,7 +169,7 @@ pub(crate) fn declare(cx: &mut Declare<'_>) -> Option<()> {
     Some(())
 }
 
-impl Thread {
+impl ThreadSpec {
     fn what(&self, key: &[Value]) -> String {
         format!("{} {}", self.name, key_text(key))
     }
@@ -150,22 +179,10 @@ impl Thread {
         key.split_at(self.parent.len().min(key.len()))
     }
 
-    async fn rows(
-        &self,
-        desk: &Desk<'_>,
-        tenant: &Tenant,
-        keys: impl IntoIterator<Item = Vec<Value>>,
-    ) -> Result<Vec<Option<Row>>, Refusal> {
-        let addresses = keys
-            .into_iter()
-            .map(|key| Address::new(&self.table, tenant, key))
-            .collect::<Result<Vec<_>, _>>()?;
-        Ok(desk.store.get(&addresses, Consistency::Strong).await?)
-    }
-
     /// The child that a call names, as it is.
-    async fn child(&self, call: &Call, desk: &Desk<'_>) -> Result<Row, Refusal> {
-        let row = self.rows(desk, &call.tenant, [call.key.clone()]).await?.into_iter().next().flatten();
+    async fn child(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Row, Refusal> {
+        let row =
+            rows_of(cx, &self.table, &call.tenant, [call.key.clone()]).await?.into_iter().next().flatten();
         row.ok_or_else(|| Refusal::new(Code::NotFound, format!("{} does not exist", self.what(&call.key))))
     }
 
@@ -176,8 +193,8 @@ impl Thread {
 }
 
 /// Where a child stands in its parent's list while it is visible.
-fn place(row: &Row) -> Option<Place> {
-    Some(Place { bucket: row.int(BUCKET)?, at: row.time(POSTED_AT)? })
+fn place(row: &Row) -> Result<ListPosition, StoreError> {
+    Ok(ListPosition { bucket: row.get_int(BUCKET)?, at: row.get_time(POSTED_AT)? })
 }
 
 #[cfg(test)]

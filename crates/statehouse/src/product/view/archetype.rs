@@ -1,6 +1,6 @@
 //! What `view` says of itself: the one registration of the archetype.
 
-use crate::archetypes::{Archetype, FailureAnswer, Relief};
+use crate::archetypes::{Archetype, Dependencies, FailureAnswer, Relief};
 
 /// A05, Derived Projection.
 pub const ARCHETYPE: Archetype = Archetype {
@@ -9,17 +9,7 @@ pub const ARCHETYPE: Archetype = Archetype {
     about: "counts, sums and extremes of a resource, by group",
     declare: Some(super::declare),
     derived: true,
-    depends_on: &[
-        "booking",
-        "effect",
-        "entity",
-        "lease",
-        "projection",
-        "relation",
-        "schedule",
-        "thread",
-        "timer",
-    ],
+    depends_on: Dependencies::Tables,
     specimen: r#"
 [view.totals]
 of = "thing"

@@ -1,10 +1,10 @@
-//! What is done when nobody knows whether an effect was applied.
+//! What is done when it is unknown whether an effect was applied.
 
 use super::*;
 
 pub(super) async fn a_lost_acknowledgement_is_asked_about(namespace: &dyn TestNamespace) -> Result<()> {
-    let script = FakeTargets::of(|parcel, _| {
-        if parcel.method == "GET" {
+    let script = FakeTargets::of(|outbound, _| {
+        if outbound.method == "GET" {
             TargetBehavior::body(200, "{\"outcome\": \"applied\"}")
         } else {
             TargetBehavior::Loses
@@ -16,7 +16,7 @@ pub(super) async fn a_lost_acknowledgement_is_asked_about(namespace: &dyn TestNa
     fixture.shows("charge", "order-1", json!({"status": "UNCERTAIN", "doubt": true, "reason": "no_answer", "attempt": 1, "stuck_at": null})).await?;
     same("when it is asked", &fixture.wait("charge", "order-1").await?, &(SECOND * 10))?;
     fixture.pass(SECOND * 9).await?;
-    same("too early", &fixture.script.parcels().len(), &1)?;
+    same("too early", &fixture.script.outbounds().len(), &1)?;
     fixture.pass(SECOND).await?;
     fixture
         .shows(
@@ -25,14 +25,14 @@ pub(super) async fn a_lost_acknowledgement_is_asked_about(namespace: &dyn TestNa
             json!({"status": "DELIVERED", "doubt": false, "reason": "reconciled", "attempt": 1, "checks": 1}),
         )
         .await?;
-    let parcels = fixture.script.parcels();
-    same("how many requests", &parcels.len(), &2)?;
+    let outbounds = fixture.script.outbounds();
+    same("how many requests", &outbounds.len(), &2)?;
     same(
         "the question",
-        &parcels[1].url.to_string(),
+        &outbounds[1].url.to_string(),
         &"https://psp.example/charges/acme%3Acharge%3Aorder-1".to_owned(),
     )?;
-    same("who asks", &header(&parcels[1], "authorization").as_deref(), &Some("Bearer sk-topsecret"))?;
+    same("who asks", &header(&outbounds[1], "authorization").as_deref(), &Some("Bearer sk-topsecret"))?;
     same("what was done", &fixture.script.acted(), &[("acme:charge:order-1".to_owned(), 1)].into())?;
     let store = fixture.client.house.store().clone();
     tells(
@@ -44,7 +44,7 @@ pub(super) async fn a_lost_acknowledgement_is_asked_about(namespace: &dyn TestNa
 }
 
 pub(super) async fn what_was_not_applied_is_sent_again(namespace: &dyn TestNamespace) -> Result<()> {
-    let script = FakeTargets::of(|parcel, number| match (parcel.method.as_str(), number) {
+    let script = FakeTargets::of(|outbound, number| match (outbound.method.as_str(), number) {
         ("GET", _) => TargetBehavior::status(404),
         (_, 0) => TargetBehavior::Swallows,
         _ => TargetBehavior::status(200),
@@ -58,12 +58,12 @@ pub(super) async fn what_was_not_applied_is_sent_again(namespace: &dyn TestNames
         .shows("charge", "order-1", json!({"status": "DELIVERED", "attempt": 2, "tries": 2, "checks": 1}))
         .await?;
     same("what was done", &fixture.script.acted(), &[("acme:charge:order-1".to_owned(), 1)].into())?;
-    let keys: Vec<String> = fixture.script.parcels().iter().map(key_of).collect();
+    let keys: Vec<String> = fixture.script.outbounds().iter().map(key_of).collect();
     same("keys", &keys, &vec!["acme:charge:order-1".to_owned(); 3])
 }
 
 pub(super) async fn a_stuck_reconciliation_is_said_and_goes_on(namespace: &dyn TestNamespace) -> Result<()> {
-    let script = FakeTargets::of(|parcel, number| match (parcel.method.as_str(), number) {
+    let script = FakeTargets::of(|outbound, number| match (outbound.method.as_str(), number) {
         ("GET", _) => TargetBehavior::status(500),
         (_, 0) => TargetBehavior::Loses,
         _ => TargetBehavior::status(200),
@@ -95,7 +95,7 @@ pub(super) async fn a_stuck_reconciliation_is_said_and_goes_on(namespace: &dyn T
     let records = whole_log(client.house.store().as_ref()).await?;
     let stuck = |record: &&Record| record.events.iter().any(|event| event.data["stuck"] == json!(true));
     ensure!(records.iter().find(stuck).is_some(), "the log does not say that it is stuck");
-    // It can be asked about at once; it cannot be sent again, or taken back, as long as nobody knows.
+    // It can be asked about at once; it cannot be sent again, or taken back, while the outcome is unknown.
     client.refused("charge.replay", &key("order-1"), json!({}), None, Code::WrongState).await?;
     client.refused("charge.cancel", &key("order-1"), json!({}), None, Code::WrongState).await?;
     let asked = client.done("charge.reconcile", &key("order-1"), json!({}), None).await?;
@@ -105,7 +105,7 @@ pub(super) async fn a_stuck_reconciliation_is_said_and_goes_on(namespace: &dyn T
     )?;
     fixture.pass(Duration::ZERO).await?;
     fixture.shows("charge", "order-1", json!({"status": "UNCERTAIN", "checks": 1})).await?;
-    // Somebody finds out by hand.
+    // An operator finds out by hand.
     let found = json!({"delivered": false, "reason": "not on the statement"});
     let resolved = client.done("charge.resolve", &key("order-1"), found, None).await?;
     shows(&resolved, &json!({"status": "PARKED", "doubt": false, "due_at": null, "stuck_at": null}))?;
@@ -146,10 +146,13 @@ pub(super) async fn an_idempotent_target_gets_the_same_key_again(
     }
     fixture.pass(SECOND * 4).await?;
     fixture.shows("ledger", "entry-1", json!({"status": "DELIVERED", "doubt": false, "attempt": 4})).await?;
-    let parcels = fixture.script.parcels();
-    let keys: Vec<String> = parcels.iter().map(key_of).collect();
+    let outbounds = fixture.script.outbounds();
+    let keys: Vec<String> = outbounds.iter().map(key_of).collect();
     same("keys", &keys, &vec!["acme:ledger:entry-1".to_owned(); 4])?;
-    ensure!(parcels.iter().all(|parcel| parcel.body == parcels[0].body), "bodies differ: {parcels:?}");
+    ensure!(
+        outbounds.iter().all(|outbound| outbound.body == outbounds[0].body),
+        "bodies differ: {outbounds:?}"
+    );
     Ok(())
 }
 
@@ -157,7 +160,7 @@ pub(super) async fn what_may_have_been_applied_is_never_said_to_have_failed(
     namespace: &dyn TestNamespace,
 ) -> Result<()> {
     // First the answer is lost, then the target is gone, or it rejects: that says nothing about the first attempt.
-    let script = FakeTargets::of(|parcel, number| match (number, key_of(parcel).as_str()) {
+    let script = FakeTargets::of(|outbound, number| match (number, key_of(outbound).as_str()) {
         (0 | 1, _) => TargetBehavior::Loses,
         (_, "acme:ledger:rejected") => TargetBehavior::status(401),
         _ => TargetBehavior::Unreachable,
@@ -174,7 +177,7 @@ pub(super) async fn what_may_have_been_applied_is_never_said_to_have_failed(
     fixture.shows("ledger", "rejected", json!({"status": "UNCERTAIN", "doubt": true, "reason": "rejected", "attempt": 2, "http_status": 401})).await?;
     for name in ["gone", "rejected"] {
         let shown = client.shown("ledger", &key(name), &["stuck_at"]).await?;
-        ensure!(shown[0].is_string(), "nobody is told that {name} is stuck");
+        ensure!(shown[0].is_string(), "no operator is told that {name} is stuck");
         client.refused("ledger.cancel", &key(name), json!({}), None, Code::WrongState).await?;
     }
     // The target honours keys, so it may be sent again by hand.
@@ -190,8 +193,8 @@ pub(super) async fn what_may_have_been_applied_is_never_said_to_have_failed(
 }
 
 pub(super) async fn without_a_way_to_know_nothing_is_sent_twice(namespace: &dyn TestNamespace) -> Result<()> {
-    let script = FakeTargets::of(|parcel, _| {
-        if key_of(parcel).ends_with("broken") { TargetBehavior::status(502) } else { TargetBehavior::Loses }
+    let script = FakeTargets::of(|outbound, _| {
+        if key_of(outbound).ends_with("broken") { TargetBehavior::status(502) } else { TargetBehavior::Loses }
     });
     let fixture = EffectFixture::open(namespace, script).await?;
     for name in ["lost", "broken"] {
@@ -209,17 +212,17 @@ pub(super) async fn without_a_way_to_know_nothing_is_sent_twice(namespace: &dyn 
             )
             .await?;
         let shown = fixture.client.shown("mail", &key(name), &["stuck_at"]).await?;
-        ensure!(shown[0].is_string(), "nobody is told that {name} is stuck");
+        ensure!(shown[0].is_string(), "no operator is told that {name} is stuck");
         fixture.client.refused("mail.replay", &key(name), json!({}), None, Code::WrongState).await?;
     }
-    same("how often it was sent", &fixture.script.parcels().len(), &2)?;
-    same("what was sent", &fixture.script.parcels()[0].body, &b"Dear".to_vec())
+    same("how often it was sent", &fixture.script.outbounds().len(), &2)?;
+    same("what was sent", &fixture.script.outbounds()[0].body, &b"Dear".to_vec())
 }
 
 pub(super) async fn a_sender_that_is_killed_leaves_doubt(namespace: &dyn TestNamespace) -> Result<()> {
     // The first request arrives, is acted on, and its sender dies before it hears of that.
     let door = Latch::default();
-    let script = FakeTargets::of(move |parcel, number| match (parcel.method.as_str(), number) {
+    let script = FakeTargets::of(move |outbound, number| match (outbound.method.as_str(), number) {
         ("GET", _) => TargetBehavior::status(200),
         (_, 0 | 1) => TargetBehavior::Holds(door.clone()),
         _ => TargetBehavior::status(200),
@@ -229,17 +232,17 @@ pub(super) async fn a_sender_that_is_killed_leaves_doubt(namespace: &dyn TestNam
     for resource in ["charge", "ledger"] {
         fixture.send(resource, "one").await?;
         let count = if resource == "charge" { 1 } else { 2 };
-        let sender = held_up(client, || fixture.script.parcels().len() == count).await?;
+        let sender = held_up(client, || fixture.script.outbounds().len() == count).await?;
         sender.abort();
         let _ = sender.await;
         fixture.shows(resource, "one", json!({"status": "SENDING", "attempt": 1, "doubt": false})).await?;
     }
-    // As long as its lease lasts it is the sender's; one moment later it is known that nobody knows.
+    // As long as its lease lasts it is the sender's; one moment later its outcome counts as unknown.
     fixture.pass(SECOND * 60 - Duration::from_micros(1)).await?;
     for resource in ["charge", "ledger"] {
         fixture.shows(resource, "one", json!({"status": "SENDING"})).await?;
     }
-    same("how often it was sent", &fixture.script.parcels().len(), &2)?;
+    same("how often it was sent", &fixture.script.outbounds().len(), &2)?;
     fixture.clock.advance(Duration::from_micros(1));
     for _ in 0..200 {
         client.work(7).await?;
@@ -285,13 +288,13 @@ impl TwoClocks {
         let engine = standing();
         let store = namespace.open_at(Arc::new(engine.clone())).await?;
         let awake: Arc<dyn Clock> = Arc::new(engine.clone());
-        let second = TenantClient::before(store, BLUEPRINT, awake, script.outside(SECRETS)).await?;
+        let second = TenantClient::before(store, BLUEPRINT, awake, script.egress(SECRETS)).await?;
         Ok(TwoClocks { engine, second })
     }
 
     async fn process(&self, clock: Arc<dyn Clock>, script: &Arc<FakeTargets>) -> Result<TenantClient> {
         let store = self.second.house.store().clone();
-        TenantClient::before(store, BLUEPRINT, clock, script.outside(SECRETS)).await
+        TenantClient::before(store, BLUEPRINT, clock, script.egress(SECRETS)).await
     }
 }
 
@@ -300,19 +303,19 @@ pub(super) async fn a_sender_that_wakes_late_is_refused(namespace: &dyn TestName
         BTreeMap::from([false, true].map(|takeover| (takeover, [Latch::default(), Latch::default()])));
     let script = FakeTargets::by_key({
         let doors = doors.clone();
-        move |parcel, number| {
-            let doors = &doors[&key_of(parcel).ends_with("true")];
+        move |outbound, number| {
+            let doors = &doors[&key_of(outbound).ends_with("true")];
             doors.get(number).map_or(TargetBehavior::Unreachable, |door| TargetBehavior::Holds(door.clone()))
         }
     });
     let two = TwoClocks::open(namespace, &script).await?;
     for (takeover, [asleep, awake]) in &doors {
-        let (takeover, sent) = (*takeover, script.parcels().len());
+        let (takeover, sent) = (*takeover, script.outbounds().len());
         let asleep_clock = ManualClock::at(two.engine.now());
         let first = two.process(Arc::new(asleep_clock), &script).await?;
         let name = format!("entry-{takeover}");
         first.done("ledger.send", &[], json!({"key": name}), None).await?;
-        let late = held_up(&first, || script.parcels().len() > sent).await?;
+        let late = held_up(&first, || script.outbounds().len() > sent).await?;
         // It sleeps through its lease, and the other process sees that.
         two.engine.advance(SECOND * 60);
         let lapsed = async || -> Result<()> {
@@ -330,7 +333,7 @@ pub(super) async fn a_sender_that_wakes_late_is_refused(namespace: &dyn TestName
         let next = if takeover {
             // It is even being sent again.
             two.engine.advance(SECOND);
-            let next = held_up(&two.second, || script.parcels().len() > sent + 1).await?;
+            let next = held_up(&two.second, || script.outbounds().len() > sent + 1).await?;
             two.second.shows("ledger", &key(&name), &json!({"status": "SENDING", "attempt": 2})).await?;
             Some(next)
         } else {
@@ -362,16 +365,16 @@ pub(super) async fn a_lease_does_not_lapse_early(namespace: &dyn TestNamespace) 
     let store = namespace.open_at(Arc::new(engine.clone())).await?;
     let skewed = SkewedClock::over(Arc::new(engine.clone()));
     let right =
-        TenantClient::before(store.clone(), BLUEPRINT, Arc::new(engine.clone()), script.outside(SECRETS))
+        TenantClient::before(store.clone(), BLUEPRINT, Arc::new(engine.clone()), script.egress(SECRETS))
             .await?;
     let ahead =
-        TenantClient::before(store, BLUEPRINT, Arc::new(skewed.clone()), script.outside(SECRETS)).await?;
+        TenantClient::before(store, BLUEPRINT, Arc::new(skewed.clone()), script.egress(SECRETS)).await?;
     let later = json!({"key": "later", "after_ms": 5_000});
     right.done("ledger.send", &[], later, None).await?;
     right.done("ledger.send", &[], json!({"key": "now"}), None).await?;
     let end = engine.now().plus(SECOND * 5).to_string();
     let ends = json!({"key": "ends", "due_at": engine.now().minus(SECOND).to_string(), "expires_at": end});
-    let sender = held_up(&right, || script.parcels().len() == 1).await?;
+    let sender = held_up(&right, || script.outbounds().len() == 1).await?;
     // A process whose clock is ten minutes ahead neither takes what is another's nor sends what is not due.
     skewed.skew(600_000_000);
     right.done("ledger.send", &[], ends, None).await?;
@@ -381,7 +384,7 @@ pub(super) async fn a_lease_does_not_lapse_early(namespace: &dyn TestNamespace) 
     right.done("ledger.cancel", &key("ends"), json!({}), None).await?;
     right.shows("ledger", &key("now"), &json!({"status": "SENDING", "attempt": 1})).await?;
     right.shows("ledger", &key("later"), &json!({"status": "PENDING", "attempt": 0})).await?;
-    same("how often it was sent", &script.parcels().len(), &1)?;
+    same("how often it was sent", &script.outbounds().len(), &1)?;
     door.open();
     sender.await??;
     right.shows("ledger", &key("now"), &json!({"status": "DELIVERED", "attempt": 1})).await
@@ -401,7 +404,7 @@ pub(super) async fn each_effect_is_sent_once_however_many_scan(namespace: &dyn T
     for _ in 0..4 {
         let store = fixture.client.house.store().clone();
         let clock: Arc<dyn Clock> = Arc::new(fixture.clock.clone());
-        let process = TenantClient::before(store, BLUEPRINT, clock, fixture.script.outside(SECRETS)).await?;
+        let process = TenantClient::before(store, BLUEPRINT, clock, fixture.script.egress(SECRETS)).await?;
         scanners.push(tokio::spawn(async move { process.drain_workers().await }));
     }
     for scanner in scanners {
@@ -421,7 +424,7 @@ pub(super) async fn each_effect_is_sent_once_however_many_scan(namespace: &dyn T
     Ok(())
 }
 
-/// An environment that can make whoever reads a secret wait: a worker reads them after it has looked and before it writes.
+/// An environment that can make the reader of a secret wait: a worker reads them after it has looked and before it writes.
 #[derive(Debug)]
 pub(super) struct BlockingSecrets {
     closed: watch::Sender<bool>,
@@ -466,15 +469,15 @@ impl PausedWorker {
     }
 }
 
-pub(super) async fn whoever_looked_long_ago_changes_nothing(namespace: &dyn TestNamespace) -> Result<()> {
+pub(super) async fn a_stale_reader_changes_nothing(namespace: &dyn TestNamespace) -> Result<()> {
     let blueprint = "[effect.call]\nurl = \"https://psp.example/\"\nheaders = { x-key = \"${env:K}\" }\nidempotent = true\n\
                      keep = \"1h\"\nlease = \"1m\"\nback_off = { min = \"1s\", max = \"1s\" }\n\
-                     [effect.hook]\nhosts = [\"a.example\"]\nheaders = { x-key = \"${env:K}\" }\nshards = 1\n\
+                     [effect.hook]\nhosts = [\"a.example\"]\nsend_secrets = true\nheaders = { x-key = \"${env:K}\" }\nshards = 1\n\
                      breaker = { failures = 1, cool_down = \"1h\" }\nback_off = { min = \"100h\", max = \"100h\" }\n";
     let (door, down) = (Latch::default(), Arc::new(AtomicBool::new(false)));
     let script = FakeTargets::of({
         let (door, down) = (door.clone(), down.clone());
-        move |parcel, _| match key_of(parcel).as_str() {
+        move |outbound, _| match key_of(outbound).as_str() {
             "acme:call:slow" => TargetBehavior::Holds(door.clone()),
             _ if down.load(Ordering::SeqCst) => TargetBehavior::Unreachable,
             _ => TargetBehavior::status(200),
@@ -483,14 +486,14 @@ pub(super) async fn whoever_looked_long_ago_changes_nothing(namespace: &dyn Test
     let set_down = |is: bool| down.store(is, Ordering::SeqCst);
     let fixture = EffectFixture::with(namespace, script.clone(), blueprint).await?;
     let store = fixture.client.house.store().clone();
-    let process = async |clock: Arc<dyn Clock>, outside: Outside| {
-        TenantClient::before(store.clone(), blueprint, clock, outside).await
+    let process = async |clock: Arc<dyn Clock>, egress: Egress| {
+        TenantClient::before(store.clone(), blueprint, clock, egress).await
     };
     let clock: Arc<dyn Clock> = Arc::new(fixture.clock.clone());
     let gate = BlockingSecrets::open();
-    let others = process(clock.clone(), script.outside(&[("K", "secret")])).await?;
-    let outside = Outside { environment: gate.clone(), ..script.outside(&[]) };
-    let sleeper = PausedWorker { client: process(clock, outside).await?, gate };
+    let others = process(clock.clone(), script.egress(&[("K", "secret")])).await?;
+    let egress = Egress { environment: gate.clone(), ..script.egress(&[]) };
+    let sleeper = PausedWorker { client: process(clock, egress).await?, gate };
     let send = async |resource: &str, name: &str| -> Result<()> {
         let mut input = json!({"key": name});
         if resource == "hook" {
@@ -508,7 +511,7 @@ pub(super) async fn whoever_looked_long_ago_changes_nothing(namespace: &dyn Test
     send("call", "tried").await?;
     pass(Duration::ZERO).await?;
     fixture.clock.advance(SECOND);
-    let before = script.parcels().len();
+    let before = script.outbounds().len();
     sleeper
         .looks_while(async || {
             pass(Duration::ZERO).await?;
@@ -517,13 +520,13 @@ pub(super) async fn whoever_looked_long_ago_changes_nothing(namespace: &dyn Test
         })
         .await?;
     others.shows("call", &key("tried"), &json!({"status": "RETRYING", "attempt": 2})).await?;
-    same("requests", &script.parcels().len(), &(before + 1))?;
+    same("requests", &script.outbounds().len(), &(before + 1))?;
     set_down(false);
     pass(SECOND).await?;
 
     // It was cancelled meanwhile, so long ago that it is to be forgotten.
     send("call", "cancelled").await?;
-    let before = script.parcels().len();
+    let before = script.outbounds().len();
     sleeper
         .looks_while(async || {
             others.done("call.cancel", &key("cancelled"), json!({}), None).await?;
@@ -532,7 +535,7 @@ pub(super) async fn whoever_looked_long_ago_changes_nothing(namespace: &dyn Test
         })
         .await?;
     others.shows("call", &key("cancelled"), &json!({"status": "CANCELLED", "attempt": 0})).await?;
-    same("requests", &script.parcels().len(), &before)?;
+    same("requests", &script.outbounds().len(), &before)?;
     pass(Duration::ZERO).await?;
 
     // It was forgotten meanwhile, and its key is another effect's now, which is due, or was done.
@@ -564,10 +567,10 @@ pub(super) async fn whoever_looked_long_ago_changes_nothing(namespace: &dyn Test
 
     // Its sender came back after all, long ago.
     let frozen = ManualClock::at(fixture.clock.now());
-    let slow = process(Arc::new(frozen), script.outside(&[("K", "secret")])).await?;
+    let slow = process(Arc::new(frozen), script.egress(&[("K", "secret")])).await?;
     send("call", "slow").await?;
-    let count = script.parcels().len();
-    let sender = held_up(&slow, || script.parcels().len() > count).await?;
+    let count = script.outbounds().len();
+    let sender = held_up(&slow, || script.outbounds().len() > count).await?;
     fixture.clock.advance(SECOND * 60);
     sleeper
         .looks_while(async || {
@@ -602,26 +605,26 @@ pub(super) async fn whoever_looked_long_ago_changes_nothing(namespace: &dyn Test
 }
 
 pub(super) async fn a_finding_that_comes_late_is_refused(namespace: &dyn TestNamespace) -> Result<()> {
-    // The target says that it was applied, but so late that somebody has decided otherwise, or asked anew.
+    // The target says that it was applied, but so late that an operator has decided otherwise, or the sender has asked anew.
     let doors = BTreeMap::from([false, true].map(|asked_anew| (asked_anew, Latch::default())));
     let script = FakeTargets::by_key({
         let doors = doors.clone();
-        move |parcel, number| match (parcel.method.as_str(), number) {
+        move |outbound, number| match (outbound.method.as_str(), number) {
             ("GET", 1) => TargetBehavior::status(500),
-            ("GET", _) => TargetBehavior::Holds(doors[&key_of(parcel).ends_with("true")].clone()),
+            ("GET", _) => TargetBehavior::Holds(doors[&key_of(outbound).ends_with("true")].clone()),
             _ => TargetBehavior::Loses,
         }
     });
     let fixture = EffectFixture::open(namespace, script).await?;
     for (asked_anew, door) in &doors {
         let (client, name) = (&fixture.client, format!("order-{asked_anew}"));
-        let sent = fixture.script.parcels().len();
+        let sent = fixture.script.outbounds().len();
         fixture.send("charge", &name).await?;
         fixture.pass(Duration::ZERO).await?;
         fixture.pass(SECOND * 10).await?;
         fixture.shows("charge", &name, json!({"status": "UNCERTAIN", "checks": 1})).await?;
         fixture.clock.advance(SECOND);
-        let asker = held_up(client, || fixture.script.parcels().len() == sent + 3).await?;
+        let asker = held_up(client, || fixture.script.outbounds().len() == sent + 3).await?;
         let expected = if *asked_anew {
             client.done("charge.reconcile", &key(&name), json!({}), None).await?;
             json!({"status": "UNCERTAIN", "checks": 0, "doubt": true})
@@ -672,14 +675,14 @@ pub(super) async fn lost_answers_of_the_store_lose_no_effect(namespace: &dyn Tes
     let clock = standing();
     let sound = namespace.open_at(Arc::new(clock.clone())).await?;
     let faulty = Arc::new(FaultyStore::over(sound.clone(), Arc::new(SystemClock), Odds::default(), 3));
-    let script = FakeTargets::of(|parcel, number| match (parcel.method.as_str(), number % 5) {
+    let script = FakeTargets::of(|outbound, number| match (outbound.method.as_str(), number % 5) {
         ("GET", _) => TargetBehavior::status(404),
         (_, 1) => TargetBehavior::Unreachable,
         (_, 3) => TargetBehavior::Loses,
         _ => TargetBehavior::status(200),
     });
     let client =
-        TenantClient::before(faulty.clone(), BLUEPRINT, Arc::new(clock.clone()), script.outside(SECRETS))
+        TenantClient::before(faulty.clone(), BLUEPRINT, Arc::new(clock.clone()), script.egress(SECRETS))
             .await?;
     for number in 0..12 {
         client.done("ledger.send", &[], json!({"key": format!("e{number}")}), None).await?;
@@ -704,7 +707,7 @@ pub(super) async fn lost_answers_of_the_store_lose_no_effect(namespace: &dyn Tes
         let did = acted.contains_key(&format!("acme:ledger:{name}"));
         match shown[0].as_str() {
             Some("DELIVERED") => ensure!(did, "{name} is said to be delivered and was not"),
-            // Without an answer to the last try nobody knows; that it failed is never said of one that was done.
+            // Without an answer to the last try the outcome is unknown; one that was done is never reported as failed.
             Some("UNCERTAIN") => same("doubt", &shown[1], &json!(true))?,
             other => ensure!(other == Some("PARKED") && !did, "{name} is {other:?}, and done: {did}"),
         }

@@ -24,7 +24,7 @@ fn writes(plan: &Plan, table: &str) -> bool {
     plan.steps().iter().any(|step: &Step| step.writes() && step.table.name() == table)
 }
 
-/// Somebody follows before each plan that changes readers' rows.
+/// A reader follows before each plan that changes readers' rows.
 struct FollowBeforeCommit {
     home: FeedFixture,
     next: AtomicI64,
@@ -63,7 +63,7 @@ pub(super) async fn a_post_goes_out_while_followers_come_all_the_time(
     let slow = FeedFixture::over(Arc::new(StoreProxy::new(store.clone(), restless)), 100).await?;
     let shard = partition_of(&quick.client().tenant, "post", "1", store.partitions());
     slow.fixture.step("home", shard, 1).await?;
-    // Whoever came is still ahead, perhaps; the post itself is through.
+    // The new follower may still be ahead; the post itself is through.
     let rows = quick.rows("user_feed").await?;
     same("rows of the first reader", &rows.iter().filter(|row| row.int("viewer_id") == Some(1)).count(), &1)?;
     quick.fixture.drain().await?;
@@ -84,7 +84,7 @@ impl Interceptor for Arc<FailingScans> {
     }
 }
 
-pub(super) async fn a_build_that_fails_keeps_nobody_waiting(namespace: &dyn TestNamespace) -> Result<()> {
+pub(super) async fn a_build_that_fails_keeps_no_reader_waiting(namespace: &dyn TestNamespace) -> Result<()> {
     let (store, blind) = (namespace.open().await?, Arc::new(FailingScans(AtomicBool::new(false))));
     let home = FeedFixture::over(Arc::new(StoreProxy::new(store.clone(), blind.clone())), 100).await?;
     home.follow(1, 10).await?;
@@ -155,7 +155,7 @@ pub(super) async fn a_page_is_pulled_from_many(namespace: &dyn TestNamespace) ->
     home.is_true().await
 }
 
-pub(super) async fn nobody_gets_what_could_not_be_taken_back(namespace: &dyn TestNamespace) -> Result<()> {
+pub(super) async fn no_reader_gets_what_could_not_be_taken_back(namespace: &dyn TestNamespace) -> Result<()> {
     let text = blueprint(100, "30d").replace(r#"follower = "int""#, r#"follower = "text""#);
     let client = TenantClient::over(namespace.open().await?, &text, Arc::new(SystemClock)).await?;
     let home = FeedFixture {

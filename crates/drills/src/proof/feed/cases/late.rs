@@ -30,7 +30,7 @@ const WORK: &str = "user_feed_work";
 const ROWS: &str = "user_feed";
 /// What is known of posts.
 const ENTRIES: &str = "user_feed_entries";
-/// An author whom nobody follows.
+/// An author without followers.
 const UNHEARD: i64 = 99;
 /// More followers than one plan brings a post to.
 const MANY: i64 = 46;
@@ -65,7 +65,7 @@ impl FeedCluster {
     /// The partition in which something lies ahead.
     async fn ahead(&self) -> Result<u32> {
         let group = self.home.fixture.projection()?.group(self.home.fixture.live().await?);
-        let ahead = group.standing().await?.into_iter().find(|one| one.records > 0);
+        let ahead = group.status().await?.into_iter().find(|one| one.records > 0);
         Ok(ahead.context("nothing lies ahead")?.partition)
     }
 
@@ -142,7 +142,7 @@ pub(super) async fn a_version_that_arrives_late_changes_nothing(namespace: &dyn 
     cluster.home.equals_a_rebuild().await
 }
 
-pub(super) async fn the_first_who_follows_misses_no_post_that_is_under_way(
+pub(super) async fn the_first_follower_misses_no_post_that_is_under_way(
     namespace: &dyn TestNamespace,
 ) -> Result<()> {
     let cluster = FeedCluster::open(namespace, 100).await?;
@@ -180,7 +180,7 @@ pub(super) async fn what_a_late_unfollow_takes_is_not_anothers(namespace: &dyn T
     }
     cluster.home.post(1, 10, "somebody's").await?;
     cluster.home.fixture.drain().await?;
-    // The post goes to another author, and nobody has taken it from its readers yet when one of them leaves the first.
+    // The post goes to another author, and no worker has taken it from its readers yet when one of them leaves the first.
     cluster.home.edit(1, json!({"author_id": 20})).await?;
     cluster.dies(cluster.shard(1), WORK, 1).await?;
     let other = cluster.elsewhere(cluster.shard(1), edge("follow.remove", 1, 10)).await?;
@@ -234,7 +234,7 @@ pub(super) async fn a_piece_that_arrives_after_the_last_one_changes_nothing(
     for (post, plans, request) in [(1, 1, patch(1, &json!({"body": "edited"}))), (2, 2, delete(2))] {
         moves(&cluster, post).await?;
         let late = cluster.dies(cluster.shard(post), WORK, plans).await?;
-        // Whoever comes with a newer version finishes this one first.
+        // The worker with a newer version finishes this one first.
         cluster.settled(cluster.shard(post), request).await?;
         cluster.arrives(&late).await?;
     }
@@ -246,7 +246,7 @@ pub(super) async fn a_piece_of_one_version_is_none_of_the_next(namespace: &dyn T
     for (post, plans) in [(1, 1), (2, 2)] {
         moves(&cluster, post).await?;
         let late = cluster.dies(cluster.shard(post), WORK, plans).await?;
-        // Somebody finishes this version, and gets just as far with the next.
+        // Another worker finishes this version, and gets just as far with the next.
         let other = cluster.elsewhere(cluster.shard(post), patch(post, &json!({"author_id": 30}))).await?;
         cluster.dies(other, WORK, 3).await?;
         cluster.arrives(&late).await?;
@@ -263,7 +263,7 @@ pub(super) async fn a_piece_that_was_passed_does_not_take_the_work_back(
     }
     moves(&cluster, 1).await?;
     // What takes the post from the readers of 10 arrives when it has been brought to the first readers of 20, one of whom
-    // follows both, and somebody has the plan in hand that brings it to the last.
+    // follows both, and a worker has prepared the plan that brings it to the last.
     let late = cluster.dies(cluster.shard(1), WORK, 1).await?;
     let (paused, store) = (Arc::new(Paused::default()), cluster.store.clone());
     let slow = cluster.process(paused.clone()).await?;
@@ -344,7 +344,7 @@ pub(super) async fn work_that_was_not_seen_is_finished_first(namespace: &dyn Tes
     cluster.home.equals_a_rebuild().await
 }
 
-pub(super) async fn readers_are_told_by_whoever_is_first(namespace: &dyn TestNamespace) -> Result<()> {
+pub(super) async fn readers_are_told_by_the_first_worker(namespace: &dyn TestNamespace) -> Result<()> {
     let cluster = FeedCluster::open(namespace, 1).await?;
     for viewer in 1..=2 {
         cluster.home.follow(viewer, 10).await?;

@@ -117,7 +117,7 @@ pub(super) async fn posts_that_wait_together_share_a_plan(namespace: &dyn TestNa
     home.fixture.drain().await?;
     post_together(&home, 1).await?;
     let live = home.fixture.live().await?;
-    let ahead = home.fixture.projection()?.group(live).standing().await?;
+    let ahead = home.fixture.projection()?.group(live).status().await?;
     for one in ahead.iter().filter(|one| one.records > 0) {
         home.fixture.step("home", one.partition, 9).await?;
     }
@@ -152,7 +152,7 @@ impl Interceptor for SinglePartitionWriter {
 pub(super) async fn batch(home: &FeedFixture, requests: Vec<Request>) -> Result<()> {
     let client = home.client();
     let done = client.house.batch(&client.tenant, requests, Operation::default()).await;
-    Ok(done.map(drop).map_err(|(_, refusal)| refusal)?)
+    Ok(done.map(drop)?)
 }
 
 pub(super) async fn first_follows_in_one_batch_come_to_an_end(namespace: &dyn TestNamespace) -> Result<()> {

@@ -11,16 +11,16 @@ use super::*;
 struct Recorder(Mutex<Vec<(String, i64)>>);
 
 #[async_trait]
-impl Handler for Recorder {
+impl RecordHandler for Recorder {
     fn group(&self) -> &str {
         "recorder"
     }
 
-    async fn handle(&self, records: &[Record], _: &Reading<'_>) -> Result<Effect, Unable> {
+    async fn handle(&self, records: &[Record], _: &HandlerContext<'_>) -> Result<HandlerWrite, HandlerError> {
         for record in records {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(told(record));
         }
-        Ok(Effect::of(records.len(), Vec::new()))
+        Ok(HandlerWrite::of(records.len(), Vec::new()))
     }
 }
 
@@ -35,7 +35,7 @@ fn told(record: &Record) -> Vec<(String, i64)> {
 
 async fn batch(client: &TenantClient, requests: Vec<Request>) -> Result<Vec<Answer>> {
     let answers = client.house.batch(&client.tenant, requests, Operation::default()).await;
-    Ok(answers.map_err(|(_, refusal)| refusal)?)
+    Ok(answers?)
 }
 
 fn create(id: i64, n: i64) -> Request {
@@ -93,11 +93,11 @@ pub(super) async fn a_rows_events_come_in_the_order_of_its_versions(
         let operation = Operation { id: Some(format!("batch {turn}")), fingerprint: "digest".into() };
         let requests = || vec![update(1, turn), update(2, 2 * turn), update(3, turn)];
         let first = client.house.batch(&client.tenant, requests(), operation.clone()).await;
-        let first = first.map_err(|(_, refusal)| refusal)?;
+        let first = first?;
         client.done("note.update", &[2.into()], json!({"n": 2 * turn + 1}), Some(2 * turn + 1)).await?;
         // A repetition under the operation id gets the same answers, although the rows have gone on.
         let again = client.house.batch(&client.tenant, requests(), operation).await;
-        let again = again.map_err(|(_, refusal)| refusal)?;
+        let again = again?;
         let bodies = |answers: &[Answer]| answers.iter().map(|one| one.body.clone()).collect::<Vec<_>>();
         same("the answers of a repetition", &bodies(&again), &bodies(&first))?;
         same("the version in an answer", &first[1].body["version"], &json!(2 * turn + 1))?;
@@ -164,7 +164,7 @@ pub(super) async fn a_parked_record_holds_up_each_of_its_keys(namespace: &dyn Te
     batch(client, vec![update(b, 3), update(a, 3)]).await?;
     fixture.write("acme", b, 4).await?;
     place(client.house.store().as_ref(), "acme", b, 4).await?;
-    let epoch = visitor_claims(client, &key).await?;
+    let epoch = claim_as_me(client, &key).await?;
     let own = |more: Json| {
         let mut input = json!({"holder": "me", "epoch": epoch});
         for (name, value) in more.as_object().into_iter().flatten() {
@@ -210,6 +210,7 @@ pub(super) async fn a_parked_record_holds_up_each_of_its_keys(namespace: &dyn Te
 pub(super) async fn a_record_that_a_handler_cannot_do_holds_up_each_of_its_keys(
     namespace: &dyn TestNamespace,
 ) -> Result<()> {
+    skip_invariants("programs write rows in plans of their own, without events");
     let fixture = LogFixture::open(namespace, 4).await?;
     let client = &fixture.client;
     let (a, b, _) = neighbours(client);
@@ -245,6 +246,7 @@ pub(super) async fn a_record_that_a_handler_cannot_do_holds_up_each_of_its_keys(
 pub(super) async fn the_log_is_kept_for_a_group_that_never_claimed(
     namespace: &dyn TestNamespace,
 ) -> Result<()> {
+    skip_invariants("the log is trimmed");
     let clock = standing();
     let store = namespace.open_at(Arc::new(clock.clone())).await?;
     let blueprint = kept("").replace("\n[log.other]\n", "\n");
@@ -255,7 +257,7 @@ pub(super) async fn the_log_is_kept_for_a_group_that_never_claimed(
     clock.advance(Duration::from_secs(7_200));
     fixture.write("acme", 1, 4).await?;
     fixture.drain().await?;
-    same("the oldest, while nobody has claimed", &oldest(store.as_ref(), partition).await?, &1)?;
+    same("the oldest, while no program has claimed", &oldest(store.as_ref(), partition).await?, &1)?;
     // It is all there when a program comes.
     let key = [i64::from(partition).into()];
     let claim = json!({"holder": "me", "duration_ms": 3_600_000});
@@ -269,3 +271,4 @@ pub(super) async fn the_log_is_kept_for_a_group_that_never_claimed(
     let head = place(store.as_ref(), "acme", 1, 4).await?.1;
     eventually_oldest(&fixture, partition, head).await
 }
+use crate::harness::case_check::skip_invariants;

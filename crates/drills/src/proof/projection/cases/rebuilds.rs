@@ -63,7 +63,7 @@ pub(super) async fn readers_never_see_half_a_generation(namespace: &dyn TestName
     }
     over.store(true, Ordering::SeqCst);
     let (lists, sums) = reader.await??;
-    ensure!(lists > 0, "nobody read");
+    ensure!(lists > 0, "no reader read");
     same("how many members readers have seen", &sums, &BTreeSet::from([8]))?;
     same("the live generation", &fixture.live().await?, &3)?;
     fixture.is_true().await
@@ -117,7 +117,7 @@ pub(super) async fn what_a_scan_has_read_before_does_not_come_back(
     let generation = fixture.state().await?.building.context("nothing is being built")?.generation.number;
     let group = projection.group(generation);
     for _ in 0..200 {
-        let standing = group.standing().await?;
+        let standing = group.status().await?;
         let Some(ahead) = standing.iter().find(|one| one.records > 0) else { break };
         // The first shard would scan as well.
         ensure!(
@@ -216,8 +216,9 @@ pub(super) async fn a_build_that_differs_is_not_switched_to(namespace: &dyn Test
     fixture.drain().await?;
     let projection = fixture.projection()?;
     projection.rebuild().await?;
-    let caught_up =
-        |state: &State| state.building.as_ref().is_some_and(|building| building.phase == Phase::CatchingUp);
+    let caught_up = |state: &ProjectionState| {
+        state.building.as_ref().is_some_and(|building| building.phase == BuildPhase::CatchingUp)
+    };
     for tries in 0.. {
         if caught_up(&fixture.state().await?) {
             break;
@@ -225,13 +226,13 @@ pub(super) async fn a_build_that_differs_is_not_switched_to(namespace: &dyn Test
         ensure!(tries < 100, "the scan does not end");
         fixture.step("teams", 0, 1).await?;
     }
-    // Somebody takes an entry away behind the projector's back.
+    // A program deletes an entry behind the projector's back.
     let entries = fixture.client.table("teams_entries")?.clone();
     let store_client = fixture.client.store_client()?;
     store_client.apply(store_client.one(Step::delete(&entries, [2.into(), "1".into()]))).await?;
     fixture.drain().await?;
     let state = fixture.state().await?;
-    same("the phase", &state.building.as_ref().map(|building| building.phase), &Some(Phase::Differs))?;
+    same("the phase", &state.building.as_ref().map(|building| building.phase), &Some(BuildPhase::Differs))?;
     same("the live generation", &fixture.live().await?, &1)?;
     same("whether it is the source's", &state.verified, &Some(false))?;
     fixture.is_true().await?;

@@ -2,10 +2,12 @@
 //! the source, by callers or by the house itself, the view is what its rows say.
 
 mod limits;
+mod totals;
 
 use super::*;
 
 pub(super) use self::limits::*;
+pub(super) use self::totals::*;
 
 use statehouse_store::log::partition_of;
 use statehouse_store::{Clock, ManualClock, Time, Value};
@@ -48,7 +50,8 @@ impl ViewExpectation {
     fn declared(&self, of: &str) -> String {
         let ViewExpectation { view, by, sum, ends, .. } = self;
         format!(
-            "[view.{view}]\nof = \"{of}\"\ncount = true\ngroup_by = {by:?}\nsum = {sum:?}\nmin = {ends:?}\nmax = {ends:?}\n"
+            "[view.{view}]\nof = \"{of}\"\ncount = true\ntotal = {}\ngroup_by = {by:?}\nsum = {sum:?}\nmin = {ends:?}\nmax = {ends:?}\n",
+            !by.is_empty()
         )
     }
 
@@ -69,6 +72,20 @@ impl ViewExpectation {
             let Some(next) = page.next else { return Ok(found) };
             input["cursor"] = next.into();
         }
+    }
+
+    /// Requires the total over all groups to be what the groups add up to.
+    async fn total_is_true(&self, client: &TenantClient, groups: &BTreeMap<String, Json>) -> Result<()> {
+        if self.by.is_empty() {
+            return Ok(());
+        }
+        let total = client.done(&format!("{}_total.read", self.view), &[], json!({}), None).await?;
+        let sums = self.sum.iter().map(|name| format!("sum_{name}"));
+        for (place, name) in ["count".to_owned()].into_iter().chain(sums).enumerate() {
+            let sum: i64 = groups.values().filter_map(|numbers| numbers[place].as_i64()).sum();
+            same(&format!("{name} of all groups of {}", self.view), &total.body[&name], &json!(sum))?;
+        }
+        Ok(())
     }
 
     /// The same, from the rows.
@@ -175,6 +192,7 @@ impl ViewFixture {
         for shape in &self.shapes {
             let (found, truth) = (shape.found(self.client()).await?, shape.truth(self.client()).await?);
             same(shape.view, &found, &truth)?;
+            shape.total_is_true(self.client(), &truth).await?;
         }
         Ok(())
     }
@@ -490,7 +508,7 @@ pub(super) async fn effects_are_counted_by_status(namespace: &dyn TestNamespace)
     });
     let views = [("charge", CHARGES)];
     let (blueprint, shared) = (ViewFixture::blueprint(EFFECTS, &views), Arc::new(clock.clone()));
-    let client = TenantClient::before(store, &blueprint, shared, script.outside(&[])).await?;
+    let client = TenantClient::before(store, &blueprint, shared, script.egress(&[])).await?;
     let board = ViewFixture::of(ProjectionFixture::of(client).await?, clock, &views)?;
     for round in 0..9 {
         let input = json!({"key": format!("order-{round}"), "body": {"n": round}});
@@ -632,13 +650,13 @@ pub(super) async fn a_record_of_many_rows_is_done_in_pieces(namespace: &dyn Test
     let house = &board.client().house;
     let tenant = &board.client().tenant;
     let batch = house.batch(tenant, (1..=48).map(create).collect(), Operation::default()).await;
-    batch.map_err(|(_, refusal)| refusal)?;
+    batch?;
     let profile = |id: i64| {
         let input = json!({"id": id, "team": format!("t{}", id % 25), "points": id});
         TenantClient::request("profile.create", &[], &input, None)
     };
     let batch = house.batch(tenant, (1..=49).map(profile).collect(), Operation::default()).await;
-    batch.map_err(|(_, refusal)| refusal)?;
+    batch?;
     board.fixture.drain_by(50).await?;
     board.is_true().await?;
     let wanted: Vec<i64> = (1..=40).collect();

@@ -115,7 +115,7 @@ pub(super) async fn missed_due_times_make_one_job_or_all(namespace: &dyn TestNam
         let cron = json!({"when": {"cron": "* * * * *"}, "missed": missed});
         define(&client, &format!("cron-{missed}"), cron).await?;
     }
-    // Nobody looked for five and a half minutes.
+    // No worker ran for five and a half minutes.
     clock.advance(SECOND * 330);
     client.drain_workers().await?;
     let at = |minute: u32| start.plus(SECOND * 60 * minute);
@@ -188,7 +188,7 @@ pub(super) async fn a_paused_definition_takes_back_what_waits(namespace: &dyn Te
         same("what waited", &made(&client, definition).await?, &vec![(first, "CANCELLED".to_owned())])?;
         client.refused("job_definition.pause", &id(definition), json!({}), None, Code::WrongState).await?;
     }
-    nobody_is_left_in_line(&client, "job").await?;
+    no_job_is_left_in_line(&client, "job").await?;
     clock.advance(SECOND * 300);
     same("while it is paused", &client.drain_workers().await?, &0)?;
     claims_nothing(&client).await?;
@@ -402,11 +402,11 @@ pub(super) async fn definitions_are_made_by_the_workers_of_any_process(
     let store = namespace.open().await?;
     let open = async || TenantClient::over(store.clone(), BLUEPRINT, Arc::new(SystemClock)).await;
     let (first, second) = (open().await?, open().await?);
-    let options = || Options {
+    let options = || WorkerOptions {
         lease: Duration::from_millis(1_500),
         idle_max: Duration::from_millis(100),
         random: Random::seeded(1),
-        ..Options::default()
+        ..WorkerOptions::default()
     };
     for client in [&first, &second] {
         client.house.start_workers(options());

@@ -37,16 +37,16 @@ pub(super) async fn jobs_of_one_key_run_in_their_order(namespace: &dyn TestNames
     }
     complete(&client, "k8", 3).await?;
     claims_nothing(&client).await?;
-    nobody_is_left_in_line(&client, "job").await
+    no_job_is_left_in_line(&client, "job").await
 }
 
 /// Lanes and lines are gone when all their jobs are over.
-pub(super) async fn nobody_is_left_in_line(client: &TenantClient, name: &str) -> Result<()> {
+pub(super) async fn no_job_is_left_in_line(client: &TenantClient, name: &str) -> Result<()> {
     for table in ["lanes", "lines"] {
         let rows = all_rows(client, &format!("{name}_{table}")).await?;
         ensure!(rows.is_empty(), "{table} are left: {rows:?}");
     }
-    Ok(())
+    invariants::check(&client.scope(name)).await
 }
 
 pub(super) async fn of_one_key_so_many_run_at_once(namespace: &dyn TestNamespace) -> Result<()> {
@@ -76,7 +76,7 @@ pub(super) async fn of_one_key_so_many_run_at_once(namespace: &dyn TestNamespace
     }
     claim_until(&client, "task", 9, 1).await?;
     complete("t6").await?;
-    nobody_is_left_in_line(&client, "task").await
+    no_job_is_left_in_line(&client, "task").await
 }
 
 pub(super) async fn a_job_in_line_can_be_cancelled(namespace: &dyn TestNamespace) -> Result<()> {
@@ -90,7 +90,7 @@ pub(super) async fn a_job_in_line_can_be_cancelled(namespace: &dyn TestNamespace
         same("the next", &claim(&client, 9, 1).await?, &vec![(job.to_owned(), 1)])?;
         complete(&client, job, 1).await?;
     }
-    nobody_is_left_in_line(&client, "job").await
+    no_job_is_left_in_line(&client, "job").await
 }
 
 pub(super) async fn a_refused_job_leaves_no_lane_behind(namespace: &dyn TestNamespace) -> Result<()> {
@@ -99,7 +99,7 @@ pub(super) async fn a_refused_job_leaves_no_lane_behind(namespace: &dyn TestName
     let again = json!({"job_id": "a", "order_key": "k"});
     client.refused("job.enqueue", &[], again, None, Code::AlreadyExists).await?;
     same("lanes after a refusal", &all_rows(&client, "job_lanes").await?.len(), &0)?;
-    // In a lane that is there it leaves a gap, and nobody waits for it.
+    // In a lane that is there it leaves a gap, and no job waits for it.
     enqueue(&client, "b", json!({"order_key": "k"})).await?;
     let again = json!({"job_id": "a", "order_key": "k"});
     client.refused("job.enqueue", &[], again, None, Code::AlreadyExists).await?;
@@ -110,7 +110,7 @@ pub(super) async fn a_refused_job_leaves_no_lane_behind(namespace: &dyn TestName
     complete(&client, "b", 1).await?;
     same("the next in line", &claim(&client, 9, 1).await?, &vec![("c".to_owned(), 1)])?;
     complete(&client, "c", 1).await?;
-    nobody_is_left_in_line(&client, "job").await
+    no_job_is_left_in_line(&client, "job").await
 }
 
 /// Lets something happen behind the next commit, before its caller goes on.
@@ -163,10 +163,10 @@ pub(super) async fn a_number_of_a_lane_that_is_gone_is_not_used(namespace: &dyn 
         same("the next", &claim(&client, 9, 1).await?, &vec![(job.to_owned(), 1)])?;
         complete(&client, job, 1).await?;
     }
-    nobody_is_left_in_line(&client, "job").await
+    no_job_is_left_in_line(&client, "job").await
 }
 
-/// What happens in a lane while somebody is paused who is about to leave it.
+/// What happens in a lane while a worker is paused that is about to leave it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ConcurrentChange {
     /// Another job comes.
@@ -184,7 +184,7 @@ pub(super) async fn a_lane_that_changes_meanwhile_is_looked_at_again(
     let slow = Arc::new(StoreProxy::new(store.clone(), paused.clone()));
     let client = TenantClient::over(store, BLUEPRINT, clock.clone()).await?;
     let slow = TenantClient::over(slow, BLUEPRINT, clock).await?;
-    // Whoever completes a job does not look at first, and so leaves the lane with its second plan.
+    // A worker that completes a job does not read at first, and so leaves the lane with its second plan.
     for (action, plan, input) in [
         ("complete", 2, json!({"attempt": 1})),
         ("fail", 1, json!({"attempt": 1, "error": "no", "final": true})),
@@ -223,11 +223,11 @@ pub(super) async fn a_lane_that_changes_meanwhile_is_looked_at_again(
             paused.before(&format!("{resource}s"), plan, async move {
                 let key = id("x1");
                 let key = if matches!(meantime, ConcurrentChange::Ends) { &key[..] } else { &[] };
-                // If this fails, there is nobody to be claimed afterwards, or somebody left.
+                // If this fails, there is no job to be claimed afterwards, or one is left.
                 drop(other.done(&action_of, key, job, None).await);
             });
             slow.done(&format!("{resource}.{action}"), &id("x0"), input.clone(), None).await?;
-            // Nobody is forgotten in line, and no room is lost.
+            // No job is left behind in the wait list, and no room is lost.
             if matches!(meantime, ConcurrentChange::Comes) {
                 claim_until(&client, resource, 9, 1).await?;
                 if before == 2 {
@@ -235,13 +235,13 @@ pub(super) async fn a_lane_that_changes_meanwhile_is_looked_at_again(
                 }
                 ends(&client, "z").await?;
             }
-            nobody_is_left_in_line(&client, resource).await.with_context(|| tenant)?;
+            no_job_is_left_in_line(&client, resource).await.with_context(|| tenant)?;
         }
     }
     Ok(())
 }
 
-pub(super) async fn who_stands_in_line_is_not_overtaken(namespace: &dyn TestNamespace) -> Result<()> {
+pub(super) async fn a_waiting_job_is_not_overtaken(namespace: &dyn TestNamespace) -> Result<()> {
     let store = namespace.open().await?;
     let clock = Arc::new(SystemClock);
     let before = TenantClient::over(store.clone(), BLUEPRINT, clock.clone()).await?;
@@ -251,10 +251,10 @@ pub(super) async fn who_stands_in_line_is_not_overtaken(namespace: &dyn TestName
     for job in ["t0", "t1", "t2"] {
         before.done("task.enqueue", &[], input(job, "k"), None).await?;
     }
-    // The blueprint has become wider: there would be room, but somebody waits for it.
+    // The blueprint has become wider: there would be room, but a job waits for it.
     wider.done("task.enqueue", &[], input("t3", "k"), None).await?;
     wider.shows("task", &id("t3"), &json!({"state": "PENDING", "run_at": null})).await?;
-    // Somebody saw room and nobody in line, and then another stood there.
+    // A caller saw room and an empty wait list, and then another job stood there.
     for job in ["u0", "u1"] {
         before.done("task.enqueue", &[], input(job, "l"), None).await?;
     }

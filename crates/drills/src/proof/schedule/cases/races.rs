@@ -82,7 +82,8 @@ pub(super) async fn many_claimers_never_share_a_job(namespace: &dyn TestNamespac
         claimed.extend(worker.await??);
     }
     same("how many were claimed", &claimed.len(), &jobs)?;
-    same("how many different ones", &claimed.iter().collect::<BTreeSet<_>>().len(), &jobs)
+    same("how many different ones", &claimed.iter().collect::<BTreeSet<_>>().len(), &jobs)?;
+    invariants::check(&first.scope("job")).await
 }
 
 pub(super) async fn many_keys_keep_their_order_under_load(namespace: &dyn TestNamespace) -> Result<()> {
@@ -139,7 +140,7 @@ pub(super) async fn many_keys_keep_their_order_under_load(namespace: &dyn TestNa
             ensure!(before.is_none_or(|end| end <= *start), "{job} began at {start}, before {before:?}");
         }
     }
-    nobody_is_left_in_line(&client, "job").await
+    no_job_is_left_in_line(&client, "job").await
 }
 
 pub(super) async fn lost_answers_lose_and_double_nothing(namespace: &dyn TestNamespace) -> Result<()> {
@@ -186,7 +187,7 @@ pub(super) async fn lost_answers_lose_and_double_nothing(namespace: &dyn TestNam
                     let before = acknowledged.insert(job.clone(), attempt);
                     ensure!(before.is_none(), "{job} was completed by {before:?} and by {attempt}");
                 }
-                // It may have been done: then nobody gets it again, and the row says so.
+                // It may have been done: then no worker gets it again, and the row says so.
                 Err(refusal) if refusal.code == Code::OutcomeUnknown => {
                     for _ in 0..200 {
                         let Ok(row) = client.call("job.read", &id(&job), json!({}), None).await else {
@@ -237,10 +238,10 @@ pub(super) async fn lost_answers_lose_and_double_nothing(namespace: &dyn TestNam
     }
     same("jobs with a result in the log", &completed.len(), &jobs)?;
     ensure!(completed.values().all(|times| *times == 1), "{completed:?}");
-    nobody_is_left_in_line(&TenantClient::over(sound, BLUEPRINT, Arc::new(SystemClock)).await?, "job").await
+    no_job_is_left_in_line(&TenantClient::over(sound, BLUEPRINT, Arc::new(SystemClock)).await?, "job").await
 }
 
-/// What passes: somebody else, or the world, was in the way.
+/// Temporary refusals: they pass with a retry.
 pub(super) fn may_pass(code: Code) -> bool {
     [Code::OutcomeUnknown, Code::Unavailable, Code::Contended].contains(&code)
 }
@@ -254,7 +255,7 @@ pub(super) async fn a_clock_that_steps_breaks_no_claim(namespace: &dyn TestNames
     clock.set(start.minus(SECOND * 600));
     claims_nothing(&client).await?;
     complete(&client, "a", 1).await?;
-    // Ten minutes ahead: leases are over, and whoever had one is refused as soon as somebody else has it.
+    // Ten minutes ahead: leases are over, and a former holder is refused as soon as another worker has the job.
     clock.set(start);
     enqueue(&client, "b", json!({})).await?;
     claim(&client, 1, 1).await?;
@@ -320,13 +321,13 @@ pub(super) struct RecordingHandler {
 }
 
 #[async_trait]
-impl Handler for RecordingHandler {
-    async fn handle(&self, job: &Job) -> Result<Json, Failure> {
+impl JobHandler for RecordingHandler {
+    async fn handle(&self, job: &Job) -> Result<Json, JobFailure> {
         let note = (job.tenant.as_str().to_owned(), job.job_id.clone(), job.attempt);
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).push(note);
         match job.payload.as_str() {
-            Some("fail") => Err(Failure::passing("not today")),
-            Some("give up") => Err(Failure { error: "never".into(), is_final: true }),
+            Some("fail") => Err(JobFailure::passing("not today")),
+            Some("give up") => Err(JobFailure { error: "never".into(), is_final: true }),
             Some("long") => {
                 SystemClock.sleep(self.takes).await;
                 Ok(json!("long"))
@@ -371,9 +372,10 @@ pub(super) async fn handlers_in_rust_do_jobs(namespace: &dyn TestNamespace) -> R
         }
         enqueue(&client, job, input).await?;
     }
-    let options = HandOptions { lease: Some(Duration::from_millis(1_500)), ..HandOptions::default() };
-    let start =
-        |schedule: &str| Hands::start(&client.house, schedule, "default", handler.clone(), options.clone());
+    let options = RunnerOptions { lease: Some(Duration::from_millis(1_500)), ..RunnerOptions::default() };
+    let start = |schedule: &str| {
+        JobRunner::start(&client.house, schedule, "default", handler.clone(), options.clone())
+    };
     ensure!(start("order").is_err() && start("nothing").is_err(), "only schedules have jobs");
     let hands = start("job")?;
     until(&client, "COMPLETED", 3).await?;
@@ -391,7 +393,7 @@ pub(super) async fn handlers_in_rust_do_jobs(namespace: &dyn TestNamespace) -> R
     // What was stopped claims nothing more.
     enqueue(&client, "f", json!({})).await?;
     same("who does it", &claim(&client, 1, 1).await?, &vec![("f".to_owned(), 1)])?;
-    nobody_is_left_in_line(&client, "job").await
+    no_job_is_left_in_line(&client, "job").await
 }
 
 pub(super) async fn a_tenant_with_many_jobs_does_not_hold_up_another(
@@ -406,8 +408,8 @@ pub(super) async fn a_tenant_with_many_jobs_does_not_hold_up_another(
         enqueue(&few, &format!("f{job}"), json!({})).await?;
     }
     let handler = RecordingHandler::taking(Duration::ZERO);
-    let options = HandOptions { at_once: 4, ..HandOptions::default() };
-    let hands = Hands::start(&many.house, "job", "default", handler.clone(), options)?;
+    let options = RunnerOptions { at_once: 4, ..RunnerOptions::default() };
+    let hands = JobRunner::start(&many.house, "job", "default", handler.clone(), options)?;
     until(&many, "COMPLETED", 60).await?;
     until(&few, "COMPLETED", 3).await?;
     hands.stop().await;
@@ -425,15 +427,15 @@ pub(super) async fn a_process_that_is_killed_loses_no_job(namespace: &dyn TestNa
     for job in 0..20 {
         enqueue(&first, &format!("j{job}"), json!({"payload": "long", "attempts_max": 9})).await?;
     }
-    let options = HandOptions {
+    let options = RunnerOptions {
         at_once: 6,
         lease: Some(Duration::from_secs(3)),
         idle_max: Duration::from_millis(50),
-        ..HandOptions::default()
+        ..RunnerOptions::default()
     };
     // The first never comes to an end with what it has; the second is quick.
     let slow = RecordingHandler::taking(Duration::from_secs(3_600));
-    let hands = Hands::start(&first.house, "job", "default", slow.clone(), options.clone())?;
+    let hands = JobRunner::start(&first.house, "job", "default", slow.clone(), options.clone())?;
     for _ in 0..2_000 {
         if slow.notes().len() >= 6 {
             break;
@@ -441,7 +443,7 @@ pub(super) async fn a_process_that_is_killed_loses_no_job(namespace: &dyn TestNa
         pause().await;
     }
     let quick = RecordingHandler::taking(Duration::ZERO);
-    let others = Hands::start(&second.house, "job", "default", quick.clone(), options)?;
+    let others = JobRunner::start(&second.house, "job", "default", quick.clone(), options)?;
     until(&second, "COMPLETED", 14).await?;
     same("what the first holds", &slow.notes().len(), &6)?;
     // Killed: its tasks end where they are, and their leases by themselves.

@@ -1,0 +1,5 @@
+//! Feeds bytes of the fuzzer to the target `keys`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| statehouse_server::fuzzing::run("keys", data));
