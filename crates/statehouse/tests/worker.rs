@@ -117,8 +117,12 @@ impl WorkerCluster {
     }
 
     fn start(&self, seed: u64, clerk: &Arc<Clerk>) -> (WorkerPool, Arc<WakeupHub>) {
-        let worker: Arc<dyn Worker> = clerk.clone();
-        let wakeups = Arc::new(WakeupHub::of([&worker]));
+        self.start_all(seed, vec![clerk.clone()])
+    }
+
+    /// A process that runs several workers.
+    fn start_all(&self, seed: u64, workers: Vec<Arc<dyn Worker>>) -> (WorkerPool, Arc<WakeupHub>) {
+        let wakeups = Arc::new(WakeupHub::of(&workers));
         let premises = PoolConfig {
             store: self.store.clone(),
             clock: Arc::new(self.clock.clone()),
@@ -134,7 +138,7 @@ impl WorkerCluster {
             random: Random::seeded(seed),
             ..WorkerOptions::default()
         };
-        (WorkerPool::start(premises, vec![worker], options), wakeups)
+        (WorkerPool::start(premises, workers, options), wakeups)
     }
 
     /// Lets time pass in small steps, and everybody do what they can do by then.
@@ -232,6 +236,47 @@ async fn processes_share_the_work_and_take_over() {
     for shard in 0..5 {
         let epochs: Vec<i64> = notes.iter().filter(|note| note.0 == shard).map(|note| note.1).collect();
         assert!(epochs.is_sorted(), "{epochs:?}");
+    }
+}
+
+/// A worker with nothing to do, that a newer blueprint has added.
+#[derive(Debug)]
+struct AddedWorker;
+
+#[async_trait]
+impl Worker for AddedWorker {
+    fn name(&self) -> &str {
+        "added.work"
+    }
+
+    fn shards(&self) -> u32 {
+        6
+    }
+
+    async fn step(&self, _: &StepContext<'_>, _: usize) -> Result<StepProgress, StoreError> {
+        Ok(StepProgress::idle())
+    }
+}
+
+/// Processes with an older blueprint run beside one with a newer blueprint: they do not count for workers that they do not run.
+#[tokio::test]
+async fn a_worker_is_shared_by_the_processes_that_run_it() {
+    let cluster = WorkerCluster::new().await;
+    let clerk = Clerk::of(6);
+    let (first, _) = cluster.start(1, &clerk);
+    let (second, _) = cluster.start(2, &clerk);
+    cluster.pass(LEASE).await;
+    let (newer, _) = cluster.start_all(3, vec![clerk.clone(), Arc::new(AddedWorker)]);
+    cluster.pass(2 * LEASE).await;
+    let added = |pool: &WorkerPool| pool.stats()[1].held;
+    assert_eq!([held(&first), held(&second), held(&newer)], [2, 2, 2]);
+    assert_eq!(added(&newer), 6, "no other process runs it");
+    let (other, _) = cluster.start_all(4, vec![Arc::new(AddedWorker)]);
+    cluster.pass(2 * LEASE).await;
+    assert_eq!(([held(&first), held(&second), held(&newer)], held(&other)), ([2, 2, 2], 3));
+    assert_eq!(added(&newer), 3);
+    for pool in [first, second, newer, other] {
+        pool.stop().await;
     }
 }
 

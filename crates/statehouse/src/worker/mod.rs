@@ -11,14 +11,15 @@
 //! ```
 //!
 //! **Rows.** `house_leases(scope, name)`, of the system tenant: a lease for each shard of each worker (`worker.NAME`, shard)
-//! and one for each process that runs workers (`members`, its name). [`crate::infra::lease`] describes leases.
+//! and one for each process that runs workers (`members`, its name), whose holder is the list of its workers: processes with another
+//! blueprint run other workers. [`crate::infra::lease`] describes leases.
 //!
 //! **Invariants.**
 //! - W1. One process at a time works on a shard. *The shard's lease.* A process that lost its lease without noticing is
 //!   harmless: its writes to rows of the house carry [`StepContext::guard`], and its writes to rows of a tenant are guarded
 //!   transitions of that row, of which only the first is applied.
 //! - W2. The work is shared. *A process holds at most its share of a worker's shards,* the number of shards divided by
-//!   that of live processes, rounded up; it releases shards above its share.
+//!   that of live processes that run the worker, rounded up; it releases shards above its share.
 //! - W3. Every shard is assigned. *A process that has less than its share acquires shards that are free or expired.* A process is
 //!   live while its own lease changes; clocks of different processes are never compared.
 //! - W4. A running step is finished before its shard is released, and a process that stops releases every lease, so that other

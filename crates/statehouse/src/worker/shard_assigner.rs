@@ -1,6 +1,6 @@
 //! Assigns shards to processes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -57,6 +57,8 @@ pub(super) struct ShardAssigner {
     tenant: Tenant,
     /// This process's name among the members.
     member: String,
+    /// The names of its workers, as other processes read them: the holder of its membership.
+    runs: String,
     membership: Option<Held>,
     random: Random,
     workers: Vec<(Arc<dyn Worker>, Arc<WorkerCounters>)>,
@@ -85,6 +87,29 @@ fn share(shards: u32, live: usize) -> usize {
     (shards as usize).div_ceil(live.max(1))
 }
 
+/// The names of workers as the holder of a membership.
+fn worker_names(workers: &[(Arc<dyn Worker>, Arc<WorkerCounters>)]) -> String {
+    let names: Vec<&str> = workers.iter().map(|(worker, _)| worker.name()).collect();
+    serde_json::Value::from(names).to_string()
+}
+
+/// Another live process. Processes with another blueprint run other workers.
+struct OtherMember {
+    /// The workers that it runs. Earlier versions of the program do not say which: they count for every worker.
+    workers: Option<BTreeSet<String>>,
+}
+
+impl OtherMember {
+    fn of(lease: &Lease) -> OtherMember {
+        let names = lease.holder.as_deref().and_then(|holder| serde_json::from_str(holder).ok());
+        OtherMember { workers: names }
+    }
+
+    fn runs(&self, worker: &str) -> bool {
+        self.workers.as_ref().is_none_or(|workers| workers.contains(worker))
+    }
+}
+
 impl ShardAssigner {
     pub(super) fn new(
         shared: Arc<PoolShared>,
@@ -94,6 +119,7 @@ impl ShardAssigner {
     ) -> ShardAssigner {
         ShardAssigner {
             member: shared.ids.next(),
+            runs: worker_names(&workers),
             membership: None,
             random: shared.options.random.clone(),
             leases,
@@ -141,15 +167,13 @@ impl ShardAssigner {
         self.release_ended(true).await;
         self.renew().await?;
         if self.membership.is_none() {
-            let held = self
-                .leases
-                .acquire(&member_key(&self.member), &self.member, self.shared.options.lease)
-                .await?;
+            let lease = self.shared.options.lease;
+            let held = self.leases.acquire(&member_key(&self.member), &self.runs, lease).await?;
             self.membership = held.ok();
         }
-        let live = self.live_members().await?;
+        let others = self.other_members().await?;
         for number in 0..self.workers.len() {
-            self.balance(number, live).await?;
+            self.balance(number, &others).await?;
         }
         Ok(())
     }
@@ -207,19 +231,21 @@ impl ShardAssigner {
         renewed.map(drop)
     }
 
-    /// How many processes run workers, this one included. Removes the rows of those that are long gone.
-    async fn live_members(&mut self) -> Result<usize, StoreError> {
+    /// The other processes that run workers. Removes the rows of those that are long gone.
+    async fn other_members(&mut self) -> Result<Vec<OtherMember>, StoreError> {
         let members = self.leases.list(&[MEMBERS.into()]).await?;
-        let mut live = 0;
+        let mut live = Vec::new();
         for member in &members {
-            let name = self.name_of(member)?;
-            if name == self.member || !self.is_stale(MEMBERS, member)? {
-                live += 1;
+            if self.name_of(member)? == self.member {
+                continue;
+            }
+            if !self.is_stale(MEMBERS, member)? {
+                live.push(OtherMember::of(member));
             } else if self.unchanged_for(MEMBERS, member)? > self.shared.options.lease * FORGOTTEN_AFTER {
                 self.remove_member(member).await?;
             }
         }
-        Ok(live.max(1))
+        Ok(live)
     }
 
     async fn remove_member(&self, member: &Lease) -> Result<(), StoreError> {
@@ -259,8 +285,9 @@ impl ShardAssigner {
     }
 
     /// Brings one worker's shards to this process's share (W2, W3).
-    async fn balance(&mut self, number: usize, live: usize) -> Result<(), StoreError> {
+    async fn balance(&mut self, number: usize, others: &[OtherMember]) -> Result<(), StoreError> {
         let Some((worker, counters)) = self.workers.get(number).cloned() else { return Ok(()) };
+        let live = 1 + others.iter().filter(|other| other.runs(worker.name())).count();
         let share = share(worker.shards(), live);
         let staying = |assigner: &ShardAssigner| -> Vec<u32> {
             let posts = assigner
