@@ -27,6 +27,7 @@ pub(crate) const CASES: &[Case] = cases! {
         the_engines_clock_decides_what_is_early(4),
         accepted_bids_near_the_end_move_it(4),
         the_end_moves_to_its_limit(4),
+        lots_of_a_sale_end_one_after_the_other(4),
         rejected_bids_do_not_move_the_end(4),
         a_wrong_clock_does_not_move_the_end(4),
         a_bid_is_rejected_by_the_clock_as_it_is(4),
@@ -90,6 +91,7 @@ buy_now = "until_first_bid"
 key      = { lot_id = "text" }
 bidding  = "open"
 rejected = "count"
+stagger  = "30s"
 extend   = { within = "10s" }
 
 [auction.prize]
@@ -364,6 +366,7 @@ use modes::{
 };
 use times::{
     a_bid_is_rejected_by_the_clock_as_it_is, a_wrong_clock_does_not_move_the_end,
-    accepted_bids_near_the_end_move_it, rejected_bids_do_not_move_the_end, the_end_moves_to_its_limit,
-    the_engines_clock_decides_what_is_early, the_engines_clock_decides_what_is_late,
+    accepted_bids_near_the_end_move_it, lots_of_a_sale_end_one_after_the_other,
+    rejected_bids_do_not_move_the_end, the_end_moves_to_its_limit, the_engines_clock_decides_what_is_early,
+    the_engines_clock_decides_what_is_late,
 };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use serde_json::json;
+use serde_json::{Value as Json, json};
 use statehouse::Code;
 use statehouse_store::{Clock, Time};
 
@@ -95,6 +95,37 @@ pub(super) async fn accepted_bids_near_the_end_move_it(namespace: &dyn TestNames
     clock.reach(end_of(client, "a").await?);
     same("what is due then", &client.drain_workers_of("lot").await?, &1)?;
     client.shows("lot", &key("a"), &json!({"state": "SOLD", "bidder_id": "ann"})).await
+}
+
+pub(super) async fn lots_of_a_sale_end_one_after_the_other(namespace: &dyn TestNamespace) -> Result<()> {
+    let fixture = AuctionFixture::open(namespace).await?;
+    let (client, clock) = (&fixture.client, &fixture.clock);
+    let begins = clock.now();
+    for (id, position) in [("a", 0), ("b", 1), ("c", 3)] {
+        fixture.create("flood", id, 60, json!({"position": position})).await?;
+        let shown = client.shown("flood", &key(id), &["ends_at", "hard_end"]).await?;
+        let end = begins.plus(Duration::from_secs(60 + 30 * position));
+        same("its end", &shown[0], &json!(end.to_string()))?;
+        let hard_end = end.plus(Duration::from_secs(30 * 60));
+        same("its hard end", &shown[1], &json!(hard_end.to_string()))?;
+    }
+    for (sold, open) in [("a", "b"), ("b", "c")] {
+        let closes = if sold == "a" { 60 } else { 90 };
+        fixture.bids("flood", sold, &[("ann", 10)]).await?;
+        clock.reach(begins.plus(Duration::from_secs(closes)));
+        client.drain_workers().await?;
+        client.shows("flood", &key(sold), &json!({"state": "SOLD"})).await?;
+        client.shows("flood", &key(open), &json!({"state": "OPEN"})).await?;
+    }
+    // An end that is over is refused, except where the position of the lot moves it.
+    let over =
+        |position: Json| json!({"lot_id": "d", "ends_at": clock.now().to_string(), "position": position});
+    for position in [json!(0), json!(-1), json!(100_001), json!("1")] {
+        client.refused("flood.create", &[], over(position), None, Code::InvalidInput).await?;
+    }
+    client.done("flood.create", &[], over(json!(1)), None).await?;
+    let input = json!({"lot_id": "e", "ends_at": fixture.after(60).to_string(), "position": 1});
+    client.refused("plain.create", &[], input, None, Code::InvalidInput).await.map(drop)
 }
 
 pub(super) async fn the_end_moves_to_its_limit(namespace: &dyn TestNamespace) -> Result<()> {

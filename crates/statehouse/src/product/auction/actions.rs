@@ -9,7 +9,7 @@ use super::read::{AuctionRead, BidHistory, BidRead};
 use super::rules::AMOUNT_MAX;
 use super::{
     ACCEPTED, AMOUNT, AuctionSpec, BID_ID, BID_STATES, BIDDER_ID, BUY_NOW, BY_STATE, BuyNow, ENDS_AT,
-    LEADING, MIN_NEXT, OPEN, PRICE, RESERVE, SELLER, SEQ, START_PRICE, STARTS_AT, STATES,
+    LEADING, MIN_NEXT, OPEN, POSITION, PRICE, RESERVE, SELLER, SEQ, START_PRICE, STARTS_AT, STATES,
 };
 use crate::action::{Code, WAIT};
 use crate::blueprint::settings::Field;
@@ -26,6 +26,9 @@ pub(super) struct LotActions {
     pub cancel: ActionSpec,
     pub void: ActionSpec,
 }
+
+/// The last place of a lot in a sale.
+const POSITION_MAX: i64 = 100_000;
 
 /// The state that bids and closes work on.
 fn best_state(auction: &AuctionSpec) -> String {
@@ -80,6 +83,10 @@ fn created(auction: &AuctionSpec) -> Vec<Property> {
     ]);
     if auction.buy_now != BuyNow::Never {
         created.push(amount(BUY_NOW, "the price at which it can be bought at once"));
+    }
+    if auction.stagger.is_some() {
+        let about = "the place of the lot in its sale, from 0; it ends later by `stagger` for each place";
+        created.push(Property::optional(POSITION, Form::Range(0, POSITION_MAX), about));
     }
     created.extend(auction.fields.iter().map(Field::property));
     created

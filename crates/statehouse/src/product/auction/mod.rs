@@ -93,6 +93,8 @@ const RESERVE_MET: &str = "reserve_met";
 const BIDS: &str = "bids";
 const REJECTED_COUNT: &str = "rejected";
 const BID_BUCKETS: &str = "bid_buckets";
+/// An input of `create`: the place of a lot in the order of a sale.
+const POSITION: &str = "position";
 /// The columns of a bid.
 const BUCKET: &str = "bucket";
 const BID_ID: &str = "bid_id";
@@ -150,6 +152,8 @@ struct AuctionSpec {
     increments: Increments,
     buy_now: BuyNow,
     extension: Option<Extension>,
+    /// How much later a lot ends than the one at the position before it.
+    stagger: Option<Duration>,
     /// Whether rejected bids are stored; if not, they are counted.
     keeps_rejected: bool,
     runner_up: bool,

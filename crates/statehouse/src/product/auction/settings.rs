@@ -38,6 +38,7 @@ pub(super) fn read(cx: &mut Declare<'_>) -> Option<AuctionSpec> {
         settings.problem_with_advice("buy_now", title, "write `buy_now = \"until_first_bid\"`");
     }
     let extension = extension(settings);
+    let stagger = settings.maybe_duration("stagger", SPANS);
     let keeps_rejected = settings.choice("rejected", &["keep", "count"]) == "keep";
     let runner_up = settings.flag("runner_up", false);
     let fold = settings.count("fold", 64, 1..=FOLD_MAX);
@@ -67,6 +68,7 @@ pub(super) fn read(cx: &mut Declare<'_>) -> Option<AuctionSpec> {
         increments,
         buy_now,
         extension,
+        stagger,
         keeps_rejected,
         runner_up,
         on_won,

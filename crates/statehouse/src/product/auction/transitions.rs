@@ -1,6 +1,7 @@
 //! The machine of lots: rules, assignments and the rows that change together.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::json;
@@ -11,9 +12,10 @@ use super::actions::LotActions;
 use super::rules::{BestBid, OfferedBid};
 use super::{
     ACCEPTED, AMOUNT, AT, AuctionSpec, BEST_BID_ID, BID_BUCKETS, BID_ID, BIDDER_ID, BIDS, BUY_NOW, BuyNow,
-    CANCELLED, ENDS_AT, HARD_END, MAX_AMOUNT, MIN_NEXT, OPEN, PRICE, REJECTED_COUNT, RESERVE, RESERVE_MET,
-    RUNNER_AMOUNT, RUNNER_BID_ID, RUNNER_BIDDER_ID, RUNNER_UP_AMOUNT, RUNNER_UP_BIDDER_ID, SELLER, SEQ, SOLD,
-    START_PRICE, STARTS_AT, UNSOLD, VOIDED, VOIDED_AT, WINNING_AMOUNT, WINNING_BID_ID, best_columns, best_of,
+    CANCELLED, ENDS_AT, HARD_END, MAX_AMOUNT, MIN_NEXT, OPEN, POSITION, PRICE, REJECTED_COUNT, RESERVE,
+    RESERVE_MET, RUNNER_AMOUNT, RUNNER_BID_ID, RUNNER_BIDDER_ID, RUNNER_UP_AMOUNT, RUNNER_UP_BIDDER_ID,
+    SELLER, SEQ, SOLD, START_PRICE, STARTS_AT, UNSOLD, VOIDED, VOIDED_AT, WINNING_AMOUNT, WINNING_BID_ID,
+    best_columns, best_of,
 };
 use crate::action::{ActionContext, Call, Code, Refusal};
 use crate::declare::ActionSpec;
@@ -45,7 +47,7 @@ const NOT_BEGUN: &str = "{what} begins at {starts_at}; bid then";
 pub(super) fn of_lots(auction: &Arc<AuctionSpec>, actions: LotActions) -> MachineSpec {
     let LotActions { create, buy_now, close, cancel, void } = actions;
     let mut machine = Machine::of(&auction.name, &auction.lots)
-        .transition(Transition::call(create, created(auction)).bind(ENDS_AT, ends_at))
+        .transition(Transition::call(create, created(auction)).bind(ENDS_AT, ends_at(auction.stagger)))
         .transition(Transition::part(BID, placed(auction)).reading())
         .transition(closed(auction, close))
         .transition(Transition::call(cancel, from([OPEN]).to(CANCELLED).event("cancelled")))
@@ -56,19 +58,27 @@ pub(super) fn of_lots(auction: &Arc<AuctionSpec>, actions: LotActions) -> Machin
     machine
 }
 
-/// The end that a call of `create` gives.
-fn ends_at(scene: &Scene<'_>) -> Result<Value, Refusal> {
-    let inputs = scene.inputs();
-    let (starts_at, ends_at) = (inputs.and_then(|i| i.time(STARTS_AT)), inputs.and_then(|i| i.time(ENDS_AT)));
-    let ends_at = ends_at.ok_or_else(|| Refusal::field(ENDS_AT, "it is required"))?;
-    if ends_at <= starts_at.unwrap_or(scene.now_here) {
-        return Err(Refusal::field(ENDS_AT, "the end must be after the start"));
+/// The end that a call of `create` gives: later by `stagger` for each position of the lot in its sale.
+fn ends_at(
+    stagger: Option<Duration>,
+) -> impl Fn(&Scene<'_>) -> Result<Value, Refusal> + Send + Sync + 'static {
+    move |scene| {
+        let inputs = scene.inputs();
+        let given = |name: &str| inputs.and_then(|inputs| inputs.time(name));
+        let planned = given(ENDS_AT).ok_or_else(|| Refusal::field(ENDS_AT, "it is required"))?;
+        let position = inputs.and_then(|inputs| inputs.count(POSITION)).unwrap_or(0);
+        let position = u32::try_from(position).map_err(|_| Refusal::field(POSITION, "it is out of range"))?;
+        let later = stagger.and_then(|stagger| stagger.checked_mul(position)).unwrap_or_default();
+        let ends_at = planned.plus(later);
+        if ends_at <= given(STARTS_AT).unwrap_or(scene.now_here) {
+            return Err(Refusal::field(ENDS_AT, "the end must be after the start"));
+        }
+        Ok(Value::Time(ends_at))
     }
-    Ok(Value::Time(ends_at))
 }
 
 fn created(auction: &Arc<AuctionSpec>) -> TransitionCase {
-    let until = auction.extension.map_or(std::time::Duration::ZERO, |extension| extension.until);
+    let until = auction.extension.map_or(Duration::ZERO, |extension| extension.until);
     let case = absent()
         .to(OPEN)
         .event("created")
