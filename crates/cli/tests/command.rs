@@ -273,7 +273,7 @@ fn every_template_is_a_good_blueprint() {
     assert!(
         Shell::new()
             .expect(2, &["init", "--template", "x"])
-            .contains("[possible values: catalog, feed, jobs, library, profile, tickets]")
+            .contains("[possible values: auction, catalog, feed, jobs, library, profile, tickets]")
     );
 }
 
@@ -406,7 +406,7 @@ fn settings_say_where_they_come_from() {
 #[test]
 fn demos_end_with_what_holds() {
     let shell = Shell::new();
-    for system in ["profile", "catalog", "feed", "jobs", "library", "tickets"] {
+    for system in ["profile", "auction", "catalog", "feed", "jobs", "library", "tickets"] {
         let report =
             shell.json(0, &["demo", system, "--callers", "4", "--actions", "25", "--store", "memory:"]);
         assert!(report["invariants"].as_array().unwrap().len() >= 4, "{report}");

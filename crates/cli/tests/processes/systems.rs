@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 
 use crate::served::Namespace;
 
-const SYSTEMS: [&str; 6] = ["catalog", "feed", "jobs", "library", "profile", "tickets"];
+const SYSTEMS: [&str; 7] = ["auction", "catalog", "feed", "jobs", "library", "profile", "tickets"];
 
 /// Runs the scenario of a system. Its exit code says whether all its invariants hold.
 fn demo(system: &str, store: &str, folder: &std::path::Path) {

@@ -18,7 +18,7 @@ macro_rules! blueprints {
     };
 }
 
-blueprints!("catalog", "feed", "jobs", "library", "profile", "tickets");
+blueprints!("auction", "catalog", "feed", "jobs", "library", "profile", "tickets");
 
 #[cfg(all(test, feature = "proof"))]
 mod tests {

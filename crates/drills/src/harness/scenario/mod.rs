@@ -25,6 +25,8 @@ use statehouse_store::{
 use crate::harness::invariants::CheckScope;
 use crate::proof::entity::invariants;
 
+#[path = "../../../../../systems/auction/scenario.rs"]
+mod auction;
 #[path = "../../../../../systems/catalog/scenario.rs"]
 mod catalog;
 #[path = "../../../../../systems/feed/scenario.rs"]
@@ -56,6 +58,13 @@ type Running = Pin<Box<dyn Future<Output = Result<Vec<Invariant>>> + Send>>;
 
 /// All of them.
 pub const SYSTEMS: &[System] = &[
+    System {
+        name: "auction",
+        about: "Lots that bidders compete for up to the last moment, each with one winner.",
+        blueprint: include_str!("../../../../../systems/auction/statehouse.toml"),
+        shortened: Some(auction::EXTENSION),
+        run: |context| Box::pin(auction::run(context)),
+    },
     System {
         name: "catalog",
         about: "A commerce catalog that several people of each tenant edit at the same time.",
