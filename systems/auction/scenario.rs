@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// What all callers know.
 #[derive(Default)]
-struct Sale {
+struct AuctionHouse {
     /// The newest lots.
     lots: Mutex<Vec<String>>,
     /// Operations that were acknowledged, except bids.
@@ -44,19 +44,19 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// One caller: a bidder, and an auctioneer now and then.
-struct Caller {
+struct AuctionCaller {
     context: Arc<ScenarioContext>,
     tenant: Tenant,
-    sale: Arc<Sale>,
+    sale: Arc<AuctionHouse>,
     number: usize,
     random: Random,
 }
 
 pub(super) async fn run(context: Arc<ScenarioContext>) -> Result<Vec<Invariant>> {
     let tenant = Tenant::new("default")?;
-    let sale = Arc::new(Sale::default());
+    let sale = Arc::new(AuctionHouse::default());
     context.house.start_workers(worker::WorkerOptions::default());
-    let caller = |context, number, random| Caller {
+    let caller = |context, number, random| AuctionCaller {
         context,
         tenant: tenant.clone(),
         sale: sale.clone(),
@@ -96,7 +96,7 @@ pub(super) async fn run(context: Arc<ScenarioContext>) -> Result<Vec<Invariant>>
     ])
 }
 
-impl Caller {
+impl AuctionCaller {
     /// One thing that a caller does.
     async fn act(&mut self, number: usize) -> Result<()> {
         let operation = format!("caller-{}-{number}", self.number);

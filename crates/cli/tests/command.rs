@@ -415,7 +415,7 @@ fn demos_end_with_what_holds() {
     assert!(
         shell
             .expect(2, &["demo", "nothing"])
-            .contains("[possible values: catalog, feed, jobs, library, profile, tickets]")
+            .contains("[possible values: auction, catalog, feed, jobs, library, profile, tickets]")
     );
     shell.expect(0, &["init"]);
     shell.expect(0, &["call", "profile.create", "user_id=1", "display_name=Ann"]);
