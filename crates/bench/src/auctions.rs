@@ -136,8 +136,8 @@ impl BidsByHand {
         drive(CALLERS, SPAN, move |caller, _| {
             let (by_hand, amounts) = (self.clone(), amounts.clone());
             async move {
-                let place = usize::try_from(caller)?;
-                let (client, statement) = by_hand.clients.get(place).context("no connection")?;
+                let index = usize::try_from(caller)?;
+                let (client, statement) = by_hand.clients.get(index).context("no connection")?;
                 let amount = amounts.fetch_add(1, Ordering::Relaxed);
                 let bidder = format!("b{caller}");
                 let event = json!([{"name": "lot.bid", "data": {"bidder_id": bidder, "price": amount}}]);

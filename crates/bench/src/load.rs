@@ -55,8 +55,8 @@ where
 pub fn summed(mut times: Vec<Duration>, elapsed: Duration) -> LoadRound {
     times.sort_unstable();
     let at = |share: f64| {
-        let place = (times.len() as f64 * share) as usize;
-        times.get(place).or(times.last()).copied().unwrap_or_default()
+        let index = (times.len() as f64 * share) as usize;
+        times.get(index).or(times.last()).copied().unwrap_or_default()
     };
     LoadRound { rate: times.len() as f64 / elapsed.as_secs_f64(), p50: at(0.5), p99: at(0.99) }
 }

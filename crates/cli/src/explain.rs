@@ -348,9 +348,9 @@ struct RecordedHolds {
 impl RecordedHolds {
     fn record(&self, purpose: &str, script: &str, names: &[String], arguments: &[(&str, String)]) {
         let keys =
-            names.iter().enumerate().map(|(place, name)| (format!("KEYS[{}]", place + 1), name.clone()));
-        let arguments = arguments.iter().enumerate().map(|(place, (what, argument))| {
-            (format!("ARGV[{}]", place + 1), format!("{argument} ({what})"))
+            names.iter().enumerate().map(|(index, name)| (format!("KEYS[{}]", index + 1), name.clone()));
+        let arguments = arguments.iter().enumerate().map(|(index, (what, argument))| {
+            (format!("ARGV[{}]", index + 1), format!("{argument} ({what})"))
         });
         let request = EngineRequest {
             purpose: format!("{purpose}, in Redis"),

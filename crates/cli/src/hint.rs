@@ -38,7 +38,7 @@ pub(crate) async fn commands(
     };
     let Some((key, number)) = free_key(house, resource).await? else { return Ok(Vec::new()) };
     let key_part = |name: &str| resource.key.iter().position(|(known, _)| known == name);
-    let given = |property: &Property| match key_part(&property.name).and_then(|place| key.get(place)) {
+    let given = |property: &Property| match key_part(&property.name).and_then(|index| key.get(index)) {
         Some(part) => Some((property.name.clone(), part.to_json())),
         None => Some((property.name.clone(), sample::of_property(property, number)?)),
     };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use serde_json::{Value as Json, json};
-use statehouse_drills::simulation::{self, HistorySize, SimulationRun, SimulationTally};
+use statehouse_drills::simulation::{self, HistorySize, SimulationRun, SimulationStats};
 use statehouse_store::clock::Stopwatch;
 
 use crate::arguments::Simulate;
@@ -17,7 +17,7 @@ use crate::stop::stop_requested;
 #[derive(Default)]
 struct SimulationSummary {
     histories: u64,
-    tally: SimulationTally,
+    stats: SimulationStats,
     elapsed: Duration,
     violated: Vec<SimulationRun>,
     /// Whether it was asked to end before all seeds were run.
@@ -89,7 +89,7 @@ fn all(
 
 fn add(sum: &mut SimulationSummary, run: SimulationRun) {
     sum.histories += 1;
-    sum.tally = sum.tally.plus(run.tally);
+    sum.stats = sum.stats.plus(run.stats);
     sum.elapsed += run.elapsed;
     if run.violation.is_some() {
         sum.violated.push(run.clone());
@@ -98,7 +98,7 @@ fn add(sum: &mut SimulationSummary, run: SimulationRun) {
 }
 
 fn to_json(sum: &SimulationSummary, took: Duration) -> Json {
-    let faults = sum.tally.faults().map(|(name, count)| (name.to_owned(), json!(count)));
+    let faults = sum.stats.faults().map(|(name, count)| (name.to_owned(), json!(count)));
     let violated = sum.violated.iter().map(|run| {
         json!({
             "seed": run.seed, "archetype": run.archetype, "trace": format!("{:016x}", run.trace),
@@ -106,7 +106,7 @@ fn to_json(sum: &SimulationSummary, took: Duration) -> Json {
         })
     });
     json!({
-        "histories": sum.histories, "stopped": sum.is_stopped, "operations": sum.tally.operations, "store_calls": sum.tally.calls,
+        "histories": sum.histories, "stopped": sum.is_stopped, "operations": sum.stats.operations, "store_calls": sum.stats.calls,
         "faults": faults.into_iter().collect::<serde_json::Map<_, _>>(),
         "virtual_seconds": sum.elapsed.as_secs(), "seconds": took.as_secs_f64(),
         "violations": violated.collect::<Vec<_>>(),
@@ -138,7 +138,7 @@ fn describe(sum: &SimulationSummary, simulate: &Simulate, took: Duration) -> Str
         counted(sum.histories, "history", "histories"),
         took.as_secs_f64(),
         counted(sum.elapsed.as_secs() / 3_600, "hour", "hours"),
-        sum.tally,
+        sum.stats,
         counted(sum.violated.len() as u64, "violation", "violations")
     ));
     lines.join("\n")

@@ -233,10 +233,10 @@ fn differential(engine: &Arc<dyn TestEngine>, seed: u64) -> Trial {
     let (name, engine) = (format!("{}::differential::seed_{seed}", engine.name()), engine.clone());
     timed::trial(name.clone(), move || {
         judge(engine.as_ref(), &name, async |namespace| {
-            let tally =
+            let stats =
                 statehouse_drills::differential::run(namespace, seed, PLANS, engine.largest_plan().min(12))
                     .await?;
-            println!("{name}: {tally}");
+            println!("{name}: {stats}");
             Ok(())
         })
     })

@@ -44,37 +44,37 @@ fn main() -> ExitCode {
     };
     let (count, sqlite_every) = if count == 0 { (pairs().len() as u64, SQLITE_EVERY) } else { (count, 1) };
     let engines: [(Arc<dyn TestEngine>, usize); 2] = [(Arc::new(Model), 1), (Arc::new(Sqlite), sqlite_every)];
-    let tallies: Vec<Arc<DrillTotals>> = engines.iter().map(|_| Arc::default()).collect();
+    let stats: Vec<Arc<DrillTotals>> = engines.iter().map(|_| Arc::default()).collect();
     let mut trials = Vec::new();
-    for ((engine, every), tally) in engines.iter().zip(&tallies) {
-        trials.extend((0..count).step_by(*every).map(|number| trial(engine, number, tally)));
+    for ((engine, every), stats) in engines.iter().zip(&stats) {
+        trials.extend((0..count).step_by(*every).map(|number| trial(engine, number, stats)));
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
     if !arguments.list {
-        let line = |((engine, _), tally): (&(Arc<dyn TestEngine>, usize), &Arc<DrillTotals>)| {
+        let line = |((engine, _), stats): (&(Arc<dyn TestEngine>, usize), &Arc<DrillTotals>)| {
             let count = |number: &AtomicU64| number.load(Ordering::Relaxed);
             format!(
                 "{} {} blueprints with {} drills ({} skipped)",
                 engine.name(),
-                count(&tally.blueprints),
-                count(&tally.drills),
-                count(&tally.skipped)
+                count(&stats.blueprints),
+                count(&stats.drills),
+                count(&stats.skipped)
             )
         };
-        println!("generated: {}", engines.iter().zip(&tallies).map(line).collect::<Vec<_>>().join(", "));
+        println!("generated: {}", engines.iter().zip(&stats).map(line).collect::<Vec<_>>().join(", "));
     }
     conclusion.exit_code()
 }
 
-fn trial(engine: &Arc<dyn TestEngine>, number: u64, tally: &Arc<DrillTotals>) -> Trial {
+fn trial(engine: &Arc<dyn TestEngine>, number: u64, stats: &Arc<DrillTotals>) -> Trial {
     let (one, other) = pair_of(number);
     let name = format!("{}::generated::{number}_{one}_{other}", engine.name());
-    let (engine, tally) = (engine.clone(), tally.clone());
-    timed::trial(name, move || drill(&*engine, number, &tally))
+    let (engine, stats) = (engine.clone(), stats.clone());
+    timed::trial(name, move || drill(&*engine, number, &stats))
 }
 
 /// Drills one blueprint. On one thread, so that its number gives the same history on the model again.
-fn drill(engine: &dyn TestEngine, number: u64, tally: &DrillTotals) -> Result<(), Failed> {
+fn drill(engine: &dyn TestEngine, number: u64, stats: &DrillTotals) -> Result<(), Failed> {
     let blueprint =
         GeneratedBlueprint::of_number(number).map_err(|error| Failed::from(format!("{error:#}")))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -86,9 +86,9 @@ fn drill(engine: &dyn TestEngine, number: u64, tally: &DrillTotals) -> Result<()
         if let Some(red) = report.failed {
             return Err(Failed::from(format!("{}\n{}: {red}", blueprint.text, report.drill.name())));
         }
-        tally.drills.fetch_add(1, Ordering::Relaxed);
-        tally.skipped.fetch_add(u64::from(report.skipped.is_some()), Ordering::Relaxed);
+        stats.drills.fetch_add(1, Ordering::Relaxed);
+        stats.skipped.fetch_add(u64::from(report.skipped.is_some()), Ordering::Relaxed);
     }
-    tally.blueprints.fetch_add(1, Ordering::Relaxed);
+    stats.blueprints.fetch_add(1, Ordering::Relaxed);
     Ok(())
 }

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use statehouse_drills::selection::{self, Selection};
-use statehouse_drills::simulation::{self, HistorySize, OPERATIONS, SimulationTally, WORKLOADS};
+use statehouse_drills::simulation::{self, HistorySize, OPERATIONS, SimulationStats, WORKLOADS};
 
 /// Workloads at a time: this is bound by the processor.
 const THREADS: usize = 2;
@@ -32,7 +32,7 @@ struct SimulationTotals {
     histories: u64,
     twice: u64,
     violations: u64,
-    tally: SimulationTally,
+    stats: SimulationStats,
 }
 
 fn main() -> ExitCode {
@@ -50,10 +50,10 @@ fn main() -> ExitCode {
     let workloads =
         WORKLOADS.iter().enumerate().filter(|(_, workload)| selection.has_area(workload.archetype));
     let trials: Vec<Trial> = workloads
-        .map(|(place, workload)| {
+        .map(|(index, workload)| {
             let sum = sum.clone();
             timed::trial(format!("simulation::{}", workload.archetype), move || {
-                simulate(place, operations, &sum)
+                simulate(index, operations, &sum)
             })
         })
         .collect();
@@ -64,10 +64,10 @@ fn main() -> ExitCode {
     let sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
     println!(
         "simulation: {} workloads, {} seeds run twice, {} histories, {}; {} violations",
-        sum.workloads, sum.twice, sum.histories, sum.tally, sum.violations
+        sum.workloads, sum.twice, sum.histories, sum.stats, sum.violations
     );
     // A world in which something never went wrong has shown nothing about it.
-    let faults = sum.tally.faults();
+    let faults = sum.stats.faults();
     let missing: Vec<&str> = faults.iter().filter(|(_, count)| *count == 0).map(|(name, _)| *name).collect();
     if sum.workloads == WORKLOADS.len() as u64 && !missing.is_empty() {
         println!("simulation: not achieved: {}", missing.join(", "));
@@ -77,28 +77,28 @@ fn main() -> ExitCode {
 }
 
 /// The seeds of the workload at this place of the list, from the smallest.
-fn seeds(place: usize) -> impl Iterator<Item = u64> {
-    let (place, count) = (place as u64, WORKLOADS.len() as u64);
-    (0..).map(move |turn| place + turn * count).filter(|seed| *seed > 0)
+fn seeds(index: usize) -> impl Iterator<Item = u64> {
+    let (index, count) = (index as u64, WORKLOADS.len() as u64);
+    (0..).map(move |turn| index + turn * count).filter(|seed| *seed > 0)
 }
 
-fn simulate(place: usize, operations: u64, sum: &Mutex<SimulationTotals>) -> Result<(), Failed> {
+fn simulate(index: usize, operations: u64, sum: &Mutex<SimulationTotals>) -> Result<(), Failed> {
     let run = |seed: u64, size: HistorySize| {
         simulation::run(seed, size).map_err(|error| Failed::from(format!("seed {seed}: {error:#}")))
     };
     let short = HistorySize { operations: TWICE_OPERATIONS, tells: false };
     let twice = operations.div_ceil(BUDGET_OF_TWICE);
-    for seed in seeds(place).take(usize::try_from(twice)?) {
+    for seed in seeds(index).take(usize::try_from(twice)?) {
         let [one, other] = [run(seed, short)?, run(seed, short)?];
-        if (one.trace, one.tally) != (other.trace, other.tally) {
+        if (one.trace, one.stats) != (other.trace, other.stats) {
             return Err(format!("seed {seed} gives another trace each time").into());
         }
     }
     let histories = operations.div_ceil(OPERATIONS);
-    let (mut tally, mut violated) = (SimulationTally::default(), Vec::new());
-    for seed in seeds(place).take(usize::try_from(histories)?) {
+    let (mut stats, mut violated) = (SimulationStats::default(), Vec::new());
+    for seed in seeds(index).take(usize::try_from(histories)?) {
         let run = run(seed, HistorySize::default())?;
-        tally = tally.plus(run.tally);
+        stats = stats.plus(run.stats);
         violated.extend(run.violation.map(|violation| format!("seed {seed}: {violation}")));
     }
     let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
@@ -106,6 +106,6 @@ fn simulate(place: usize, operations: u64, sum: &Mutex<SimulationTotals>) -> Res
     sum.histories += histories;
     sum.twice += twice;
     sum.violations += violated.len() as u64;
-    sum.tally = sum.tally.plus(tally);
+    sum.stats = sum.stats.plus(stats);
     if violated.is_empty() { Ok(()) } else { Err(violated.join("\n").into()) }
 }

@@ -141,8 +141,8 @@ impl FairState {
 
     /// Takes the waiting write whose turn it is, and gives it a slot.
     fn next(&mut self, queue: &QueueShared, now: Time) -> Option<(Tenant, oneshot::Sender<WriteSlot>)> {
-        let place = self.turns.iter().position(|tenant| self.may_write(tenant, queue, now))?;
-        let tenant = self.turns.remove(place)?;
+        let index = self.turns.iter().position(|tenant| self.may_write(tenant, queue, now))?;
+        let tenant = self.turns.remove(index)?;
         let writes = self.tenants.get_mut(&tenant)?;
         let next = writes.waiting.pop_front()?;
         if !writes.waiting.is_empty() {

@@ -240,11 +240,11 @@ mod tests {
             for _ in 0..300 {
                 let mut data = seeds[below(seeds.len())].clone();
                 for _ in 0..=below(4) {
-                    let place = below(data.len() + 1);
+                    let index = below(data.len() + 1);
                     match below(3) {
-                        0 => data.insert(place, u8::try_from(below(256)).unwrap()),
-                        1 if place < data.len() => drop(data.remove(place)),
-                        _ => data.extend_from_within(place..),
+                        0 => data.insert(index, u8::try_from(below(256)).unwrap()),
+                        1 if index < data.len() => drop(data.remove(index)),
+                        _ => data.extend_from_within(index..),
                     }
                     data.truncate(4_096);
                 }

@@ -157,8 +157,8 @@ pub(crate) fn parse_key(resource: &str, key: &[(String, Type)], text: &str) -> R
 /// A key as text: what [`Resource::parse_key`] reads.
 pub fn key_text<'a>(parts: impl IntoIterator<Item = &'a Value>) -> String {
     let mut key = String::new();
-    for (place, part) in parts.into_iter().enumerate() {
-        if place > 0 {
+    for (index, part) in parts.into_iter().enumerate() {
+        if index > 0 {
             key.push(',');
         }
         let text = match part.to_json() {

@@ -233,7 +233,7 @@ mod tests {
 
     fn any_pair() -> impl Strategy<Value = (Vec<Type>, Vec<Value>, Vec<Value>)> {
         proptest::collection::vec(0..KINDS.len(), 1..4).prop_flat_map(|places| {
-            let kinds: Vec<Type> = places.into_iter().map(|place| KINDS[place]).collect();
+            let kinds: Vec<Type> = places.into_iter().map(|index| KINDS[index]).collect();
             let list = || kinds.iter().map(|kind| any_value(*kind)).collect::<Vec<_>>();
             let (left, right) = (list(), list());
             (Just(kinds), left, right)

@@ -579,8 +579,8 @@ mod tests {
     fn decided<'p>(plans: &'p [Plan], found: &[Row]) -> Batch<'p> {
         let mut batch = Batch::of(plans);
         for row in found {
-            let place = batch.slots.iter().position(|slot| slot.key == row.key()).unwrap();
-            batch.found(place, row.clone());
+            let index = batch.slots.iter().position(|slot| slot.key == row.key()).unwrap();
+            batch.found(index, row.clone());
         }
         batch.decide(Time::from_micros(0), 4, HashMap::new());
         batch

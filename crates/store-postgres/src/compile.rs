@@ -38,7 +38,7 @@ use statehouse_store::{
     Applied, Commit, Plan, Position, Record, Row, Step, StoreError, Time, Type, Value, eval,
 };
 
-use self::inserts::InsertTally;
+use self::inserts::InsertCounts;
 use self::statement::{CompiledStatement, ValueSource};
 use crate::connection::DatabaseCall;
 use crate::ddl::Names;
@@ -121,7 +121,7 @@ pub(crate) struct Compiled<'p> {
     /// Of each plan, where it stood when it was given.
     pub indexes: Vec<usize>,
     /// Of several that insert: what becomes of their places in the log.
-    tally: Option<InsertTally>,
+    counts: Option<InsertCounts>,
     partitions: u32,
     /// The caller's clock, if it is not the server's.
     now: Option<Time>,
@@ -177,7 +177,7 @@ impl<'n> Compiler<'n> {
         );
         let call = DatabaseCall::new(text, args);
         let (partitions, now) = (self.partitions, self.now);
-        Some(Compiled { plans: vec![plan], indexes: vec![0], tally: None, partitions, now, call })
+        Some(Compiled { plans: vec![plan], indexes: vec![0], counts: None, partitions, now, call })
     }
 
     /// Compiles several plans, if most of them can be, are of the first one's shape, and write different rows, of which
@@ -238,10 +238,10 @@ impl<'n> Compiler<'n> {
         let (indexes, plans): (Vec<usize>, Vec<&'p Plan>) =
             ordered.into_values().map(|(number, plan, _)| (number, plan)).unzip();
         let (partitions, now) = (self.partitions, self.now);
-        let tally = inserts(step).then(|| InsertTally::of(&plans, partitions));
-        args.extend(tally.iter().filter(|_| first.entry().is_some()).flat_map(InsertTally::args));
+        let counts = inserts(step).then(|| InsertCounts::of(&plans, partitions));
+        args.extend(counts.iter().filter(|_| first.entry().is_some()).flat_map(InsertCounts::args));
         let call = DatabaseCall::new(text, args);
-        Some(Compiled { plans, indexes, tally, partitions, now, call })
+        Some(Compiled { plans, indexes, counts, partitions, now, call })
     }
 }
 
@@ -309,8 +309,8 @@ impl Compiled<'_> {
         &self,
         rows: &[tokio_postgres::Row],
     ) -> Result<Vec<Option<PlanOutcome>>, StoreError> {
-        if let Some(tally) = &self.tally {
-            return self.inserted(tally, rows);
+        if let Some(counts) = &self.counts {
+            return self.inserted(counts, rows);
         }
         let mut outcomes: Vec<Option<PlanOutcome>> = self.plans.iter().map(|_| None).collect();
         for answer in rows {

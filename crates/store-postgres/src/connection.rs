@@ -607,7 +607,7 @@ impl Connector {
         let args = vec![Arg::Text(MARK), Arg::Text(mark), names, values];
         let rows = session.run(None, &[DatabaseCall::new(question, args)], None).await.rows.ok()?;
         let row = rows.first()?.first()?;
-        let is = |place: usize| value_at(row, place, Type::Bool, "pg_settings").ok()?.as_bool();
+        let is = |index: usize| value_at(row, index, Type::Bool, "pg_settings").ok()?.as_bool();
         Some((is(0)?, is(1)?))
     }
 }

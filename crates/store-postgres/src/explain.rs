@@ -251,7 +251,7 @@ impl Explainer<'_> {
 
 /// A request whose parameters are known only as what the plan says of them. Each stands for an array of one.
 fn described(purpose: &str, call: &DatabaseCall<'_>, values: impl Iterator<Item = String>) -> EngineRequest {
-    let parameters = values.enumerate().map(|(place, value)| (placeholder(place), format!("{{{value}}}")));
+    let parameters = values.enumerate().map(|(index, value)| (placeholder(index), format!("{{{value}}}")));
     EngineRequest {
         purpose: purpose.to_owned(),
         text: call.text.to_string(),
@@ -261,6 +261,6 @@ fn described(purpose: &str, call: &DatabaseCall<'_>, values: impl Iterator<Item 
 
 fn request(purpose: &str, call: &DatabaseCall<'_>) -> EngineRequest {
     let numbered = call.args.iter().enumerate();
-    let parameters = numbered.map(|(place, arg)| (placeholder(place), arg.to_string())).collect();
+    let parameters = numbered.map(|(index, arg)| (placeholder(index), arg.to_string())).collect();
     EngineRequest { purpose: purpose.to_owned(), text: call.text.to_string(), parameters }
 }

@@ -61,8 +61,8 @@ struct ReaderState {
 impl ReaderState {
     /// Releases a slot. It is used next, unless its last statement was not answered: then it is used last.
     fn release(&mut self, slot: usize, is_answered: bool) {
-        let place = if is_answered { self.empty.len() } else { 0 };
-        self.empty.insert(place, slot);
+        let index = if is_answered { self.empty.len() } else { 0 };
+        self.empty.insert(index, slot);
     }
 }
 

@@ -74,7 +74,7 @@ fn has_null_when_new(step: &Step) -> bool {
 /// Which events of a plan take in the row of its step.
 pub(crate) fn takers(plan: &Plan) -> impl Iterator<Item = usize> {
     let events = plan.entry().into_iter().flat_map(|entry| &entry.events);
-    events.enumerate().filter(|(_, draft)| draft.row_of.is_some()).map(|(place, _)| place)
+    events.enumerate().filter(|(_, draft)| draft.row_of.is_some()).map(|(index, _)| index)
 }
 
 /// Whether the statement has to give the row back. What it inserted is known without.
@@ -244,10 +244,10 @@ pub(crate) fn constants_of_record<'p>(
 /// What stands in events for the time to which an insert's assignment sets its column by the server's clock. No JSON has
 /// such a thing in it: two quotes that are not escaped are an empty text, or the end of a text behind an escaped one, and
 /// neither is followed by a letter.
-pub(crate) fn stamp(step: &Step, place: usize) -> String {
-    match step.assignments.get(place).map(|assignment| &assignment.expr) {
+pub(crate) fn stamp(step: &Step, index: usize) -> String {
+    match step.assignments.get(index).map(|assignment| &assignment.expr) {
         Some(Expr::Is(Operand::Now { plus_micros: 0 })) => "\"\"now\"\"".to_owned(),
-        _ => format!("\"\"now {place}\"\""),
+        _ => format!("\"\"now {index}\"\""),
     }
 }
 
@@ -300,7 +300,7 @@ fn push_row(out: &mut Vec<u8>, step: &Step, row: &Row, now: Option<Time>) {
         push_name(out, &column.name);
         let is_it = |a: &Assignment| is_stamped(a, now) && a.column == column.name;
         match step.assignments.iter().position(is_it) {
-            Some(place) => out.extend_from_slice(stamp(step, place).as_bytes()),
+            Some(index) => out.extend_from_slice(stamp(step, index).as_bytes()),
             None => value.write_json(out),
         }
     }

@@ -299,8 +299,8 @@ impl fmt::Display for Arg<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fn list<T: fmt::Display>(f: &mut fmt::Formatter<'_>, items: impl Iterator<Item = T>) -> fmt::Result {
             f.write_str("{")?;
-            for (place, item) in items.enumerate() {
-                write!(f, "{}{item}", if place > 0 { ", " } else { "" })?;
+            for (index, item) in items.enumerate() {
+                write!(f, "{}{item}", if index > 0 { ", " } else { "" })?;
             }
             f.write_str("}")
         }
@@ -423,12 +423,12 @@ impl<'a> FromSql<'a> for Received {
     }
 }
 
-/// One value of a row that the server sent. `place` names the table for the error.
+/// One value of a row that the server sent. `table` is named in the error.
 pub(crate) fn value_at(
     row: &tokio_postgres::Row,
     index: usize,
     kind: Type,
-    place: &str,
+    table: &str,
 ) -> Result<Value, StoreError> {
     // Most of what is read is of these types. The rest, and whatever is not as it should be, goes the long way.
     if let (Ok(Octets(Some(raw))), Some(column)) = (row.try_get(index), row.columns().get(index)) {
@@ -444,8 +444,8 @@ pub(crate) fn value_at(
         }
     }
     let Received(value) =
-        row.try_get(index).map_err(|error| StoreError::corrupt(place, with_source(&error)))?;
-    of_kind(value, index, kind, place)
+        row.try_get(index).map_err(|error| StoreError::corrupt(table, with_source(&error)))?;
+    of_kind(value, index, kind, table)
 }
 
 /// A value as the server sent it, not looked at.
@@ -482,10 +482,10 @@ fn time_of(raw: &[u8]) -> Option<Value> {
     Value::Time(Time::from_micros(micros)).admitted(Type::Time).ok()
 }
 
-fn of_kind(value: Value, index: usize, kind: Type, place: &str) -> Result<Value, StoreError> {
+fn of_kind(value: Value, index: usize, kind: Type, table: &str) -> Result<Value, StoreError> {
     match value.kind() {
         Some(got) if got != kind => {
-            Err(StoreError::corrupt(place, format!("column {index} holds {got} where {kind} is declared")))
+            Err(StoreError::corrupt(table, format!("column {index} holds {got} where {kind} is declared")))
         }
         _ => Ok(value),
     }
@@ -496,15 +496,15 @@ pub(crate) struct Fields<'a>(Vec<(PgType, Option<&'a [u8]>)>);
 
 impl Fields<'_> {
     /// One value of the record.
-    pub(crate) fn value_at(&self, index: usize, kind: Type, place: &str) -> Result<Value, StoreError> {
-        let corrupt = |why: String| StoreError::corrupt(place, why);
+    pub(crate) fn value_at(&self, index: usize, kind: Type, table: &str) -> Result<Value, StoreError> {
+        let corrupt = |why: String| StoreError::corrupt(table, why);
         let field = self.0.get(index).ok_or_else(|| corrupt(format!("a record has no column {index}")))?;
         let received = match field {
             (ty, Some(raw)) => Received::from_sql(ty, raw),
             (ty, None) => Received::from_sql_null(ty),
         };
         let Received(value) = received.map_err(|error| corrupt(with_source(&*error)))?;
-        of_kind(value, index, kind, place)
+        of_kind(value, index, kind, table)
     }
 }
 
@@ -545,37 +545,37 @@ impl<'a> FromSql<'a> for Fields<'a> {
 pub(crate) fn fields_at<'a>(
     row: &'a tokio_postgres::Row,
     index: usize,
-    place: &str,
+    table: &str,
 ) -> Result<Fields<'a>, StoreError> {
-    row.try_get(index).map_err(|error| StoreError::corrupt(place, with_source(&error)))
+    row.try_get(index).map_err(|error| StoreError::corrupt(table, with_source(&error)))
 }
 
 /// A required text of a row that the server sent.
-pub(crate) fn text_at(row: &tokio_postgres::Row, index: usize, place: &str) -> Result<String, StoreError> {
-    match value_at(row, index, Type::Text, place)? {
+pub(crate) fn text_at(row: &tokio_postgres::Row, index: usize, table: &str) -> Result<String, StoreError> {
+    match value_at(row, index, Type::Text, table)? {
         Value::Text(text) => Ok(text),
-        _ => Err(StoreError::corrupt(place, format!("column {index} is null"))),
+        _ => Err(StoreError::corrupt(table, format!("column {index} is null"))),
     }
 }
 
 /// A required integer of a row that the server sent.
-pub(crate) fn int_at(row: &tokio_postgres::Row, index: usize, place: &str) -> Result<i64, StoreError> {
-    match value_at(row, index, Type::Int, place)? {
+pub(crate) fn int_at(row: &tokio_postgres::Row, index: usize, table: &str) -> Result<i64, StoreError> {
+    match value_at(row, index, Type::Int, table)? {
         Value::Int(int) => Ok(int),
-        _ => Err(StoreError::corrupt(place, format!("column {index} is null"))),
+        _ => Err(StoreError::corrupt(table, format!("column {index} is null"))),
     }
 }
 
 /// A required number that is never negative: an offset, a count or a partition.
-pub(crate) fn count_at(row: &tokio_postgres::Row, index: usize, place: &str) -> Result<u64, StoreError> {
-    let negative = |_| StoreError::corrupt(place, format!("column {index} is negative"));
-    u64::try_from(int_at(row, index, place)?).map_err(negative)
+pub(crate) fn count_at(row: &tokio_postgres::Row, index: usize, table: &str) -> Result<u64, StoreError> {
+    let negative = |_| StoreError::corrupt(table, format!("column {index} is negative"));
+    u64::try_from(int_at(row, index, table)?).map_err(negative)
 }
 
 /// A required number of a partition.
-pub(crate) fn partition_at(row: &tokio_postgres::Row, index: usize, place: &str) -> Result<u32, StoreError> {
-    let invalid = |_| StoreError::corrupt(place, format!("column {index} is not the number of a partition"));
-    u32::try_from(int_at(row, index, place)?).map_err(invalid)
+pub(crate) fn partition_at(row: &tokio_postgres::Row, index: usize, table: &str) -> Result<u32, StoreError> {
+    let invalid = |_| StoreError::corrupt(table, format!("column {index} is not the number of a partition"));
+    u32::try_from(int_at(row, index, table)?).map_err(invalid)
 }
 
 /// The index in an array of parameters that an answer belongs to, from 0. The server counts from 1.
@@ -587,10 +587,10 @@ pub(crate) fn ordinal_at(row: &tokio_postgres::Row, index: usize) -> Result<usiz
 }
 
 /// A required time of a row that the server sent.
-pub(crate) fn time_at(row: &tokio_postgres::Row, index: usize, place: &str) -> Result<Time, StoreError> {
-    match value_at(row, index, Type::Time, place)? {
+pub(crate) fn time_at(row: &tokio_postgres::Row, index: usize, table: &str) -> Result<Time, StoreError> {
+    match value_at(row, index, Type::Time, table)? {
         Value::Time(time) => Ok(time),
-        _ => Err(StoreError::corrupt(place, format!("column {index} is null"))),
+        _ => Err(StoreError::corrupt(table, format!("column {index} is null"))),
     }
 }
 
@@ -603,8 +603,8 @@ pub(crate) fn row_at(
 ) -> Result<Row, StoreError> {
     let columns = table.columns();
     let mut values = Vec::with_capacity(columns.len());
-    for (place, column) in columns.iter().enumerate() {
-        let value = value_at(row, first + place, column.kind, table.name())?;
+    for (index, column) in columns.iter().enumerate() {
+        let value = value_at(row, first + index, column.kind, table.name())?;
         values.push(value);
     }
     let version = int_at(row, first + columns.len(), table.name())?;

@@ -30,7 +30,7 @@ fn list<'a>(columns: impl IntoIterator<Item = &'a str>) -> String {
 /// `unnest($1::text[], …)`: the tenant and these columns.
 fn arrays<'a>(columns: impl IntoIterator<Item = &'a Column>) -> String {
     let types = std::iter::once("text").chain(columns.into_iter().map(|column| type_name(column.kind)));
-    let arrays = types.enumerate().map(|(place, kind)| format!("{}::{kind}[]", placeholder(place)));
+    let arrays = types.enumerate().map(|(index, kind)| format!("{}::{kind}[]", placeholder(index)));
     format!("unnest({})", arrays.collect::<Vec<_>>().join(", "))
 }
 
@@ -54,8 +54,8 @@ pub(crate) type StatementKey<'a> = (&'a Tenant, &'a [Value]);
 /// One array for each key column, the tenant first.
 fn key_arrays<'a>(table: &Table, keys: &[StatementKey<'a>]) -> Vec<Arg<'a>> {
     let mut args = vec![Arg::Texts(keys.iter().map(|(tenant, _)| tenant.as_str()).collect())];
-    for (place, column) in table.key_columns().iter().enumerate() {
-        let values = keys.iter().filter_map(|(_, key)| key.get(place)).collect();
+    for (index, column) in table.key_columns().iter().enumerate() {
+        let values = keys.iter().filter_map(|(_, key)| key.get(index)).collect();
         args.push(Arg::Many(type_name(column.kind), values));
     }
     args
@@ -115,8 +115,8 @@ pub(crate) fn record_at(
     use statehouse_store::{OperationStatus, Position, Type};
     const LOG: &str = "statehouse_log";
     let corrupt = |why: String| StoreError::corrupt(LOG, why);
-    let int = |place: usize| int_at(row, first + place, LOG);
-    let text = |place: usize| text_at(row, first + place, LOG);
+    let int = |index: usize| int_at(row, first + index, LOG);
+    let text = |index: usize| text_at(row, first + index, LOG);
     let status = match text(8)?.as_str() {
         "applied" => OperationStatus::Applied,
         "aborted" => OperationStatus::Aborted,
@@ -232,7 +232,7 @@ pub(crate) fn update<'b>(
     assigned: &BTreeSet<usize>,
 ) -> DatabaseCall<'b> {
     let columns = table.columns();
-    let set: Vec<&Column> = assigned.iter().filter_map(|place| columns.get(*place)).collect();
+    let set: Vec<&Column> = assigned.iter().filter_map(|index| columns.get(*index)).collect();
     let sent = table.key_columns().iter().chain(set.iter().copied());
     let version = placeholder(1 + table.key_len() + set.len());
     let arrays = arrays(sent.clone());
@@ -252,8 +252,8 @@ pub(crate) fn update<'b>(
     );
     let keys: Vec<StatementKey<'b>> = rows.iter().map(|row| (row.tenant(), row.key())).collect();
     let mut args = key_arrays(table, &keys);
-    let assigned = assigned.iter().filter_map(|place| Some((*place, columns.get(*place)?)));
-    args.extend(assigned.map(|(place, column)| content(rows, place, column)));
+    let assigned = assigned.iter().filter_map(|index| Some((*index, columns.get(*index)?)));
+    args.extend(assigned.map(|(index, column)| content(rows, index, column)));
     args.push(versions(rows));
     DatabaseCall::new(text, args)
 }
@@ -270,13 +270,13 @@ pub(crate) fn insert<'b>(names: &Names, table: &Table, rows: &[&'b Row]) -> Data
         list(std::iter::once(TENANT).chain(columns.iter().map(|column| column.name.as_str()))),
     );
     let mut args = vec![Arg::Texts(rows.iter().map(|row| row.tenant().as_str()).collect())];
-    args.extend(columns.iter().enumerate().map(|(place, column)| content(rows, place, column)));
+    args.extend(columns.iter().enumerate().map(|(index, column)| content(rows, index, column)));
     args.push(versions(rows));
     DatabaseCall::new(text, args)
 }
 
-fn content<'b>(rows: &[&'b Row], place: usize, column: &Column) -> Arg<'b> {
-    Arg::Many(type_name(column.kind), rows.iter().filter_map(|row| row.values().get(place)).collect())
+fn content<'b>(rows: &[&'b Row], index: usize, column: &Column) -> Arg<'b> {
+    Arg::Many(type_name(column.kind), rows.iter().filter_map(|row| row.values().get(index)).collect())
 }
 
 fn versions(rows: &[&Row]) -> Arg<'static> {

@@ -32,7 +32,7 @@ fn read_row(address: &Address) -> EngineRequest {
 
 fn read_page(purpose: &str, statement: &SqliteStatement) -> EngineRequest {
     let numbered = statement.parameters.iter().enumerate();
-    let parameters = numbered.map(|(place, value)| (format!("?{}", place + 1), value.to_string()));
+    let parameters = numbered.map(|(index, value)| (format!("?{}", index + 1), value.to_string()));
     request(purpose, &statement.text, parameters)
 }
 
@@ -90,14 +90,14 @@ fn write(plan: &Plan, step: &Step, number: usize) -> Vec<EngineRequest> {
     let mut requests = Vec::new();
     if step.verb == Verb::Put && step.expect != Expect::Present {
         let tenant = ("?1".to_owned(), format!("'{}'", plan.tenant()));
-        let row = step.table.columns().iter().enumerate().map(|(place, column)| {
+        let row = step.table.columns().iter().enumerate().map(|(index, column)| {
             let assigned = step.assignments.iter().find(|assignment| assignment.column == column.name);
-            let value = match (step.key.get(place), assigned) {
+            let value = match (step.key.get(index), assigned) {
                 (Some(part), _) => part.to_string(),
                 (None, Some(assignment)) => assignment.expr.to_string(),
                 (None, None) => column.default.as_ref().map_or("null".to_owned(), ToString::to_string),
             };
-            (format!("?{}", place + 2), value)
+            (format!("?{}", index + 2), value)
         });
         let version = (format!("?{}", step.table.columns().len() + 2), "1".to_owned());
         let parameters = std::iter::once(tenant).chain(row).chain([version]);
@@ -109,7 +109,7 @@ fn write(plan: &Plan, step: &Step, number: usize) -> Vec<EngineRequest> {
     }
     if step.verb == Verb::Put && step.expect != Expect::Absent {
         let assigned = step.assignments.iter().enumerate();
-        let assigned = assigned.map(|(place, one)| (format!("?{}", place + 1), one.expr.to_string()));
+        let assigned = assigned.map(|(index, one)| (format!("?{}", index + 1), one.expr.to_string()));
         let version = (format!("?{}", columns.len() + 1), "version + 1".to_owned());
         let key = key_parameters(plan.tenant(), &step.key, columns.len() + 2);
         requests.push(request(
@@ -128,7 +128,7 @@ fn write(plan: &Plan, step: &Step, number: usize) -> Vec<EngineRequest> {
 fn key_parameters(tenant: &Tenant, key: &[Value], first: usize) -> Vec<(String, String)> {
     let tenant = format!("'{tenant}'");
     let parts = std::iter::once(tenant).chain(key.iter().map(ToString::to_string));
-    parts.enumerate().map(|(place, value)| (format!("?{}", first + place), value)).collect()
+    parts.enumerate().map(|(index, value)| (format!("?{}", first + index), value)).collect()
 }
 
 fn request(

@@ -228,7 +228,7 @@ const STATEMENTS_MAX: usize = 256;
 impl TableStatements {
     pub(crate) fn of(&mut self, table: &Arc<Table>) -> &mut TableSql {
         let known = self.0.iter().position(|sql| Arc::ptr_eq(&sql.table, table));
-        let place = known.unwrap_or_else(|| {
+        let index = known.unwrap_or_else(|| {
             if self.0.len() >= STATEMENTS_MAX {
                 self.0.clear();
             }
@@ -236,7 +236,7 @@ impl TableStatements {
             self.0.len() - 1
         });
         #[expect(clippy::indexing_slicing, reason = "the entry was found or pushed above")]
-        &mut self.0[place]
+        &mut self.0[index]
     }
 }
 
@@ -270,8 +270,8 @@ pub(crate) fn row_at(
 ) -> Result<Option<Row>, StoreError> {
     let fail = |error: rusqlite::Error| fault::from_sqlite(path, &error);
     select.raw_bind_parameter(1, address.tenant().as_str()).map_err(fail)?;
-    for (place, part) in address.key().iter().enumerate() {
-        select.raw_bind_parameter(place + 2, Bind(part)).map_err(fail)?;
+    for (index, part) in address.key().iter().enumerate() {
+        select.raw_bind_parameter(index + 2, Bind(part)).map_err(fail)?;
     }
     let mut found = select.raw_query();
     match found.next().map_err(fail)? {
@@ -325,7 +325,7 @@ pub(crate) fn record(
 ) -> Result<Record, StoreError> {
     let fail = |error: rusqlite::Error| fault::from_sqlite(path, &error);
     let corrupt = |why: String| StoreError::corrupt(format!("the log in {}", path.display()), why);
-    let text = |place: usize| stored.get::<_, String>(place).map_err(fail);
+    let text = |index: usize| stored.get::<_, String>(index).map_err(fail);
     let (partition, offset) = unpack(stored.get(0).map_err(fail)?);
     let status = match text(7)?.as_str() {
         "applied" => OperationStatus::Applied,

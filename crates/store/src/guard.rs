@@ -354,8 +354,8 @@ fn write_now(f: &mut fmt::Formatter<'_>, plus_micros: i64) -> fmt::Result {
 impl fmt::Display for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |f: &mut fmt::Formatter<'_>, parts: &[Guard], word: &str| {
-            for (place, part) in parts.iter().enumerate() {
-                if place > 0 {
+            for (index, part) in parts.iter().enumerate() {
+                if index > 0 {
                     write!(f, " {word} ")?;
                 }
                 match part {

@@ -269,15 +269,15 @@ pub fn parts_of(plan: &Plan, partitions: u32) -> Result<Vec<LogPart>, StoreError
     let Some(entry) = plan.entry().filter(|_| has_several_subjects(plan)) else { return Ok(Vec::new()) };
     let own = partition_of(plan.tenant(), &entry.resource, &entry.key, partitions);
     let mut parts: Vec<LogPart> = Vec::new();
-    for (place, draft) in entry.events.iter().enumerate() {
+    for (index, draft) in entry.events.iter().enumerate() {
         let Some(subject) = &draft.about else { continue };
         let partition = partition_of(plan.tenant(), &subject.resource, &subject.key, partitions);
         if partition == own {
             continue;
         }
         match parts.iter_mut().find(|part| part.partition == partition) {
-            Some(part) => part.events.push(place),
-            None => parts.push(LogPart { partition, subject: subject.clone(), events: vec![place] }),
+            Some(part) => part.events.push(index),
+            None => parts.push(LogPart { partition, subject: subject.clone(), events: vec![index] }),
         }
     }
     parts.sort_by_key(|part| part.partition);
@@ -320,11 +320,11 @@ pub fn write_events(events: &[Event], parts: &[LogPart]) -> Result<String, serde
     if parts.is_empty() {
         return serde_json::to_string(events);
     }
-    let is_copy = |place: usize| parts.iter().any(|part| part.events.contains(&place));
-    let stored = events.iter().enumerate().map(|(place, event)| StoredEvent {
+    let is_copy = |index: usize| parts.iter().any(|part| part.events.contains(&index));
+    let stored = events.iter().enumerate().map(|(index, event)| StoredEvent {
         name: event.name.clone(),
         data: event.data.clone(),
-        copy: is_copy(place),
+        copy: is_copy(index),
         actor: event.actor.clone(),
     });
     serde_json::to_string(&stored.collect::<Vec<_>>())

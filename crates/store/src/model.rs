@@ -74,7 +74,7 @@ impl KeptRecord {
     /// What readers of the log get.
     fn in_log(&self) -> Record {
         let events = self.record.events.iter().enumerate();
-        let own = events.filter(|(place, _)| !self.copies.contains(place)).map(|(_, event)| event.clone());
+        let own = events.filter(|(index, _)| !self.copies.contains(index)).map(|(_, event)| event.clone());
         Record { events: own.collect(), ..self.record.clone() }
     }
 
@@ -203,15 +203,15 @@ impl ModelContent {
     }
 
     fn row(&self, address: &Address) -> Result<Option<Row>, StoreError> {
-        let place = RowLocation { tenant: address.tenant().clone(), key: address.key().to_vec() };
-        Ok(self.table(address.table())?.get(&place).cloned())
+        let location = RowLocation { tenant: address.tenant().clone(), key: address.key().to_vec() };
+        Ok(self.table(address.table())?.get(&location).cloned())
     }
 
     fn find_operation(&self, tenant: &Tenant, operation: &str) -> Option<Record> {
         let position = self.operations.get(&(tenant.clone(), operation.to_owned()))?;
         let partition = self.partitions.get(usize::try_from(position.partition).ok()?)?;
-        let place = usize::try_from(position.offset.checked_sub(partition.trimmed + 1)?).ok()?;
-        partition.records.get(place).map(KeptRecord::of_operation)
+        let index = usize::try_from(position.offset.checked_sub(partition.trimmed + 1)?).ok()?;
+        partition.records.get(index).map(KeptRecord::of_operation)
     }
 
     /// How many partitions the log has; the store was made with a number of 32 bits.
@@ -245,10 +245,10 @@ impl ModelContent {
         for (step, result) in plan.steps().iter().zip(rows) {
             let name = step.table.name();
             let table = self.rows.get_mut(name).ok_or_else(|| StoreError::no_table(name))?;
-            let place = RowLocation { tenant: plan.tenant().clone(), key: step.key.clone() };
+            let location = RowLocation { tenant: plan.tenant().clone(), key: step.key.clone() };
             match (step.verb, result) {
-                (Verb::Put, Some(row)) => drop(table.insert(place, row.clone())),
-                (Verb::Delete, _) => drop(table.remove(&place)),
+                (Verb::Put, Some(row)) => drop(table.insert(location, row.clone())),
+                (Verb::Delete, _) => drop(table.remove(&location)),
                 _ => {}
             }
         }

@@ -384,14 +384,14 @@ pub(crate) fn admit_change(step: Step) -> Result<Step, PlanError> {
     let mut admitted: Vec<Assignment> = Vec::with_capacity(assignments.len());
     let mut given = vec![false; table.columns().len()];
     for assignment in assignments {
-        let place = table.position(&assignment.column);
-        if let Some(given) = place.and_then(|place| given.get_mut(place))
+        let index = table.position(&assignment.column);
+        if let Some(given) = index.and_then(|index| given.get_mut(index))
             && std::mem::replace(given, true)
         {
             let (table, column) = (table.name().to_owned(), assignment.column);
             return Err(PlanError::Unassignable { table, column, why: "it is assigned twice in one step" });
         }
-        admitted.push(admit_assignment(&table, place, assignment)?);
+        admitted.push(admit_assignment(&table, index, assignment)?);
     }
     if verb == Verb::Put && expect != Expect::Present {
         for (column, given) in table.columns().iter().zip(given).skip(table.key_len()) {
@@ -551,7 +551,7 @@ fn admit_operand(table: &Table, operand: &mut Operand, kind: Type) -> Result<(),
 /// Checks an assignment to the column at this place of the table.
 fn admit_assignment(
     table: &Table,
-    place: Option<usize>,
+    index: Option<usize>,
     assignment: Assignment,
 ) -> Result<Assignment, PlanError> {
     let Assignment { column, mut expr } = assignment;
@@ -560,10 +560,10 @@ fn admit_assignment(
     if column == VERSION {
         return Err(unassignable("the store counts it"));
     }
-    if place.is_some_and(|place| place < table.key_len()) {
+    if index.is_some_and(|index| index < table.key_len()) {
         return Err(unassignable("it is part of the key"));
     }
-    let declared = place.and_then(|place| table.columns().get(place));
+    let declared = index.and_then(|index| table.columns().get(index));
     let declared = declared.ok_or_else(|| unknown_column(table, &column))?;
     let kind = declared.kind;
     if let Expr::Is(Operand::Value(constant)) = expr {
@@ -601,8 +601,8 @@ fn check_known_weight(step: &Step, tenant: &Tenant) -> Result<usize, PlanError> 
     let mut values: Vec<&Value> = vec![&Value::Null; step.table.columns().len()];
     values.iter_mut().zip(&step.key).for_each(|(value, key)| *value = key);
     for Assignment { column, expr } in &step.assignments {
-        let place = step.table.position(column).and_then(|place| values.get_mut(place));
-        if let (Some(value), Some(constant)) = (place, expr.as_constant()) {
+        let index = step.table.position(column).and_then(|index| values.get_mut(index));
+        if let (Some(value), Some(constant)) = (index, expr.as_constant()) {
             *value = constant;
         }
     }

@@ -68,8 +68,14 @@ impl Query {
         tenant: &Tenant,
         partition: impl IntoIterator<Item = Value>,
     ) -> Result<Query, PlanError> {
-        let place = place_of(table, index, false)?;
-        Query::start(table, Some(place), Some(tenant), partition.into_iter().collect(), Consistency::Eventual)
+        let position = index_position(table, index, false)?;
+        Query::start(
+            table,
+            Some(position),
+            Some(tenant),
+            partition.into_iter().collect(),
+            Consistency::Eventual,
+        )
     }
 
     /// A range of an index across tenants: for workers and tools, never on behalf of a tenant. Rows of different
@@ -81,8 +87,8 @@ impl Query {
         index: &str,
         partition: impl IntoIterator<Item = Value>,
     ) -> Result<Query, PlanError> {
-        let place = place_of(table, index, true)?;
-        Query::start(table, Some(place), None, partition.into_iter().collect(), Consistency::Eventual)
+        let position = index_position(table, index, true)?;
+        Query::start(table, Some(position), None, partition.into_iter().collect(), Consistency::Eventual)
     }
 
     fn start(
@@ -217,7 +223,7 @@ impl Query {
 
     /// The index, if it reads one.
     pub fn read_index(&self) -> Option<&Index> {
-        self.index.and_then(|place| self.table.indexes().get(place))
+        self.index.and_then(|position| self.table.indexes().get(position))
     }
 
     /// Whose rows; `None` for all, which only an index across tenants can give.
@@ -305,10 +311,10 @@ impl Query {
 }
 
 /// Where an index of this reach stands among the table's.
-fn place_of(table: &Table, index: &str, global: bool) -> Result<usize, PlanError> {
+fn index_position(table: &Table, index: &str, global: bool) -> Result<usize, PlanError> {
     let named = || (table.name().to_owned(), index.to_owned());
     let found = table.indexes().iter().enumerate().find(|(_, candidate)| candidate.name == index);
-    let Some((place, found)) = found else {
+    let Some((position, found)) = found else {
         let (table, index) = named();
         return Err(PlanError::UnknownIndex { table, index });
     };
@@ -321,7 +327,7 @@ fn place_of(table: &Table, index: &str, global: bool) -> Result<usize, PlanError
         };
         return Err(PlanError::IndexReach { table, index, why });
     }
-    Ok(place)
+    Ok(position)
 }
 
 fn named<'a>(table: &'a Table, names: &[String]) -> Vec<&'a Column> {

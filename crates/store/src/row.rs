@@ -290,14 +290,14 @@ fn write_address(f: &mut fmt::Formatter<'_>, table: &Table, tenant: &Tenant, key
 pub struct Cell {
     address: Address,
     /// The number of the column.
-    place: usize,
+    index: usize,
 }
 
 impl Cell {
     /// A declared column of the row at this address.
     pub fn new(address: Address, column: &str) -> Result<Cell, PlanError> {
         match address.table.position(column) {
-            Some(place) => Ok(Cell { address, place }),
+            Some(index) => Ok(Cell { address, index }),
             None => {
                 let known: Vec<&str> =
                     address.table.columns().iter().map(|known| known.name.as_str()).collect();
@@ -314,12 +314,12 @@ impl Cell {
 
     /// The number of the column among those of the table.
     pub fn column_index(&self) -> usize {
-        self.place
+        self.index
     }
 
     /// What a row at the address has there.
     pub fn value_in(&self, row: Row) -> Option<Value> {
-        row.into_values().into_iter().nth(self.place)
+        row.into_values().into_iter().nth(self.index)
     }
 }
 

@@ -52,8 +52,8 @@ impl fmt::Display for Step {
             f.write_str(")")?;
         }
         let break_line = if f.alternate() { "\n  " } else { " " };
-        for (place, assignment) in self.assignments.iter().enumerate() {
-            if place > 0 {
+        for (index, assignment) in self.assignments.iter().enumerate() {
+            if index > 0 {
                 f.write_str(", ")?;
             } else {
                 write!(f, "{break_line}set ")?;
@@ -61,8 +61,8 @@ impl fmt::Display for Step {
             write!(f, "{} = {}", assignment.column, assignment.expr)?;
         }
         let conjuncts = self.guard.conjuncts();
-        for (place, conjunct) in conjuncts.iter().enumerate() {
-            write!(f, "{break_line}{} ", if place > 0 { "and" } else { "where" })?;
+        for (index, conjunct) in conjuncts.iter().enumerate() {
+            write!(f, "{break_line}{} ", if index > 0 { "and" } else { "where" })?;
             match conjunct {
                 Guard::All(parts) | Guard::Any(parts) if parts.len() > 1 && conjuncts.len() > 1 => {
                     write!(f, "({conjunct})")?;
@@ -195,8 +195,8 @@ impl fmt::Display for ExplainRequest<'_> {
 
 fn write_get(f: &mut fmt::Formatter<'_>, addresses: &[Address]) -> fmt::Result {
     f.write_str("get ")?;
-    for (place, address) in addresses.iter().enumerate() {
-        write!(f, "{}{address}", if place > 0 { ", " } else { "" })?;
+    for (index, address) in addresses.iter().enumerate() {
+        write!(f, "{}{address}", if index > 0 { ", " } else { "" })?;
     }
     Ok(())
 }
@@ -206,8 +206,8 @@ fn write_values<'a>(
     f: &mut fmt::Formatter<'_>,
     values: impl Iterator<Item = (&'a Column, &'a Value)>,
 ) -> fmt::Result {
-    for (place, (column, value)) in values.enumerate() {
-        write!(f, "{}{}={value}", if place > 0 { ", " } else { "" }, column.name)?;
+    for (index, (column, value)) in values.enumerate() {
+        write!(f, "{}{}={value}", if index > 0 { ", " } else { "" }, column.name)?;
     }
     Ok(())
 }

@@ -84,8 +84,8 @@ impl Time {
             (17..19, seconds % 60),
             (20..26, micros % 1_000_000),
         ];
-        for (place, mut number) in parts {
-            for digit in text.get_mut(place).unwrap_or_default().iter_mut().rev() {
+        for (index, mut number) in parts {
+            for digit in text.get_mut(index).unwrap_or_default().iter_mut().rev() {
                 *digit = b'0' + u8::try_from(number % 10).unwrap_or(0);
                 number /= 10;
             }

@@ -194,12 +194,12 @@ impl Connection {
     /// One request and its answer.
     async fn exchange(&mut self) -> Result<()> {
         self.sent += 1;
-        let place = self.sent % ROWS_EACH;
-        self.put_together(place);
+        let index = self.sent % ROWS_EACH;
+        self.put_together(index);
         self.stream.write_all(&self.request).await?;
         let version = self.take_answer().await?;
         if self.load == HttpLoad::Update
-            && let (Some(known), Some(version)) = (self.versions.get_mut(place), version)
+            && let (Some(known), Some(version)) = (self.versions.get_mut(index), version)
         {
             ensure!(version == *known + 1, "the row is at version {version} after {known}");
             *known = version;
@@ -207,10 +207,10 @@ impl Connection {
         Ok(())
     }
 
-    fn put_together(&mut self, place: usize) {
+    fn put_together(&mut self, index: usize) {
         self.request.clear();
         self.body.clear();
-        let row = self.number * ROWS_EACH + place;
+        let row = self.number * ROWS_EACH + index;
         let written = match self.load {
             HttpLoad::CachedRead => {
                 let row = row + CONNECTIONS * ROWS_EACH;
@@ -226,7 +226,7 @@ impl Connection {
             }
             HttpLoad::Update => {
                 write_fields(&mut self.body, self.sent);
-                let version = self.versions.get(place).copied().unwrap_or_default();
+                let version = self.versions.get(index).copied().unwrap_or_default();
                 write!(
                     self.request,
                     "PUT /v1/profile/{row} HTTP/1.1\r\n{USUAL}if-match: \"{version}\"\r\n\
@@ -266,7 +266,7 @@ fn find(text: &[u8], what: &[u8]) -> Option<usize> {
 
 /// The number that a header begins with.
 fn header(head: &[u8], name: &[u8]) -> Option<i64> {
-    let place = find(head, name)? + name.len();
-    let digits = head.get(place..)?.iter().take_while(|byte| byte.is_ascii_digit());
+    let start = find(head, name)? + name.len();
+    let digits = head.get(start..)?.iter().take_while(|byte| byte.is_ascii_digit());
     digits.map(|digit| i64::from(digit - b'0')).reduce(|number, digit| number * 10 + digit)
 }

@@ -89,9 +89,9 @@ fn with_sorted_assignments(plan: &Plan) -> Plan {
 fn with_numbered_ids(text: &str) -> String {
     const LENGTH: usize = 36;
     let is_id = |candidate: &str| {
-        let is_dash = |place| [8, 13, 18, 23].contains(&place);
+        let is_dash = |index| [8, 13, 18, 23].contains(&index);
         let fits =
-            |(place, byte): (usize, u8)| if is_dash(place) { byte == b'-' } else { byte.is_ascii_hexdigit() };
+            |(index, byte): (usize, u8)| if is_dash(index) { byte == b'-' } else { byte.is_ascii_hexdigit() };
         candidate.bytes().enumerate().all(fits)
     };
     let (mut numbered, mut ids, mut rest) = (String::new(), Vec::new(), text);

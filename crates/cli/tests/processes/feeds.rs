@@ -28,8 +28,8 @@ fn feed(server: &Server, viewer: i64) -> BTreeMap<i64, String> {
 
 #[test]
 fn a_server_that_is_killed_loses_nothing_of_a_feed() {
-    let (place, folder) = (Namespace::new(), tempfile::tempdir().unwrap());
-    let start = || Server::start(&system("feed"), &place.url(), folder.path(), &LEASE);
+    let (namespace, folder) = (Namespace::new(), tempfile::tempdir().unwrap());
+    let start = || Server::start(&system("feed"), &namespace.url(), folder.path(), &LEASE);
     let [first, second] = [start(), start()];
     let mut expected: BTreeMap<i64, BTreeMap<i64, String>> = BTreeMap::new();
     for viewer in 1..=VIEWERS {
@@ -59,7 +59,7 @@ fn a_server_that_is_killed_loses_nothing_of_a_feed() {
     let rebuild = Command::new(env!("CARGO_BIN_EXE_statehouse"))
         .args(["projection", "rebuild", "home", "--detach", "--blueprint"])
         .arg(system("feed"))
-        .args(["--store", &place.url()])
+        .args(["--store", &namespace.url()])
         .current_dir(folder.path())
         .output()
         .unwrap();

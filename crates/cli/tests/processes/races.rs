@@ -14,8 +14,8 @@ const NAMED: i64 = 25;
 
 #[test]
 fn two_hundred_buyers_for_fifty_seats_at_three_servers() {
-    let (place, folder) = (Namespace::new(), tempfile::tempdir().unwrap());
-    let start = || Server::start(&system("tickets"), &place.url(), folder.path(), &[]);
+    let (namespace, folder) = (Namespace::new(), tempfile::tempdir().unwrap());
+    let start = || Server::start(&system("tickets"), &namespace.url(), folder.path(), &[]);
     let servers = [start(), start(), start()];
     for seat in 1..=SEATS {
         servers[0].send("POST", "/v1/seat", &json!({"event_id": "gala", "seat_no": seat}));
@@ -26,15 +26,15 @@ fn two_hundred_buyers_for_fifty_seats_at_three_servers() {
             let server = &servers[usize::try_from(buyer).unwrap() % servers.len()];
             let (bought, refused) = (&bought, &refused);
             scope.spawn(move || {
-                let tally = if buys(server, buyer) { bought } else { refused };
-                tally.fetch_add(1, Ordering::Relaxed);
+                let stats = if buys(server, buyer) { bought } else { refused };
+                stats.fetch_add(1, Ordering::Relaxed);
             });
         }
     });
     assert_eq!(bought.into_inner(), usize::try_from(SEATS).unwrap());
     assert_eq!(refused.into_inner(), usize::try_from(BUYERS - SEATS).unwrap());
     drop(servers);
-    every_seat_is_sold_once(&place);
+    every_seat_is_sold_once(&namespace);
 }
 
 /// Wants a seat by name, then any; pays for it at once. Says whether it has one.
@@ -65,9 +65,9 @@ fn buys(server: &Server, buyer: i64) -> bool {
     panic!("{booking} never learned whether there is a seat")
 }
 
-fn every_seat_is_sold_once(place: &Namespace) {
-    let (seats, records) = place.stored(&system("tickets"), "seats");
-    let (bookings, _) = place.stored(&system("tickets"), "seat_bookings");
+fn every_seat_is_sold_once(namespace: &Namespace) {
+    let (seats, records) = namespace.stored(&system("tickets"), "seats");
+    let (bookings, _) = namespace.stored(&system("tickets"), "seat_bookings");
     let by_id: BTreeMap<&str, Vec<i64>> = bookings
         .iter()
         .inspect(|row| assert_eq!(row.text("state"), Some("CONFIRMED"), "{row}"))

@@ -34,7 +34,7 @@ const SEATS: i64 = 12;
 const JOBS: i64 = 24;
 
 struct Scene {
-    place: Namespace,
+    namespace: Namespace,
     folder: tempfile::TempDir,
 }
 
@@ -42,7 +42,7 @@ impl Scene {
     fn set() -> Scene {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("statehouse.toml"), BLUEPRINT).unwrap();
-        Scene { place: Namespace::new(), folder }
+        Scene { namespace: Namespace::new(), folder }
     }
 
     fn blueprint(&self) -> PathBuf {
@@ -50,7 +50,7 @@ impl Scene {
     }
 
     fn server(&self) -> Server {
-        Server::start(&self.blueprint(), &self.place.url(), self.folder.path(), &LEASE)
+        Server::start(&self.blueprint(), &self.namespace.url(), self.folder.path(), &LEASE)
     }
 
     /// Timers, holds and jobs that become due over the next seconds, numbered from here on.
@@ -154,7 +154,7 @@ fn two_servers_share_the_work_and_either_may_be_killed_or_sleep() {
         ["PENDING", "IN_PROGRESS"].iter().all(|state| all(&three, &format!("/v1/job?state={state}")) == 0)
     });
     drop((one, two, three));
-    let (jobs, records) = scene.place.stored(&scene.blueprint(), "jobs");
+    let (jobs, records) = scene.namespace.stored(&scene.blueprint(), "jobs");
     for (event, expected) in [("alarm.fired", 3 * ALARMS), ("seat_booking.expired", 3 * SEATS)] {
         let counts = counted(&records, event);
         assert_eq!(counts.len(), usize::try_from(expected).unwrap(), "{event}");
@@ -197,15 +197,15 @@ os.rename(f"{name} was told.part", f"{name} was told")
 struct Workshop {
     server: Server,
     folder: tempfile::TempDir,
-    place: Namespace,
+    namespace: Namespace,
 }
 
 impl Workshop {
     fn open() -> Workshop {
-        let (place, folder) = (Namespace::new(), tempfile::tempdir().unwrap());
-        let server = Server::start(&system("jobs"), &place.url(), folder.path(), &[]);
+        let (namespace, folder) = (Namespace::new(), tempfile::tempdir().unwrap());
+        let server = Server::start(&system("jobs"), &namespace.url(), folder.path(), &[]);
         server.send("POST", "/v1/job", &json!({"job_id": "only"}));
-        Workshop { server, folder, place }
+        Workshop { server, folder, namespace }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -242,7 +242,7 @@ impl Workshop {
         assert_eq!((&row["state"], &row["result"]), (&json!("COMPLETED"), &json!(by)), "{row}");
         assert_eq!(row["attempt"], 2, "{row}");
         drop(self.server);
-        let (_, records) = self.place.stored(&system("jobs"), "jobs");
+        let (_, records) = self.namespace.stored(&system("jobs"), "jobs");
         assert_eq!(counted(&records, "job.completed").into_iter().collect::<Vec<_>>(), [("only", 1)]);
     }
 }
@@ -278,8 +278,8 @@ fn a_worker_that_slept_through_its_lease_is_refused() {
 
 #[test]
 fn jobs_are_claimed_where_the_database_keeps_tenants_apart() {
-    let (place, folder) = (Namespace::kept_apart(), tempfile::tempdir().unwrap());
-    let server = Server::start(&system("jobs"), &place.url(), folder.path(), &[]);
+    let (namespace, folder) = (Namespace::kept_apart(), tempfile::tempdir().unwrap());
+    let server = Server::start(&system("jobs"), &namespace.url(), folder.path(), &[]);
     for number in 0..5 {
         let job = json!({"job_id": format!("j{number}"), "order_key": format!("k{}", number % 2)});
         server.send("POST", "/v1/job", &job);
@@ -295,6 +295,6 @@ fn jobs_are_claimed_where_the_database_keeps_tenants_apart() {
         }
         done == 5
     });
-    let (rows, _) = place.stored(&system("jobs"), "jobs");
+    let (rows, _) = namespace.stored(&system("jobs"), "jobs");
     assert!(rows.iter().all(|row| row.text("state") == Some("COMPLETED")), "{rows:?}");
 }

@@ -98,13 +98,13 @@ fn total(groups: &[Json], column: &str) -> i64 {
 
 #[test]
 fn two_blueprints_serve_at_once_under_load() {
-    let (place, folder) = (Namespace::new(), tempfile::tempdir().unwrap());
+    let (namespace, folder) = (Namespace::new(), tempfile::tempdir().unwrap());
     let file = |name: &str, text: &str| -> PathBuf {
         std::fs::write(folder.path().join(name), text).unwrap();
         folder.path().join(name)
     };
     let (older, newer) = (file("older.toml", OLDER), file("newer.toml", NEWER));
-    let start = |blueprint| Arc::new(Server::start(blueprint, &place.url(), folder.path(), &[]));
+    let start = |blueprint| Arc::new(Server::start(blueprint, &namespace.url(), folder.path(), &[]));
     let first = start(&older);
     for id in 0..ITEMS {
         first.send("POST", "/v1/item", &json!({"id": id, "shelf": format!("s{}", id % 4)}));
@@ -136,7 +136,7 @@ fn two_blueprints_serve_at_once_under_load() {
         (of("grey"), of("red"), of("blue")) == (Some(&json!(ITEMS - 1)), Some(&json!(1)), Some(&json!(1)))
     });
     assert!(acknowledged > ITEMS, "only {acknowledged} writes were made");
-    let (rows, records) = place.stored(&newer, "items");
+    let (rows, records) = namespace.stored(&newer, "items");
     assert_eq!(rows.iter().filter_map(|row| row.int("n")).sum::<i64>(), acknowledged);
     // Each write of each row has its event, once.
     let written: i64 = rows.iter().map(Row::version).sum();

@@ -53,7 +53,7 @@ fn longest_text(client: &StoreClient, table: &Arc<Table>) -> usize {
 
 /// Text of this many bytes that does not look the same everywhere.
 fn text_of(bytes: usize) -> String {
-    (0..bytes).map(|place| char::from(b'a' + (place % 23) as u8)).collect()
+    (0..bytes).map(|index| char::from(b'a' + (index % 23) as u8)).collect()
 }
 
 pub(super) async fn a_hundred_operations(namespace: &dyn TestNamespace) -> Result<()> {
@@ -338,8 +338,8 @@ pub(super) async fn names_of_the_largest_size(namespace: &dyn TestNamespace) -> 
     Ok(())
 }
 
-fn name_of(table: &Table, place: usize) -> String {
-    table.columns()[place].name.clone()
+fn name_of(table: &Table, index: usize) -> String {
+    table.columns()[index].name.clone()
 }
 
 pub(super) async fn many_columns(namespace: &dyn TestNamespace) -> Result<()> {

@@ -22,8 +22,8 @@ const INSERTS: usize = 9;
 async fn insert_shuffled(client: &StoreClient, table: &Arc<Table>, keys: &[Vec<Value>]) -> Result<()> {
     let mut keys = keys.to_vec();
     let mut random = Random::seeded(keys.len() as u64);
-    for place in (1..keys.len()).rev() {
-        keys.swap(place, random.below(place as u64 + 1) as usize);
+    for index in (1..keys.len()).rev() {
+        keys.swap(index, random.below(index as u64 + 1) as usize);
     }
     for chunk in keys.chunks(INSERTS) {
         let steps = chunk.iter().map(|key| Step::insert(table, key.iter().cloned()));

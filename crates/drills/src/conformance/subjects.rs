@@ -29,9 +29,9 @@ fn count(table: &Arc<Table>, key: &str) -> Step {
 fn batch(plan: PlanBuilder, table: &Arc<Table>, keys: &[&str]) -> PlanBuilder {
     let first = keys.first().copied().unwrap_or_default();
     let mut entry = Entry::about("row", first).fingerprint("digest");
-    for (place, key) in keys.iter().enumerate() {
-        let event = EventTemplate::named("row.counted").with("key", *key).with_row_of(place);
-        entry = entry.event(if place == 0 { event } else { event.about("row", *key) });
+    for (index, key) in keys.iter().enumerate() {
+        let event = EventTemplate::named("row.counted").with("key", *key).with_row_of(index);
+        entry = entry.event(if index == 0 { event } else { event.about("row", *key) });
     }
     plan.steps(keys.iter().map(|key| count(table, key))).log(entry)
 }
@@ -262,7 +262,7 @@ async fn write_concurrently(
             for turn in 0..each {
                 let count = 1 + (task + turn) % 4;
                 let keys: Vec<&str> =
-                    (0..count).map(|place| SHARED[(task * 5 + turn * 7 + place) % SHARED.len()]).collect();
+                    (0..count).map(|index| SHARED[(task * 5 + turn * 7 + index) % SHARED.len()]).collect();
                 client.apply(batch(client.plan(), &table, &keys)).await?;
             }
             Ok(())
@@ -376,9 +376,9 @@ pub(super) async fn the_largest_batch(namespace: &dyn TestNamespace) -> Result<(
 /// A plan that changes rows in the same way, with an event for each that has no row.
 fn alike(plan: PlanBuilder, keys: &[&str], step: impl Fn(&str) -> Step, turn: i64) -> PlanBuilder {
     let mut entry = Entry::about("row", keys.first().copied().unwrap_or_default());
-    for (place, key) in keys.iter().enumerate() {
+    for (index, key) in keys.iter().enumerate() {
         let event = EventTemplate::named("row.set").with("key", *key).with("turn", turn);
-        entry = entry.event(if place == 0 { event } else { event.about("row", *key) });
+        entry = entry.event(if index == 0 { event } else { event.about("row", *key) });
     }
     plan.steps(keys.iter().map(|key| step(key))).log(entry).without_rows()
 }

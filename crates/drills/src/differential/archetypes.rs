@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use statehouse_store::{Guard, ManualClock, Plan, Query, Random, Row, Schema, Table, Time};
 
-use super::{DifferentialTally, START, StorePair, all_rows, compare_rows};
+use super::{DifferentialStats, START, StorePair, all_rows, compare_rows};
 use crate::harness::engines::TestNamespace;
 use crate::harness::simulation::{RecordedPlans, Workload};
 
@@ -31,7 +31,7 @@ pub async fn run(
     workload: &'static Workload,
     seed: u64,
     largest_plan: usize,
-) -> Result<DifferentialTally> {
+) -> Result<DifferentialStats> {
     let RecordedPlans { schema, plans } = workload.recorded(seed, OPERATIONS)?;
     let mut random = Random::seeded(seed ^ 0xd1ff);
     let fits = |plan: &Plan| plan.steps().len() + usize::from(plan.entry().is_some()) <= largest_plan;
@@ -48,7 +48,7 @@ pub async fn run(
     }
     let clock = ManualClock::at(first);
     let mut pair = StorePair::open(namespace, &clock, &schema).await?;
-    let mut tally = DifferentialTally::default();
+    let mut stats = DifferentialStats::default();
     for (number, (at, plan)) in plans.iter().enumerate() {
         if number == plans.len() / 2 {
             pair.restart(namespace, &clock).await?;
@@ -57,28 +57,28 @@ pub async fn run(
         clock.set((*at).max(first).plus(Duration::from_micros(off)));
         let about = || format!("seed {seed} of {}, plan {number}", workload.archetype);
         if random.chance(0.04) {
-            pair.resolve(plan.tenant(), plan.operation(), &mut tally).await.with_context(about)?;
+            pair.resolve(plan.tenant(), plan.operation(), &mut stats).await.with_context(about)?;
         }
         let mutated = if random.chance(0.15) { without_a_condition(plan, &mut random) } else { None };
-        pair.commit(mutated.as_ref().unwrap_or(plan), &mut tally).await.with_context(about)?;
+        pair.commit(mutated.as_ref().unwrap_or(plan), &mut stats).await.with_context(about)?;
         if random.chance(0.08)
             && let Some((_, again)) = random.pick(plans.get(..=number).unwrap_or_default())
         {
-            pair.commit(again, &mut tally).await.with_context(about)?;
+            pair.commit(again, &mut stats).await.with_context(about)?;
         }
     }
-    compare(&pair, &schema, &mut tally)
+    compare(&pair, &schema, &mut stats)
         .await
         .with_context(|| format!("seed {seed} of {}", workload.archetype))?;
-    let decided = tally.applied + tally.refused;
-    ensure!(tally.applied * 4 >= decided && tally.refused > 0, "seed {seed} shows too little: {tally}");
-    Ok(tally)
+    let decided = stats.applied + stats.refused;
+    ensure!(stats.applied * 4 >= decided && stats.refused > 0, "seed {seed} shows too little: {stats}");
+    Ok(stats)
 }
 
 /// The plan without one of its conditions, if it has any.
 fn without_a_condition(plan: &Plan, random: &mut Random) -> Option<Plan> {
     let guarded =
-        |place: &usize| plan.steps().get(*place).is_some_and(|step| !step.guard.conjuncts().is_empty());
+        |index: &usize| plan.steps().get(*index).is_some_and(|step| !step.guard.conjuncts().is_empty());
     let places: Vec<usize> = (0..plan.steps().len()).filter(guarded).collect();
     let mut builder = plan.to_builder();
     let step = builder.steps.get_mut(*random.pick(&places)?)?;
@@ -90,18 +90,18 @@ fn without_a_condition(plan: &Plan, random: &mut Random) -> Option<Plan> {
 }
 
 /// Compares everything that is stored: rows, ranges of tables and of indexes, and the log.
-async fn compare(pair: &StorePair, schema: &Schema, tally: &mut DifferentialTally) -> Result<()> {
+async fn compare(pair: &StorePair, schema: &Schema, stats: &mut DifferentialStats) -> Result<()> {
     for table in schema.tables() {
         let (model, other) =
             (all_rows(&pair.model, table).await?, all_rows(pair.other.as_ref(), table).await?);
         compare_rows(&format!("the rows of {table}"), &model, &other)?;
-        tally.rows += model.len();
+        stats.rows += model.len();
         for query in queries(table, &model)? {
             pair.compare_range(&query).await?;
-            tally.ranges += 1;
+            stats.ranges += 1;
         }
     }
-    tally.records = pair.compare_log().await?;
+    stats.records = pair.compare_log().await?;
     Ok(())
 }
 

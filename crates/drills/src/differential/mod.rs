@@ -34,7 +34,7 @@ pub mod archetypes;
 
 /// What a run did, and so what it has shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DifferentialTally {
+pub struct DifferentialStats {
     /// Commits that were applied, by their first attempt.
     pub applied: usize,
     /// Commits that were refused.
@@ -53,9 +53,9 @@ pub struct DifferentialTally {
     pub records: usize,
 }
 
-impl fmt::Display for DifferentialTally {
+impl fmt::Display for DifferentialStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DifferentialTally { applied, refused, repeated, fenced, resolved, rows, ranges, records } = self;
+        let DifferentialStats { applied, refused, repeated, fenced, resolved, rows, ranges, records } = self;
         write!(
             f,
             "{applied} applied, {refused} refused, {repeated} repeated, {fenced} fenced, {resolved} resolved; \
@@ -70,10 +70,10 @@ pub async fn run(
     seed: u64,
     plans: usize,
     largest_plan: usize,
-) -> Result<DifferentialTally> {
+) -> Result<DifferentialStats> {
     let mut generator = PlanGenerator::new(seed, largest_plan)?;
     let mut pair = StorePair::open(namespace, &generator.clock, &generator.schema()?).await?;
-    let mut tally = DifferentialTally::default();
+    let mut stats = DifferentialStats::default();
     for number in 0..plans {
         if number == plans / 3 {
             generator.grow_tables()?;
@@ -87,24 +87,24 @@ pub async fn run(
         generator.clock.advance(Duration::from_micros(generator.random.below(2_000_000)));
         if generator.random.chance(0.06) {
             let (tenant, operation) = generator.operation_to_resolve(number);
-            let resolved = pair.resolve(&tenant, &operation, &mut tally).await;
+            let resolved = pair.resolve(&tenant, &operation, &mut stats).await;
             resolved.with_context(|| format!("seed {seed}, call {number}"))?;
             continue;
         }
         let plan = generator.plan(number, &pair.model).await?;
-        let committed = pair.commit(&plan, &mut tally).await;
+        let committed = pair.commit(&plan, &mut stats).await;
         committed.with_context(|| format!("seed {seed}, call {number}"))?;
         generator.plans.push(plan);
     }
-    pair.compare_content(&mut generator, &mut tally)
+    pair.compare_content(&mut generator, &mut stats)
         .await
         .with_context(|| format!("seed {seed}, at the end"))?;
-    let decided = tally.applied + tally.refused;
+    let decided = stats.applied + stats.refused;
     ensure!(
-        tally.applied * 4 >= decided && tally.refused * 6 >= decided,
-        "seed {seed} shows too little, one kind of outcome is too rare: {tally}"
+        stats.applied * 4 >= decided && stats.refused * 6 >= decided,
+        "seed {seed} shows too little, one kind of outcome is too rare: {stats}"
     );
-    Ok(tally)
+    Ok(stats)
 }
 
 /// The two stores.
@@ -133,7 +133,7 @@ impl StorePair {
     }
 
     /// Commits a plan to both, which must come to the same.
-    async fn commit(&self, plan: &Plan, tally: &mut DifferentialTally) -> Result<()> {
+    async fn commit(&self, plan: &Plan, stats: &mut DifferentialStats) -> Result<()> {
         let (model, other) = (self.model.commit(plan).await, self.other.commit(plan).await);
         ensure!(
             same_outcome(&model, &other),
@@ -143,19 +143,19 @@ impl StorePair {
             outcome_text(&other)
         );
         match model? {
-            Commit::Applied(applied) if applied.repeated => tally.repeated += 1,
-            Commit::Applied(_) => tally.applied += 1,
-            Commit::Refused(_) => tally.refused += 1,
-            Commit::Fenced => tally.fenced += 1,
+            Commit::Applied(applied) if applied.repeated => stats.repeated += 1,
+            Commit::Applied(_) => stats.applied += 1,
+            Commit::Refused(_) => stats.refused += 1,
+            Commit::Fenced => stats.fenced += 1,
         }
         Ok(())
     }
 
     /// Resolves an operation on both.
-    async fn resolve(&self, tenant: &Tenant, operation: &str, tally: &mut DifferentialTally) -> Result<()> {
+    async fn resolve(&self, tenant: &Tenant, operation: &str, stats: &mut DifferentialStats) -> Result<()> {
         let model = self.model.resolve(tenant, operation).await;
         let other = self.other.resolve(tenant, operation).await;
-        tally.resolved += 1;
+        stats.resolved += 1;
         ensure!(
             same_resolution(&model, &other),
             "resolve {tenant}/{operation}:\n  model: {model:?}\n  other: {other:?}"
@@ -172,7 +172,7 @@ impl StorePair {
     async fn compare_content(
         &self,
         generator: &mut PlanGenerator,
-        tally: &mut DifferentialTally,
+        stats: &mut DifferentialStats,
     ) -> Result<()> {
         for versions in generator.tables.clone() {
             for table in &versions.0 {
@@ -180,7 +180,7 @@ impl StorePair {
                     (all_rows(&self.model, table).await?, all_rows(self.other.as_ref(), table).await?);
                 compare_rows(&format!("the rows of {table}"), &model, &other)?;
                 if Arc::ptr_eq(table, versions.newest()) {
-                    tally.rows += model.len();
+                    stats.rows += model.len();
                 }
                 let mut queries = generator.queries_across(table)?;
                 for tenant in generator.tenants.clone() {
@@ -188,11 +188,11 @@ impl StorePair {
                 }
                 for query in queries {
                     self.compare_range(&query).await?;
-                    tally.ranges += 1;
+                    stats.ranges += 1;
                 }
             }
         }
-        tally.records = self.compare_log().await?;
+        stats.records = self.compare_log().await?;
         Ok(())
     }
 
@@ -526,8 +526,8 @@ impl PlanGenerator {
         };
         let mut taken: Vec<(String, Vec<Value>)> = Vec::new();
         for _ in 0..count.min(most) {
-            let place = self.below(self.tables.len());
-            let versions = self.tables[place].clone();
+            let index = self.below(self.tables.len());
+            let versions = self.tables[index].clone();
             let table = self.pick(&versions.0)?;
             let key = self.key(&table)?;
             // A row that is named twice would be refused when the plan is built, and that is tested elsewhere.
@@ -775,11 +775,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_seed_determines_a_run() {
-        let mut tallies = Vec::new();
+        let mut stats = Vec::new();
         for _ in 0..2 {
             let namespace = Model.namespace("seed").unwrap();
-            tallies.push(run(namespace.as_ref(), 3, 150, 10).await.unwrap());
+            stats.push(run(namespace.as_ref(), 3, 150, 10).await.unwrap());
         }
-        assert_eq!(tallies[0], tallies[1]);
+        assert_eq!(stats[0], stats[1]);
     }
 }

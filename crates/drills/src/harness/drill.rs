@@ -73,15 +73,15 @@ impl Drill {
         provokes: &'static str,
         name: &'static str,
     ) -> Drill {
-        let mut place = 0;
-        while place < cases.len() {
-            let case = cases[place];
+        let mut index = 0;
+        while index < cases.len() {
+            let case = cases[index];
             if same(case.name.as_bytes(), name.as_bytes()) {
                 let kind = DrillKind::Case(case.run);
                 let archetype = theme(case.name);
                 return Drill { archetype, failure, provokes, largest_plan: case.largest_plan, kind };
             }
-            place += 1;
+            index += 1;
         }
         panic!("there is no such case")
     }
@@ -217,11 +217,11 @@ impl std::error::Error for Skipped {}
 /// Whether two texts are the same.
 #[expect(clippy::indexing_slicing, reason = "it runs when this is compiled, or not at all")]
 const fn same(one: &[u8], other: &[u8]) -> bool {
-    let mut place = 0;
-    while place < one.len() && place < other.len() && one[place] == other[place] {
-        place += 1;
+    let mut index = 0;
+    while index < one.len() && index < other.len() && one[index] == other[index] {
+        index += 1;
     }
-    place == one.len() && place == other.len()
+    index == one.len() && index == other.len()
 }
 
 /// The part of a case's name before the colons.

@@ -96,8 +96,8 @@ fn check_key(calls: &[&RegisterCall]) -> Result<(), Violation> {
     let mut open: Vec<(Vec<u64>, RegisterState)> = vec![(vec![0; calls.len().div_ceil(64)], None)];
     let mut furthest: Option<(usize, Vec<u64>)> = None;
     while let Some((done, state)) = open.pop() {
-        let left = || (0..calls.len()).filter(|&place| !contains(&done, place));
-        if left().all(|place| is_optional(calls[place])) {
+        let left = || (0..calls.len()).filter(|&index| !contains(&done, index));
+        if left().all(|index| is_optional(calls[index])) {
             return Ok(());
         }
         let placed = calls.len() - left().count();
@@ -105,24 +105,24 @@ fn check_key(calls: &[&RegisterCall]) -> Result<(), Violation> {
             furthest = Some((placed, done.clone()));
         }
         // Whatever takes effect next was made before the first of the remaining answers.
-        let horizon = left().map(|place| end(calls[place])).min().unwrap_or(u64::MAX);
-        let fits = |place: usize| Some((place, after(calls[place].action, state)?));
-        let candidates = left().filter(|&place| calls[place].invoked < horizon).filter_map(fits);
+        let horizon = left().map(|index| end(calls[index])).min().unwrap_or(u64::MAX);
+        let fits = |index: usize| Some((index, after(calls[index].action, state)?));
+        let candidates = left().filter(|&index| calls[index].invoked < horizon).filter_map(fits);
         let mut candidates: Vec<(usize, RegisterState)> = candidates.collect();
         // A call that fits here and changes nothing does not exclude any other call, so no other choice need be tried.
         if let Some(idle) = candidates.iter().position(|(_, next)| *next == state) {
             candidates = vec![candidates[idle]];
         }
-        for (place, next) in candidates {
+        for (index, next) in candidates {
             let mut with = done.clone();
-            with[place / 64] |= 1 << (place % 64);
+            with[index / 64] |= 1 << (index % 64);
             if seen.insert((with.clone(), next)) {
                 open.push((with, next));
             }
         }
     }
     let (placed, done) = furthest.unwrap_or_default();
-    let left = calls.iter().enumerate().filter(|(place, _)| !contains(&done, *place));
+    let left = calls.iter().enumerate().filter(|(index, _)| !contains(&done, *index));
     Err(Violation {
         key: calls.first().map(|call| call.key.clone()).unwrap_or_default(),
         placed,
@@ -130,8 +130,8 @@ fn check_key(calls: &[&RegisterCall]) -> Result<(), Violation> {
     })
 }
 
-fn contains(set: &[u64], place: usize) -> bool {
-    set[place / 64] & (1 << (place % 64)) != 0
+fn contains(set: &[u64], index: usize) -> bool {
+    set[index / 64] & (1 << (index % 64)) != 0
 }
 
 /// Whether the call may be left out of the order: it may never have taken effect.

@@ -357,10 +357,10 @@ fn sites(plan: &Plan) -> Vec<GuardSite> {
             condition,
             part,
         };
-        for (place, conjunct) in step.guard.conjuncts().iter().enumerate() {
-            found.push(site(condition(conjunct), PlanPart::Conjunct(place)));
+        for (index, conjunct) in step.guard.conjuncts().iter().enumerate() {
+            found.push(site(condition(conjunct), PlanPart::Conjunct(index)));
             for words in alternatives(conjunct) {
-                let part = PlanPart::Alternative(place, words.clone());
+                let part = PlanPart::Alternative(index, words.clone());
                 found.push(site(format!("or {words}"), part));
             }
         }
@@ -406,9 +406,9 @@ fn remove(step: &mut Step, parts: &[&PlanPart]) {
         step.expect = Expect::Either;
     }
     let conjuncts = step.guard.conjuncts().iter().enumerate();
-    let kept = conjuncts.filter(|(place, _)| !parts.contains(&&PlanPart::Conjunct(*place)));
-    let kept = kept.map(|(place, conjunct)| {
-        let is_gone = |words: String| parts.contains(&&PlanPart::Alternative(place, words));
+    let kept = conjuncts.filter(|(index, _)| !parts.contains(&&PlanPart::Conjunct(*index)));
+    let kept = kept.map(|(index, conjunct)| {
+        let is_gone = |words: String| parts.contains(&&PlanPart::Alternative(index, words));
         match conjunct {
             Guard::Any(alternatives) => {
                 let left = alternatives.iter().filter(|one| !is_gone(condition(one)));

@@ -24,9 +24,9 @@ pub fn declarable() -> Vec<&'static str> {
 /// Every pair of archetypes, also each with itself.
 pub fn pairs() -> Vec<(&'static str, &'static str)> {
     let all = declarable();
-    let with = |(place, one): (usize, &&'static str)| {
+    let with = |(index, one): (usize, &&'static str)| {
         let one = *one;
-        all.iter().skip(place).map(move |other| (one, *other)).collect::<Vec<_>>()
+        all.iter().skip(index).map(move |other| (one, *other)).collect::<Vec<_>>()
     };
     all.iter().enumerate().flat_map(with).collect()
 }
@@ -34,8 +34,8 @@ pub fn pairs() -> Vec<(&'static str, &'static str)> {
 /// The pair of the blueprint of a number.
 pub fn pair_of(number: u64) -> (&'static str, &'static str) {
     let pairs = pairs();
-    let place = usize::try_from(number).unwrap_or(0) % pairs.len().max(1);
-    pairs.get(place).copied().unwrap_or(("entity", "entity"))
+    let index = usize::try_from(number).unwrap_or(0) % pairs.len().max(1);
+    pairs.get(index).copied().unwrap_or(("entity", "entity"))
 }
 
 /// A generated blueprint, ready to be drilled.

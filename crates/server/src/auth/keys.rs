@@ -416,10 +416,10 @@ mod tests {
         let (prefix, hidden) = ("0123456789abcdef", "ab".repeat(32));
         let key = format!("{MARK}{prefix}_{hidden}{}", checksum(prefix, &hidden));
         assert_eq!(parse(&key), Some((prefix, hidden.as_str())));
-        for place in [4, 20, 30, key.len() - 1] {
+        for index in [4, 20, 30, key.len() - 1] {
             let mut typo: Vec<u8> = key.bytes().collect();
-            typo[place] = if typo[place] == b'0' { b'1' } else { b'0' };
-            assert_eq!(parse(std::str::from_utf8(&typo).unwrap()), None, "{place}");
+            typo[index] = if typo[index] == b'0' { b'1' } else { b'0' };
+            assert_eq!(parse(std::str::from_utf8(&typo).unwrap()), None, "{index}");
         }
         for text in ["", "sth_", "sth__", &key[..key.len() - 1], &key.to_uppercase(), &format!("{key}0")] {
             assert_eq!(parse(text), None, "{text}");

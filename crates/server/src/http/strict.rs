@@ -31,8 +31,8 @@ const SHOWN_MAX: usize = 40;
 /// The first integer in a JSON text that does not fit 64 bits.
 fn large_integer(text: &str) -> Option<&str> {
     let (mut rest, mut in_text) = (text, false);
-    while let Some(place) = rest.find(|c: char| c == '"' || c == '\\' || c == '-' || c.is_ascii_digit()) {
-        let (_, here) = rest.split_at(place);
+    while let Some(index) = rest.find(|c: char| c == '"' || c == '\\' || c == '-' || c.is_ascii_digit()) {
+        let (_, here) = rest.split_at(index);
         let length = match (here.as_bytes().first(), in_text) {
             (Some(b'"'), _) => {
                 in_text = !in_text;

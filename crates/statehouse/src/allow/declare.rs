@@ -40,18 +40,18 @@ pub(crate) fn declare(name: &str, node: Node, resources: &mut [Resource], proble
     };
     let mut placed: Vec<(usize, RuleEntry)> = Vec::new();
     for entry in &entries {
-        let read = resolve(name, entry, resources).and_then(|(place, action)| {
+        let read = resolve(name, entry, resources).and_then(|(index, action)| {
             let (text, span, filter) = rule_text(&entry.value)?;
-            Ok((place, RuleEntry { action, text, span, filter }))
+            Ok((index, RuleEntry { action, text, span, filter }))
         });
         match read {
             Ok(read) => placed.push(read),
             Err(problem) => problems.add(problem),
         }
     }
-    for (place, resource) in resources.iter_mut().enumerate() {
+    for (index, resource) in resources.iter_mut().enumerate() {
         let entries: Vec<&RuleEntry> =
-            placed.iter().filter(|(of, _)| *of == place).map(|(_, entry)| entry).collect();
+            placed.iter().filter(|(of, _)| *of == index).map(|(_, entry)| entry).collect();
         let rules = RuleReader { resource, entries: &entries, problems }.read();
         resource.allow = Some(Arc::new(rules));
     }
@@ -66,7 +66,7 @@ fn resolve(
     let (of, action) = entry.key.split_once('.').unwrap_or((name, &entry.key));
     let names = || resources.iter().map(|resource| resource.name.as_str());
     let found = resources.iter().enumerate().find(|(_, resource)| resource.name == of);
-    let (place, resource) = found.ok_or_else(|| {
+    let (index, resource) = found.ok_or_else(|| {
         let known: Vec<&str> = names().collect();
         let problem =
             BlueprintProblem::at(entry.key_span.clone(), format!("`{name}` makes no resource `{of}`"));
@@ -83,7 +83,7 @@ fn resolve(
             None => problem.advice(format!("it has {}", known.join(", "))),
         });
     }
-    Ok((place, action.to_owned()))
+    Ok((index, action.to_owned()))
 }
 
 /// The text of a rule, where it stands, and whether a list may leave rows out.

@@ -149,8 +149,8 @@ impl<'a> GovernedCall<'a> {
     }
 
     fn key_part(&self, name: &str) -> Option<Value> {
-        let place = self.resource.key.iter().position(|(key, _)| key == name)?;
-        self.call.key.get(place).cloned()
+        let index = self.resource.key.iter().position(|(key, _)| key == name)?;
+        self.call.key.get(index).cloned()
     }
 
     /// Judges an answer: the row that it shows, or each row of a list (A4).
@@ -280,9 +280,9 @@ impl<'a> GovernedCall<'a> {
             if let Some(one) = assigned(name) {
                 return constant(&one.expr, now);
             }
-            let place = table.position(name)?;
-            let default = || table.columns().get(place).and_then(|column| column.default.clone());
-            Some(step.key.get(place).cloned().or_else(default).unwrap_or(Value::Null))
+            let index = table.position(name)?;
+            let default = || table.columns().get(index).and_then(|column| column.default.clone());
+            Some(step.key.get(index).cloned().or_else(default).unwrap_or(Value::Null))
         };
         match rule.bind_over(&self.values(), &known, now) == Guard::always() {
             true => Ok(()),
@@ -332,8 +332,8 @@ pub(crate) fn judge_event(
     let values = RuleValues { claims: Some(claims), key, ..RuleValues::default() };
     let shown = data.get("row").unwrap_or(&Json::Null);
     let known = |name: &str| {
-        let place = resource.key.iter().position(|(key, _)| key == name);
-        place.and_then(|place| key.get(place).cloned()).or_else(|| member(shown, name))
+        let index = resource.key.iter().position(|(key, _)| key == name);
+        index.and_then(|index| key.get(index).cloned()).or_else(|| member(shown, name))
     };
     match rule.bind_over(&values, &known, now) {
         guard if guard == Guard::always() => Some(true),

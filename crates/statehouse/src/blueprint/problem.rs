@@ -97,11 +97,12 @@ impl Problems {
         let blocks: Vec<String> = list
             .into_iter()
             .map(|problem| {
-                let mut place = AnnotationKind::Primary.span(self.within(&problem.span));
+                let mut annotation = AnnotationKind::Primary.span(self.within(&problem.span));
                 if let Some(label) = &problem.label {
-                    place = place.label(label);
+                    annotation = annotation.label(label);
                 }
-                let snippet = Snippet::source(self.text.as_str()).path(self.file.as_str()).annotation(place);
+                let snippet =
+                    Snippet::source(self.text.as_str()).path(self.file.as_str()).annotation(annotation);
                 let level = if problem.is_warning { Level::WARNING } else { Level::ERROR };
                 let mut group = level.primary_title(problem.title.as_str()).element(snippet);
                 if let Some(advice) = &problem.advice {
@@ -129,12 +130,12 @@ impl Problems {
 
     /// A span that lies in the text, on the edges of characters.
     fn within(&self, span: &Range<usize>) -> Range<usize> {
-        let floor = |mut place: usize| {
-            place = place.min(self.text.len());
-            while !self.text.is_char_boundary(place) {
-                place -= 1;
+        let floor = |mut offset: usize| {
+            offset = offset.min(self.text.len());
+            while !self.text.is_char_boundary(offset) {
+                offset -= 1;
             }
-            place
+            offset
         };
         let start = floor(span.start);
         start..floor(span.end.max(start))

@@ -178,8 +178,8 @@ fn read_action(settings: &mut SettingsReader<'_>, resources: &[Resource]) -> Opt
         |action: &&Action| matches!(action.handler, ActionHandler::Write(_)) && action.shape != "assert";
     let writes = || resource.actions.iter().filter(is_write).map(|action| &*action.name);
     match resource.actions.iter().position(|action| action.name == action_name) {
-        Some(place) if resource.actions.get(place).is_some_and(|action| is_write(&action)) => {
-            Some((at, place))
+        Some(index) if resource.actions.get(index).is_some_and(|action| is_write(&action)) => {
+            Some((at, index))
         }
         Some(_) => {
             let title = format!("`{name}` is not a write of one plan, and cannot be repeated as a whole");

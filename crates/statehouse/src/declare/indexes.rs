@@ -63,9 +63,9 @@ impl ListIndex {
     pub fn columns_text(&self) -> String {
         let sign = if self.backward { "-" } else { "" };
         let forward = if self.fixed == 0 && !self.backward { "+" } else { sign };
-        let text = self.columns.iter().enumerate().map(|(place, column)| {
-            let sign = match place {
-                place if place < self.fixed => "",
+        let text = self.columns.iter().enumerate().map(|(index, column)| {
+            let sign = match index {
+                index if index < self.fixed => "",
                 0 => forward,
                 _ => sign,
             };
@@ -305,7 +305,7 @@ fn check_signs(name: &str, columns: &[IndexColumn]) -> Result<(), BlueprintProbl
     let other = columns
         .iter()
         .enumerate()
-        .find(|(place, column)| column.sign == Some('+') || (*place > backward && column.sign.is_none()));
+        .find(|(index, column)| column.sign == Some('+') || (*index > backward && column.sign.is_none()));
     let Some((_, other)) = other else { return Ok(()) };
     let title = format!("`{name}` has columns in both directions: an index is read in one of them");
     let advice = format!("write `\"-{}\"`, or make it the first column", other.name);

@@ -246,8 +246,8 @@ pub fn claim(name: &str) -> Term {
 }
 
 /// A part of the row's key, counted from 0.
-pub fn key(place: usize) -> Term {
-    Term::Key(place)
+pub fn key(index: usize) -> Term {
+    Term::Key(index)
 }
 
 /// A value that the library gives when it binds the rule.

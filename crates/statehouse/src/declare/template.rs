@@ -210,7 +210,7 @@ pub fn text_of(value: &Json) -> String {
 pub fn find<'j>(document: &'j Json, path: &[String]) -> &'j Json {
     let step = |value: &'j Json, name: &String| match value {
         Json::Array(items) => {
-            name.parse::<usize>().ok().and_then(|place| items.get(place)).unwrap_or(&Json::Null)
+            name.parse::<usize>().ok().and_then(|index| items.get(index)).unwrap_or(&Json::Null)
         }
         value => value.get(name).unwrap_or(&Json::Null),
     };
@@ -287,8 +287,8 @@ fn parts(text: &str) -> Result<Vec<TemplatePart>, String> {
     let mut found = Vec::new();
     let mut plain = String::new();
     let mut rest = text;
-    while let Some(place) = rest.find(['{', '}']) {
-        let (before, behind) = rest.split_at(place);
+    while let Some(index) = rest.find(['{', '}']) {
+        let (before, behind) = rest.split_at(index);
         plain.push_str(before);
         if let Some(after) = behind.strip_prefix("{{").or_else(|| behind.strip_prefix("}}")) {
             plain.push_str(behind.get(..1).unwrap_or_default());

@@ -61,8 +61,8 @@ impl NotedErasure {
     }
 
     fn of(json: &Json) -> Option<NotedErasure> {
-        let text = |place: usize| json.get(place)?.as_str().map(str::to_owned);
-        let number = |place: usize| json.get(place)?.as_u64();
+        let text = |index: usize| json.get(index)?.as_str().map(str::to_owned);
+        let number = |index: usize| json.get(index)?.as_u64();
         Some(NotedErasure {
             tenant: Tenant::new(text(0)?).ok()?,
             subject: EventSubject { resource: text(1)?, key: text(2)? },

@@ -203,12 +203,12 @@ impl<'q> Leader<'q> {
 
     fn open(&self) -> Vec<usize> {
         let members = self.group.iter().enumerate();
-        members.filter(|(_, member)| member.is_open()).map(|(place, _)| place).collect()
+        members.filter(|(_, member)| member.is_open()).map(|(index, _)| index).collect()
     }
 
     /// Tells a caller what came of its call.
-    fn settle(&mut self, place: usize, result: Result<Answer, Refusal>) {
-        let Some(member) = self.group.get_mut(place) else { return };
+    fn settle(&mut self, index: usize, result: Result<Answer, Refusal>) {
+        let Some(member) = self.group.get_mut(index) else { return };
         match member.reply.take() {
             Some(reply) => {
                 // A caller that went away needs no answer.

@@ -113,29 +113,35 @@ impl Listing {
     }
 
     /// Where an item would stand that is put into the list at this time.
-    pub fn place(&self, tenant: &Tenant, item: &[Value], at: Time) -> ListPosition {
+    pub fn position(&self, tenant: &Tenant, item: &[Value], at: Time) -> ListPosition {
         ListPosition { bucket: self.spread(tenant, item, self.buckets), at }
     }
 
-    fn key(owner: &[Value], place: ListPosition, item: &[Value]) -> impl Iterator<Item = Value> {
-        let place = [place.bucket.into(), place.at.into()];
-        owner.iter().cloned().chain(place).chain(item.to_vec())
+    fn key(owner: &[Value], position: ListPosition, item: &[Value]) -> impl Iterator<Item = Value> {
+        let position = [position.bucket.into(), position.at.into()];
+        owner.iter().cloned().chain(position).chain(item.to_vec())
     }
 
     /// Puts an item into the list (L1).
-    pub fn put(&self, tenant: &Tenant, owner: &[Value], item: &[Value], place: ListPosition) -> [Step; 2] {
+    pub fn put(&self, tenant: &Tenant, owner: &[Value], item: &[Value], position: ListPosition) -> [Step; 2] {
         let count = Expr::Add(Operand::Coalesce(COUNT.to_owned(), 0.into()), 1.into());
         [
-            Step::insert(&self.table, Listing::key(owner, place, item)),
+            Step::insert(&self.table, Listing::key(owner, position, item)),
             self.counted(tenant, owner, item, count),
         ]
     }
 
     /// Takes an item out of the list (L1).
-    pub fn remove(&self, tenant: &Tenant, owner: &[Value], item: &[Value], place: ListPosition) -> [Step; 2] {
+    pub fn remove(
+        &self,
+        tenant: &Tenant,
+        owner: &[Value],
+        item: &[Value],
+        position: ListPosition,
+    ) -> [Step; 2] {
         let count = Expr::Subtract(Operand::Coalesce(COUNT.to_owned(), 0.into()), 1.into());
         [
-            Step::delete(&self.table, Listing::key(owner, place, item)),
+            Step::delete(&self.table, Listing::key(owner, position, item)),
             self.counted(tenant, owner, item, count),
         ]
     }
@@ -147,11 +153,11 @@ impl Listing {
 
     /// How many items the list has.
     pub async fn count(&self, store: &dyn Store, tenant: &Tenant, owner: &[Value]) -> Result<i64, Refusal> {
-        Ok(self.tally(store, tenant, owner).await?.sum())
+        Ok(self.sharded_count(store, tenant, owner).await?.sum())
     }
 
     /// The parts of the count, as they are.
-    pub async fn tally(
+    pub async fn sharded_count(
         &self,
         store: &dyn Store,
         tenant: &Tenant,
@@ -335,11 +341,11 @@ pub(super) fn merge<T>(
         if !part.is_whole {
             ends.insert((number, part.rows.len()));
         }
-        rows.extend(part.rows.into_iter().enumerate().map(|(place, row)| (number, place + 1, row)));
+        rows.extend(part.rows.into_iter().enumerate().map(|(index, row)| (number, index + 1, row)));
     }
     rows.sort_by(|(_, _, a), (_, _, b)| order(a, b));
-    let is_end = |number: usize, place: usize| ends.contains(&(number, place));
-    let known = rows.iter().position(|(number, place, _)| is_end(*number, *place));
+    let is_end = |number: usize, index: usize| ends.contains(&(number, index));
+    let known = rows.iter().position(|(number, index, _)| is_end(*number, *index));
     let shown = known.map_or(rows.len(), |end| end + 1).min(limit);
     let goes_on = !whole || shown < rows.len();
     rows.truncate(shown);

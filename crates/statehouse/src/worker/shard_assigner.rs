@@ -206,21 +206,21 @@ impl ShardAssigner {
 
     /// Renews all leases as one plan. What is lost is left without a release, since it is not this process's to release.
     async fn renew(&mut self) -> Result<(), StoreError> {
-        let places: Vec<(usize, u32)> =
-            self.assigned.iter().filter(|(_, assigned)| assigned.own).map(|(place, _)| *place).collect();
-        let current = |place: &(usize, u32)| {
-            let assigned = self.assigned.get(place)?;
+        let shards: Vec<(usize, u32)> =
+            self.assigned.iter().filter(|(_, assigned)| assigned.own).map(|(shard, _)| *shard).collect();
+        let current = |shard: &(usize, u32)| {
+            let assigned = self.assigned.get(shard)?;
             Some(assigned.held.lock().unwrap_or_else(PoisonError::into_inner).clone())
         };
-        let mut held: Vec<Held> = places.iter().filter_map(current).collect();
+        let mut held: Vec<Held> = shards.iter().filter_map(current).collect();
         let mut membership = self.membership.take();
         let span = self.shared.options.lease;
         let renewed = self.leases.renew(held.iter_mut().chain(&mut membership).collect(), span).await;
         // Also where some plan had no answer: those before it are renewed, and the others keep their deadlines.
         let lost = renewed.as_deref().unwrap_or_default();
         self.membership = membership.filter(|held| !lost.contains(held.address()));
-        for (place, held) in places.into_iter().zip(held) {
-            let Some(assigned) = self.assigned.get_mut(&place) else { continue };
+        for (shard, held) in shards.into_iter().zip(held) {
+            let Some(assigned) = self.assigned.get_mut(&shard) else { continue };
             if lost.contains(held.address()) {
                 assigned.own = false;
                 assigned.stop.request();

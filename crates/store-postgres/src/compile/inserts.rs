@@ -5,7 +5,7 @@
 //! **One plan** inserts its row if it is not there, and does nothing otherwise. **Several** insert their rows as if none were
 //! there: if one is, the statement fails, nothing was done, and all of them are decided by their rows, as long as such rows
 //! are found ([`crate::assumed_absent`]). In return the engine need not ask which of the rows were written: the places of the records, from
-//! the heads on, are known ahead ([`InsertTally`]), and all that comes back are the heads.
+//! the heads on, are known ahead ([`InsertCounts`]), and all that comes back are the heads.
 
 use std::collections::BTreeMap;
 
@@ -20,15 +20,15 @@ use crate::size_bounds;
 use crate::sql::{Arg, count_at, int_at, literal, name, partition_at, placeholder, time_at};
 
 /// Where the records of plans that are applied together stand in the log, counted from the heads of their partitions.
-pub(crate) struct InsertTally {
+pub(crate) struct InsertCounts {
     /// Of each plan, its partition and which record it is there, from 1.
     ranks: Vec<(u32, i64)>,
     /// How many go to each partition. Heads are taken in this order.
     counts: BTreeMap<u32, i64>,
 }
 
-impl InsertTally {
-    pub(super) fn of(plans: &[&Plan], partitions: u32) -> InsertTally {
+impl InsertCounts {
+    pub(super) fn of(plans: &[&Plan], partitions: u32) -> InsertCounts {
         let mut counts = BTreeMap::new();
         let mut next = |plan: &Plan| {
             let partition = partition(plan, partitions);
@@ -36,7 +36,7 @@ impl InsertTally {
             *count += 1;
             (partition, *count)
         };
-        InsertTally { ranks: plans.iter().map(|plan| next(plan)).collect(), counts }
+        InsertCounts { ranks: plans.iter().map(|plan| next(plan)).collect(), counts }
     }
 
     /// What the statement has to know of it: the plans' ranks, the partitions, their counts.
@@ -53,7 +53,7 @@ impl Compiled<'_> {
     /// What came of plans that insert: all were applied, or none.
     pub(super) fn inserted(
         &self,
-        tally: &InsertTally,
+        counts: &InsertCounts,
         rows: &[tokio_postgres::Row],
     ) -> Result<Vec<Option<PlanOutcome>>, StoreError> {
         let is_logged = self.plans.first().is_some_and(|plan| plan.entry().is_some());
@@ -73,7 +73,7 @@ impl Compiled<'_> {
         let Some(at) = at.filter(|_| !rows.is_empty()) else {
             return Ok(self.plans.iter().map(|_| None).collect());
         };
-        let inserted = tally.ranks.iter().map(|(partition, rank)| {
+        let inserted = counts.ranks.iter().map(|(partition, rank)| {
             let mut logged = None;
             if is_logged {
                 let head = bases.get(partition);

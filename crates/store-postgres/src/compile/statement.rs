@@ -174,12 +174,12 @@ impl<'n, 'p> CompiledStatement<'n, 'p> {
     /// The same with some of the constants.
     pub(super) fn rows_of(&self, kinds: &[&str], which: std::ops::Range<usize>, limit: &str) -> String {
         let tenants = placeholder(self.lists);
-        let some = || kinds.iter().enumerate().filter(|(place, _)| which.contains(place));
-        let constants = some().map(|(place, kind)| {
-            let array = format!("{}::{kind}[]", placeholder(self.lists + 1 + place));
+        let some = || kinds.iter().enumerate().filter(|(index, _)| which.contains(index));
+        let constants = some().map(|(index, kind)| {
+            let array = format!("{}::{kind}[]", placeholder(self.lists + 1 + index));
             format!("({array})[least(p._place, cardinality({array}))], ")
         });
-        let columns = some().map(|(place, _)| format!("c{}, ", place + 1));
+        let columns = some().map(|(index, _)| format!("c{}, ", index + 1));
         format!(
             "(\nselect p.tenant, {}p._place\n\
              from unnest({tenants}::text[]) with ordinality as p(tenant, _place){limit}\n\

@@ -218,7 +218,7 @@ async fn large_look(
     id: &str,
     others: usize,
 ) -> Vec<i64> {
-    let ids = (0..others).map(|place| format!("{place:0900}")).chain([id.to_owned()]);
+    let ids = (0..others).map(|index| format!("{index:0900}")).chain([id.to_owned()]);
     let addresses: Vec<Address> = ids.map(|id| Address::new(table, tenant, [id.into()]).unwrap()).collect();
     let rows = store.get(&addresses, Consistency::Strong).await.unwrap();
     rows.iter().flatten().map(|row| row.int("n").unwrap()).collect()

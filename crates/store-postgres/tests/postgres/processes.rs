@@ -220,9 +220,9 @@ impl Client {
 
 fn parse(line: &str) -> RegisterCall {
     let words: Vec<&str> = line.split(' ').collect();
-    let number = |place: usize| words[place].parse::<i64>().ok();
+    let number = |index: usize| words[index].parse::<i64>().ok();
     // Two events of one microsecond overlap: a return is put after every call of its microsecond.
-    let moment = |place: usize| number(place).unwrap().unsigned_abs() * 2;
+    let moment = |index: usize| number(index).unwrap().unsigned_abs() * 2;
     let written = |written| RegisterAction::Write { expected: number(4), value: number(5).unwrap(), written };
     let action = match words[3] {
         "read" => RegisterAction::Read { observed: number(4).zip(number(5)) },

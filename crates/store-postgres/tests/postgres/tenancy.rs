@@ -210,8 +210,8 @@ pub async fn work_under_the_fence(url: String) {
         let removed = store.commit(&logged(&acme, &format!("{name}-4"), "x", vec![remove])).await;
         assert!(matches!(removed, Ok(Commit::Applied(_))), "{removed:?}");
         let after = store.get(&[row(&acme), row(&bond)], Consistency::Strong).await.unwrap();
-        let n = |rows: &[Option<statehouse_store::Row>], place: usize| {
-            rows[place].as_ref().unwrap().int("n").unwrap()
+        let n = |rows: &[Option<statehouse_store::Row>], index: usize| {
+            rows[index].as_ref().unwrap().int("n").unwrap()
         };
         assert_eq!((n(&after, 0), n(&after, 1)), (n(&before, 0) + 2, n(&before, 1) + 1));
         // Reads of one tenant, walks over all, the log, and what is unknown.

@@ -118,9 +118,9 @@ pub(crate) fn ladder(kind: Type) -> Vec<Value> {
 }
 
 /// A value of the ladder, going round when it is at its end.
-pub(crate) fn sample(kind: Type, place: usize) -> Value {
+pub(crate) fn sample(kind: Type, index: usize) -> Value {
     let ladder = ladder(kind);
-    ladder[place % ladder.len()].clone()
+    ladder[index % ladder.len()].clone()
 }
 
 /// The longest ladder has this many values.

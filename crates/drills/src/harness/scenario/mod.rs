@@ -179,19 +179,19 @@ impl System {
         let odds = Odds { unknown_before: 0.01, unknown_after: 0.01, unavailable: 0.005, ..Odds::default() };
         faulty.set_odds(odds);
         let total = (size.callers * size.actions) as u64;
-        let tally = ScenarioCounters::default();
+        let stats = ScenarioCounters::default();
         let context =
-            Arc::new(ScenarioContext { house, store, faulty: faulty.clone(), size, tally, total, progress });
+            Arc::new(ScenarioContext { house, store, faulty: faulty.clone(), size, stats, total, progress });
         let watch = Stopwatch::start();
         let invariants = (self.run)(context.clone()).await?;
         let elapsed = watch.elapsed();
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let done = count(&context.tally.done);
+        let done = count(&context.stats.done);
         let figures = vec![
             ("actions", done.to_string()),
             ("actions a second", format!("{:.0}", done as f64 / elapsed.as_secs_f64())),
-            ("refused by a version", count(&context.tally.conflicts).to_string()),
-            ("retried under the same id", count(&context.tally.retries).to_string()),
+            ("refused by a version", count(&context.stats.conflicts).to_string()),
+            ("retried under the same id", count(&context.stats.retries).to_string()),
             ("faults", faulty.achieved().to_string()),
         ];
         Ok(ScenarioReport { invariants, figures })
@@ -205,7 +205,7 @@ pub struct ScenarioContext {
     store: Arc<dyn Store>,
     faulty: Arc<FaultyStore>,
     size: ScenarioSize,
-    tally: ScenarioCounters,
+    stats: ScenarioCounters,
     total: u64,
     progress: ScenarioProgress,
 }
@@ -249,7 +249,7 @@ impl ScenarioContext {
 
     /// One action is done.
     fn done(&self) {
-        let done = self.tally.done.fetch_add(1, Ordering::Relaxed) + 1;
+        let done = self.stats.done.fetch_add(1, Ordering::Relaxed) + 1;
         (self.progress)(done, self.total);
     }
 
@@ -284,11 +284,11 @@ impl ScenarioContext {
                 Err(refusal)
                     if matches!(refusal.code, Code::OutcomeUnknown | Code::Unavailable | Code::Contended) =>
                 {
-                    self.tally.retries.fetch_add(1, Ordering::Relaxed);
+                    self.stats.retries.fetch_add(1, Ordering::Relaxed);
                 }
                 Err(refusal) => {
                     if refusal.code == Code::VersionConflict {
-                        self.tally.conflicts.fetch_add(1, Ordering::Relaxed);
+                        self.stats.conflicts.fetch_add(1, Ordering::Relaxed);
                     }
                     return Ok(Err(refusal));
                 }

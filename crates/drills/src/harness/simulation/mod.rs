@@ -45,7 +45,7 @@ use world::{ArrivalRecorder, Network, SimulatedWorld};
 mod time;
 mod world;
 
-pub use world::SimulationTally;
+pub use world::SimulationStats;
 
 /// What is simulated of an archetype.
 pub struct Workload {
@@ -94,7 +94,7 @@ pub struct SimulationRun {
     /// A digest of the whole trace.
     pub trace: u64,
     /// What was provoked.
-    pub tally: SimulationTally,
+    pub stats: SimulationStats,
     /// Virtual time that passed.
     pub elapsed: Duration,
     /// What was violated, if anything was.
@@ -185,7 +185,7 @@ impl Workload {
             seed,
             archetype: self.archetype,
             trace: state.trace,
-            tally: state.tally,
+            stats: state.stats,
             elapsed,
             violation: violation.map(|error| format!("{error:#}")),
             told: state.told.take().unwrap_or_default(),
@@ -330,7 +330,7 @@ impl Cluster {
             let act = self.act;
             tokio::spawn(async move {
                 while client.observations.take() {
-                    client.world.lock().tally.operations += 1;
+                    client.world.lock().stats.operations += 1;
                     act(&mut client).await;
                     let thought = client.random.below(THOUGHT_MICROS);
                     client.clock.sleep(Duration::from_micros(thought)).await;
@@ -389,7 +389,7 @@ impl Cluster {
         let until = now + state.random.below(DOWNTIME_MICROS);
         match state.random.below(3) {
             0 => {
-                state.tally.crashes += 1;
+                state.stats.crashes += 1;
                 process.tasks.iter().chain([&process.worker]).for_each(JoinHandle::abort);
                 // Time goes on, also when everybody is gone.
                 let clock = self.world.clock.clone();
@@ -397,11 +397,11 @@ impl Cluster {
                 return Some((number, until));
             }
             1 => {
-                state.tally.pauses += 1;
+                state.stats.pauses += 1;
                 state.paused_until.insert(number, until);
             }
             _ => {
-                state.tally.skews += 1;
+                state.stats.skews += 1;
                 let offset = i64::try_from(state.random.below(2 * SKEW_MICROS)).unwrap_or(0);
                 process.clock.skew(offset - i64::try_from(SKEW_MICROS).unwrap_or(0));
             }
@@ -579,6 +579,6 @@ impl FinishedHistory {
 
 impl fmt::Display for SimulationRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "seed {} ({}, trace {:016x}): {}", self.seed, self.archetype, self.trace, self.tally)
+        write!(f, "seed {} ({}, trace {:016x}): {}", self.seed, self.archetype, self.trace, self.stats)
     }
 }

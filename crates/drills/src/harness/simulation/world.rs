@@ -16,7 +16,7 @@ use crate::harness::proxy::Interceptor;
 
 /// What was provoked, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SimulationTally {
+pub struct SimulationStats {
     /// Operations of clients: actions that were called, each once however often it was repeated.
     pub operations: u64,
     /// Calls of the store.
@@ -39,11 +39,11 @@ pub struct SimulationTally {
     pub skews: u64,
 }
 
-impl SimulationTally {
+impl SimulationStats {
     /// Both together.
     #[must_use]
-    pub fn plus(self, other: SimulationTally) -> SimulationTally {
-        SimulationTally {
+    pub fn plus(self, other: SimulationStats) -> SimulationStats {
+        SimulationStats {
             operations: self.operations + other.operations,
             calls: self.calls + other.calls,
             unavailable: self.unavailable + other.unavailable,
@@ -72,7 +72,7 @@ impl SimulationTally {
     }
 }
 
-impl fmt::Display for SimulationTally {
+impl fmt::Display for SimulationStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let faults: Vec<String> =
             self.faults().iter().map(|(name, count)| format!("{count} {name}")).collect();
@@ -90,7 +90,7 @@ pub(crate) struct SimulatedWorld {
 #[derive(Debug)]
 pub(crate) struct WorldState {
     pub(crate) random: Random,
-    pub(crate) tally: SimulationTally,
+    pub(crate) stats: SimulationStats,
     /// A digest of everything that happened, in order.
     pub(crate) trace: u64,
     /// Whether things go wrong.
@@ -129,7 +129,7 @@ impl SimulatedWorld {
     pub(crate) fn new(seed: u64, tells: bool) -> SimulatedWorld {
         let state = WorldState {
             random: Random::seeded(seed),
-            tally: SimulationTally::default(),
+            stats: SimulationStats::default(),
             trace: 0xcbf2_9ce4_8422_2325,
             faulty: true,
             paused_until: HashMap::new(),
@@ -196,7 +196,7 @@ impl Network {
         let span = {
             let elapsed = self.world.clock.elapsed_micros();
             let state = &mut *self.world.lock();
-            state.tally.calls += 1;
+            state.stats.calls += 1;
             let paused =
                 state.paused_until.get(&self.process).map_or(0, |until| until.saturating_sub(elapsed));
             paused + 1 + state.random.below(LATENCY_MICROS)
@@ -230,7 +230,7 @@ impl Interceptor for Network {
     async fn commit(&self, inner: &Arc<dyn Store>, plan: &Plan) -> Result<Commit, StoreError> {
         self.travel().await;
         let unknown = |why: &str| Err(StoreError::unknown(plan.operation(), why));
-        let count = |count: fn(&mut SimulationTally) -> &mut u64| *count(&mut self.world.lock().tally) += 1;
+        let count = |count: fn(&mut SimulationStats) -> &mut u64| *count(&mut self.world.lock().stats) += 1;
         let (outcome, number) = match self.draw() {
             NetworkFault::None => {
                 let outcome = inner.commit(plan).await;
@@ -243,20 +243,20 @@ impl Interceptor for Network {
                 (outcome, number)
             }
             NetworkFault::Unavailable => {
-                count(|tally| &mut tally.unavailable);
+                count(|stats| &mut stats.unavailable);
                 (Err(StoreError::unavailable("injected")), 4)
             }
             NetworkFault::UnknownBefore => {
-                count(|tally| &mut tally.unknown_before);
+                count(|stats| &mut stats.unknown_before);
                 (unknown("injected, before"), 5)
             }
             NetworkFault::UnknownAfter => {
-                count(|tally| &mut tally.unknown_after);
+                count(|stats| &mut stats.unknown_after);
                 let _ = inner.commit(plan).await;
                 (unknown("injected, after"), 6)
             }
             NetworkFault::Late => {
-                count(|tally| &mut tally.late);
+                count(|stats| &mut stats.late);
                 let span = self.world.lock().random.below(LATE_MICROS);
                 let (inner, plan, network) = (inner.clone(), plan.clone(), self.clone());
                 tokio::spawn(async move {
@@ -317,7 +317,7 @@ impl Interceptor for Network {
         let before = state.former.insert(asked(query), page.clone());
         match before {
             Some(before) if state.faulty && state.random.below(1_000) < STALE => {
-                state.tally.stale_pages += u64::from(before.rows != page.rows);
+                state.stats.stale_pages += u64::from(before.rows != page.rows);
                 Ok(before)
             }
             _ => Ok(page),
@@ -328,7 +328,7 @@ impl Interceptor for Network {
         self.travel().await;
         let state = &mut *self.world.lock();
         if state.faulty && state.random.below(1_000) < UNAVAILABLE {
-            state.tally.unavailable += 1;
+            state.stats.unavailable += 1;
             return Err(StoreError::unavailable("injected"));
         }
         Ok(())

@@ -22,19 +22,19 @@ pub(super) async fn the_engines_clock_decides_what_is_late(namespace: &dyn TestN
         let process = fixture.ahead(skew).await?;
         let end = fixture.after(100);
         fixture.create(resource, id, 100, json!({})).await?;
-        let place = format!("{resource}.bid");
+        let action = format!("{resource}.bid");
         fixture.clock.reach(end.minus(Duration::from_micros(1)));
-        process.done(&place, &key(id), bid("ann", 10), None).await?;
+        process.done(&action, &key(id), bid("ann", 10), None).await?;
         // The bid may have moved the end.
         let moved = process.shown(resource, &key(id), &["ends_at"]).await?;
         let end: Time = moved[0].as_str().context("a lot without an end")?.parse()?;
         fixture.clock.reach(end.minus(Duration::from_micros(1)));
         if resource == "plain" {
-            process.done(&place, &key(id), bid("bob", 20), None).await?;
+            process.done(&action, &key(id), bid("bob", 20), None).await?;
         }
         fixture.clock.reach(end);
         for amount in [1, 30] {
-            process.refused(&place, &key(id), bid("bob", amount), None, Code::Expired).await?;
+            process.refused(&action, &key(id), bid("bob", amount), None, Code::Expired).await?;
         }
         process.done(&format!("{resource}.close"), &key(id), json!({}), None).await?;
         process.shows(resource, &key(id), &json!({"state": "SOLD"})).await?;
@@ -51,13 +51,13 @@ pub(super) async fn the_engines_clock_decides_what_is_early(namespace: &dyn Test
         let start = fixture.after(100);
         let more = json!({"starts_at": start.to_string(), "start_price": 50});
         fixture.create(resource, id, 10_000, more).await?;
-        let place = format!("{resource}.bid");
+        let action = format!("{resource}.bid");
         for offer in [9, 100] {
             fixture.clock.reach(start.minus(Duration::from_micros(1)));
-            process.refused(&place, &key(id), bid("ann", offer), None, Code::WrongState).await?;
+            process.refused(&action, &key(id), bid("ann", offer), None, Code::WrongState).await?;
         }
         fixture.clock.reach(start);
-        process.done(&place, &key(id), bid("ann", 60), None).await?;
+        process.done(&action, &key(id), bid("ann", 60), None).await?;
     }
     // Near the end of a lot that is short, too.
     let start = fixture.after(100);
@@ -211,19 +211,19 @@ pub(super) async fn a_bid_is_rejected_by_the_clock_as_it_is(namespace: &dyn Test
         let store = StoreProxy::new(fixture.store.clone(), paused.clone());
         let clock = Arc::new(fixture.clock.clone());
         let client = TenantClient::over(Arc::new(store), BLUEPRINT, clock).await?;
-        let place = format!("{resource}.bid");
+        let action = format!("{resource}.bid");
         // The first plan is refused by the clock, and the second one rejects the bid.
         let start = fixture.after(100);
         fixture.create(resource, "early", 1_000, json!({"starts_at": start.to_string()})).await?;
         let clock = fixture.clock.clone();
         paused.before(&format!("{resource}s"), 2, async move { clock.reach(start) });
-        client.done(&place, &key("early"), bid("ann", 10), None).await?;
+        client.done(&action, &key("early"), bid("ann", 10), None).await?;
         let end = fixture.after(100);
         fixture.create(resource, "late", 100, json!({})).await?;
         fixture.clock.reach(end);
         let (clock, before) = (fixture.clock.clone(), end.minus(Duration::from_secs(1)));
         paused.before(&format!("{resource}s"), 2, async move { clock.set(before) });
-        client.done(&place, &key("late"), bid("ann", 10), None).await?;
+        client.done(&action, &key("late"), bid("ann", 10), None).await?;
     }
     Ok(())
 }

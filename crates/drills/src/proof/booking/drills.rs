@@ -66,8 +66,8 @@ fn unit_key(resource: &Resource, number: i64) -> Vec<Value> {
     let last = resource.key.len().saturating_sub(1);
     let parts = resource.key.iter().enumerate();
     parts
-        .map(|(place, (name, kind))| {
-            sample_inputs::value(name, *kind, if place == last { number } else { 1 })
+        .map(|(index, (name, kind))| {
+            sample_inputs::value(name, *kind, if index == last { number } else { 1 })
         })
         .collect()
 }
@@ -89,9 +89,9 @@ fn wanted(run: &DrillRun, booking: &str, units: &[i64], holder: i64) -> Result<J
     let resource = run.resource()?;
     let last = resource.key.len().saturating_sub(1);
     let mut given = Map::new();
-    for (place, (name, kind)) in resource.key.iter().enumerate() {
+    for (index, (name, kind)) in resource.key.iter().enumerate() {
         let of = |number: i64| sample_inputs::value(name, *kind, number).to_json();
-        let value = if place == last { units.iter().map(|unit| of(*unit)).collect() } else { of(1) };
+        let value = if index == last { units.iter().map(|unit| of(*unit)).collect() } else { of(1) };
         given.insert(name.clone(), value);
     }
     let bookings = run.named(&bookings(&resource.name))?;

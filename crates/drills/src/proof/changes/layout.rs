@@ -30,8 +30,8 @@ const HOUSE: &str = "[house]\nname = \"drill\"\n";
 
 /// Everything that has such a number; one of them with another.
 fn all(other: Option<(usize, i64)>) -> String {
-    let declared = NUMBERS.iter().enumerate().map(|(place, (declared, name, number, _))| {
-        let number = other.filter(|(at, _)| *at == place).map_or(*number, |(_, other)| other);
+    let declared = NUMBERS.iter().enumerate().map(|(index, (declared, name, number, _))| {
+        let number = other.filter(|(at, _)| *at == index).map_or(*number, |(_, other)| other);
         format!("{declared}\n{name} = {number}\n")
     });
     format!("{HOUSE}\n{}", declared.collect::<Vec<_>>().join("\n"))

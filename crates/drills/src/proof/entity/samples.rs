@@ -20,8 +20,8 @@ pub(crate) fn generate(writer: &mut BlueprintWriter, name: &str, _: usize) {
     let fields = writer.text.lines().rev().find(|line| line.starts_with("fields")).unwrap_or_default();
     let is_required = |name: &String| fields.contains(&format!("{name} = \"int\""));
     let hot = ints.iter().position(|name| !is_required(name));
-    if let Some(place) = hot.filter(|_| writer.random.chance(0.5)) {
-        let hot = ints.remove(place);
+    if let Some(index) = hot.filter(|_| writer.random.chance(0.5)) {
+        let hot = ints.remove(index);
         writer.line(format_args!("hot = [\"{hot}\"]"));
     }
     writer.source(name, "status", "created", ints);

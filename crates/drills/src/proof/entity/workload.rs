@@ -80,7 +80,7 @@ async fn write(client: &mut SimulatedClient, key: i64, expected: Option<i64>) {
     let invoked = client.observations.moment();
     let value = i64::try_from(invoked).unwrap_or(0);
     // A client that dies meanwhile has left a write with an unknown outcome.
-    let place = {
+    let index = {
         let action = RegisterAction::Write { expected, value, written: Written::Unknown };
         let calls = &mut client.observations.lock().calls;
         calls.push(RegisterCall { key: key.to_string(), invoked, returned: None, action });
@@ -96,7 +96,7 @@ async fn write(client: &mut SimulatedClient, key: i64, expected: Option<i64>) {
         CallOutcome::Unknown | CallOutcome::Nothing => return,
     };
     let returned = Some(client.observations.moment());
-    if let Some(call) = client.observations.lock().calls.get_mut(place) {
+    if let Some(call) = client.observations.lock().calls.get_mut(index) {
         call.returned = returned;
         call.action = RegisterAction::Write { expected, value, written };
     }

@@ -250,8 +250,8 @@ impl FeedFixture {
         for row in self.rows("user_feed").await?.iter().filter(|row| row.int("generation") == Some(live)) {
             let int = |name: &str| row.int(name).unwrap_or(0);
             let at = row.time("created_at").context("a row without a time")?.micros();
-            let place = (int("viewer_id"), at, int("post_id"));
-            ensure!(wanted.contains(&place), "a row is left of something else: {}", row.to_json());
+            let entry = (int("viewer_id"), at, int("post_id"));
+            ensure!(wanted.contains(&entry), "a row is left of something else: {}", row.to_json());
         }
         same("work that is left", &self.rows("user_feed_work").await?.len(), &0)?;
         invariants::check(&self.client().scope("home")).await

@@ -390,7 +390,7 @@ async fn busy(fixture: &LogFixture, notes: i64, rounds: i64) -> Result<BTreeMap<
 }
 
 /// The partition of a note, found in the log.
-async fn place(store: &dyn Store, tenant: &str, id: i64, n: i64) -> Result<(u32, u64)> {
+async fn position_of(store: &dyn Store, tenant: &str, id: i64, n: i64) -> Result<(u32, u64)> {
     for _ in 0..1_000 {
         for record in whole_log(store).await? {
             let is_it = record.tenant.as_str() == tenant
@@ -540,7 +540,7 @@ async fn the_mark_is_never_ahead_of_the_work(namespace: &dyn TestNamespace) -> R
         }
     }
     set(&fixture.handler.later, &[77]);
-    let (partition, offset) = place(fixture.client.house.store().as_ref(), "bond", 2, 77).await?;
+    let (partition, offset) = position_of(fixture.client.house.store().as_ref(), "bond", 2, 77).await?;
     for _ in 0..30 {
         let _ = fixture.client.work(100).await;
     }
@@ -571,7 +571,7 @@ async fn one_note(fixture: &LogFixture, numbers: &[i64]) -> Result<u32> {
         fixture.write("acme", 1, *n).await?;
     }
     let last = numbers.last().copied().unwrap_or(0);
-    Ok(place(fixture.client.house.store().as_ref(), "acme", 1, last).await?.0)
+    Ok(position_of(fixture.client.house.store().as_ref(), "acme", 1, last).await?.0)
 }
 
 async fn a_paused_holder_wakes_in_vain(namespace: &dyn TestNamespace) -> Result<()> {
@@ -589,13 +589,13 @@ async fn a_paused_holder_wakes_in_vain(namespace: &dyn TestNamespace) -> Result<
 async fn overtaken(store: Arc<dyn Store>, clock: &ManualClock, id: i64, successor: &str) -> Result<()> {
     let first = Arc::new(LogFixture::over(store.clone(), Arc::new(clock.clone()), BLUEPRINT, 1).await?);
     first.write("acme", id, 9).await?;
-    let partition = place(store.as_ref(), "acme", id, 9).await?.0;
+    let partition = position_of(store.as_ref(), "acme", id, 9).await?.0;
     let held = first.hold("first", partition).await?;
     first.step(&held, partition, 50).await?;
     for n in [1, 2, 3] {
         first.write("acme", id, n).await?;
     }
-    place(store.as_ref(), "acme", id, 3).await?;
+    position_of(store.as_ref(), "acme", id, 3).await?;
     let gate = first.handler.gate(2);
     let sleeper = tokio::spawn({
         let first = first.clone();
@@ -634,7 +634,7 @@ async fn a_holder_of_an_older_epoch_writes_nothing(namespace: &dyn TestNamespace
     loop {
         id += 1;
         first.write("acme", id, 5).await?;
-        if place(store.as_ref(), "acme", id, 5).await?.0 == partition {
+        if position_of(store.as_ref(), "acme", id, 5).await?.0 == partition {
             break;
         }
     }
@@ -676,7 +676,7 @@ async fn a_group_goes_back_and_does_everything_again(namespace: &dyn TestNamespa
     let fixture = LogFixture::open(namespace, 3).await?;
     let partition = one_note(&fixture, &[1, 2, 3, 4]).await?;
     fixture.drain().await?;
-    let (_, offset) = place(fixture.client.house.store().as_ref(), "acme", 1, 2).await?;
+    let (_, offset) = position_of(fixture.client.house.store().as_ref(), "acme", 1, 2).await?;
     fixture.group().seek(partition, offset).await?;
     ensure!(fixture.ahead().await? >= 2, "nothing lies ahead");
     fixture.drain().await?;
@@ -690,7 +690,7 @@ async fn a_group_goes_back_and_does_everything_again(namespace: &dyn TestNamespa
     )?;
     // Forward, over what is not to be done.
     let partition = one_note(&fixture, &[6, 7]).await?;
-    let (_, offset) = place(fixture.client.house.store().as_ref(), "acme", 1, 6).await?;
+    let (_, offset) = position_of(fixture.client.house.store().as_ref(), "acme", 1, 6).await?;
     fixture.group().seek(partition, offset).await?;
     fixture.drain().await?;
     same(
@@ -707,7 +707,7 @@ async fn going_back_is_not_lost_to_a_step_under_way(namespace: &dyn TestNamespac
     fixture.drain().await?;
     let mark = fixture.group().status().await?[partition as usize].reached;
     fixture.write("acme", 1, 2).await?;
-    place(fixture.client.house.store().as_ref(), "acme", 1, 2).await?;
+    position_of(fixture.client.house.store().as_ref(), "acme", 1, 2).await?;
     let gate = fixture.handler.gate(2);
     let held = fixture.hold("first", partition).await?;
     let step = tokio::spawn({
@@ -788,7 +788,7 @@ async fn the_log_is_kept_until_it_was_read(namespace: &dyn TestNamespace) -> Res
     let client = &fixture.client;
     let create = json!({"id": 1, "n": 13});
     let first = client.call_as("first", "note.create", &[], create.clone(), None).await?;
-    let partition = place(store.as_ref(), "acme", 1, 13).await?.0;
+    let partition = position_of(store.as_ref(), "acme", 1, 13).await?.0;
     // A program's group that has claimed and read nothing, and a parked record, keep what they need.
     let key = [i64::from(partition).into()];
     let claimed =
@@ -802,7 +802,7 @@ async fn the_log_is_kept_until_it_was_read(namespace: &dyn TestNamespace) -> Res
     fixture.write("acme", 1, 3).await?;
     fixture.drain().await?;
     same("the oldest, while a program has it ahead", &oldest(store.as_ref(), partition).await?, &1)?;
-    let head = place(store.as_ref(), "acme", 1, 3).await?.1;
+    let head = position_of(store.as_ref(), "acme", 1, 3).await?.1;
     let epoch = claimed.body["epoch"].clone();
     let commit = json!({"holder": "me", "epoch": epoch, "from": 0, "to": head});
     client.done("audit.commit", &key, commit, None).await?;
@@ -850,7 +850,7 @@ async fn what_was_trimmed_unread_is_counted(namespace: &dyn TestNamespace) -> Re
     claim_as_me(&fixture.client, &key).await?;
     clock.advance(Duration::from_secs(7_200));
     fixture.write("acme", 1, 5).await?;
-    let (_, last) = place(store.as_ref(), "acme", 1, 5).await?;
+    let (_, last) = position_of(store.as_ref(), "acme", 1, 5).await?;
     for _ in 0..50 {
         let _ = fixture.client.work(3).await;
     }

@@ -116,8 +116,8 @@ async fn busy(client: &TenantClient, first: i64, count: i64) -> Result<()> {
     for id in first..first + count {
         for tenant in TENANTS {
             let client = client.for_tenant(tenant)?;
-            for (place, email) in (0..).zip(EMAILS) {
-                order(&client, 10 * id + place, email).await?;
+            for (index, email) in (0..).zip(EMAILS) {
+                order(&client, 10 * id + index, email).await?;
             }
         }
     }

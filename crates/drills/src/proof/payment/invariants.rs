@@ -126,14 +126,14 @@ async fn check_ledger(scope: &CheckScope<'_>) -> Result<()> {
     for row in scope.rows(table("transfer")?).await? {
         let amount = int(&row, "amount")?;
         let (debit, credit, currency) = (text(&row, "debit"), text(&row, "credit"), text(&row, "currency"));
-        let place = match row.text("kind") {
+        let index = match row.text("kind") {
             Some("POSTED") => 0,
             Some("PENDING") => 2,
             _ => continue,
         };
-        for (account, place) in [(debit, place), (credit, place + 1)] {
+        for (account, index) in [(debit, index), (credit, index + 1)] {
             let sums = expected.entry((account, currency.clone())).or_default();
-            sums[place] += amount;
+            sums[index] += amount;
         }
         let id = text(&row, "transfer_id");
         if let Some((transaction, _)) = id.rsplit_once(':') {
@@ -143,10 +143,10 @@ async fn check_ledger(scope: &CheckScope<'_>) -> Result<()> {
     let mut stored: BTreeMap<(String, String), (Sums, i64)> = BTreeMap::new();
     for row in scope.rows(table("account")?).await? {
         let (sums, available) = stored.entry((text(&row, "account"), text(&row, "currency"))).or_default();
-        for (place, column) in
+        for (index, column) in
             ["debits_posted", "credits_posted", "debits_pending", "credits_pending"].into_iter().enumerate()
         {
-            sums[place] += int(&row, column)?;
+            sums[index] += int(&row, column)?;
         }
         *available += int(&row, "available")?;
     }
@@ -160,7 +160,7 @@ async fn check_ledger(scope: &CheckScope<'_>) -> Result<()> {
         );
     }
     ensure!(expected.is_empty(), "transfers of no account: {expected:?}");
-    let [debits, credits] = [0, 1].map(|place| stored.values().map(|(sums, _)| sums[place]).sum::<i64>());
+    let [debits, credits] = [0, 1].map(|index| stored.values().map(|(sums, _)| sums[index]).sum::<i64>());
     ensure!(debits == credits, "debits are {debits}, credits {credits}");
     for row in scope.rows(table("transaction")?).await? {
         let id = format!("{}:{}", text(&row, "payment_intent_id"), text(&row, "transaction_id"));

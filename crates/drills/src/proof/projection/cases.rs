@@ -326,8 +326,8 @@ impl Interceptor for Arc<LateReads> {
         let mut page = inner.scan(scan).await?;
         let mut late = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         for row in &mut page.rows {
-            if let Some(place) = late.iter().position(|old| old.address() == row.address()) {
-                *row = late.remove(place);
+            if let Some(index) = late.iter().position(|old| old.address() == row.address()) {
+                *row = late.remove(index);
             }
         }
         Ok(page)

@@ -298,12 +298,12 @@ impl EventWriter {
         let count = 1 + self.random.below(TOGETHER_MAX);
         let first = self.random.below(PROFILES_EACH);
         let mut requests = Vec::new();
-        for place in (first..first + count).map(|place| place % PROFILES_EACH) {
-            let id = place * WRITERS + self.number;
+        for index in (first..first + count).map(|index| index % PROFILES_EACH) {
+            let id = index * WRITERS + self.number;
             let team = format!("team {}", self.random.below(TEAMS));
             let fields = json!({"team": team, "points": self.random.below(1_000)});
             let is_rare = self.random.below(8) == 0;
-            let profile = &mut self.profiles[usize::try_from(place)?];
+            let profile = &mut self.profiles[usize::try_from(index)?];
             let (action, input, after) = match *profile {
                 None => {
                     let input = json!({"id": id, "team": team, "points": 1});

@@ -357,15 +357,15 @@ async fn lists_that_do_not_agree_are_not_made_worse(namespace: &dyn TestNamespac
         let table = client.table(list)?.clone();
         let listed = scan(store_client.store.as_ref(), Scan::of(&table, &client.tenant)).await?;
         let row = listed.iter().find(|row| row.int("follower") == Some(from)).context("not listed")?;
-        let place = || row.key().to_vec();
-        store_client.apply(store_client.one(Step::delete(&table, place()))).await?;
+        let key = || row.key().to_vec();
+        store_client.apply(store_client.one(Step::delete(&table, key()))).await?;
         client.refused("follow.remove", &edge(from, 9), json!({}), None, Code::Internal).await?;
-        store_client.apply(store_client.one(Step::insert(&table, place()))).await?;
+        store_client.apply(store_client.one(Step::insert(&table, key()))).await?;
         remove(&client, from, 9).await?;
-        store_client.apply(store_client.one(Step::insert(&table, place()))).await?;
+        store_client.apply(store_client.one(Step::insert(&table, key()))).await?;
         // The clock stands, so this is the place where the edge would stand again.
         client.refused("follow.add", &edge(from, 9), json!({}), None, Code::Internal).await?;
-        store_client.apply(store_client.one(Step::delete(&table, place()))).await?;
+        store_client.apply(store_client.one(Step::delete(&table, key()))).await?;
     }
     same("what is there", &check_rows(&client).await?, &BTreeSet::new())
 }

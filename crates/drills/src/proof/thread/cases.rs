@@ -448,18 +448,18 @@ async fn a_list_that_does_not_agree_is_not_made_worse(namespace: &dyn TestNamesp
     let (store_client, table) = (client.store_client()?, client.table("comments_listed")?.clone());
     append(&client, 1, "a").await?;
     let listed = scan(store_client.store.as_ref(), Scan::of(&table, &client.tenant)).await?;
-    let place = || listed.first().map(|row| row.key().to_vec()).unwrap_or_default();
+    let row_key = || listed.first().map(|row| row.key().to_vec()).unwrap_or_default();
     // A program writes past the actions. It should not; if it does, it shows.
-    store_client.apply(store_client.one(Step::delete(&table, place()))).await?;
+    store_client.apply(store_client.one(Step::delete(&table, row_key()))).await?;
     for action in ["hide", "remove"] {
         client.refused(&format!("comment.{action}"), &key(1, "a"), json!({}), None, Code::Internal).await?;
     }
-    store_client.apply(store_client.one(Step::insert(&table, place()))).await?;
+    store_client.apply(store_client.one(Step::insert(&table, row_key()))).await?;
     client.done("comment.hide", &key(1, "a"), json!({}), None).await?;
-    store_client.apply(store_client.one(Step::insert(&table, place()))).await?;
+    store_client.apply(store_client.one(Step::insert(&table, row_key()))).await?;
     same("what is hidden is not shown", &list(&client, 1, "newest", 5).await?, &vec![])?;
     client.refused("comment.restore", &key(1, "a"), json!({}), None, Code::Internal).await?;
-    store_client.apply(store_client.one(Step::delete(&table, place()))).await?;
+    store_client.apply(store_client.one(Step::delete(&table, row_key()))).await?;
     client.done("comment.restore", &key(1, "a"), json!({}), None).await?;
     same("what is visible", &check_rows(&client, 1).await?, &ids(["a"]))?;
     // Something stands already where a new one would.

@@ -17,13 +17,13 @@ pub(crate) async fn check(scope: &CheckScope<'_>) -> Result<()> {
     let mut expected: BTreeMap<String, i64> = BTreeMap::new();
     for row in scope.rows(scope.table()?).await? {
         if row.text("status") == Some("VISIBLE") {
-            visible.insert(columns_text(&row, child)?, place(&row, "posted_at")?);
+            visible.insert(columns_text(&row, child)?, position(&row, "posted_at")?);
             *expected.entry(columns_text(&row, parent)?).or_default() += 1;
         }
     }
     let mut listed = BTreeMap::new();
     for row in scope.rows(scope.table_beside("listed")?).await? {
-        let twice = listed.insert(columns_text(&row, child)?, place(&row, "at")?);
+        let twice = listed.insert(columns_text(&row, child)?, position(&row, "at")?);
         ensure!(twice.is_none(), "{row} stands twice in the list");
     }
     same("the lists", &listed, &visible)?;
@@ -36,6 +36,6 @@ pub(crate) async fn check(scope: &CheckScope<'_>) -> Result<()> {
     scope.histories(scope.sibling("")?, &[]).await.map(drop)
 }
 
-fn place(row: &Row, at: &str) -> Result<(i64, Time)> {
+fn position(row: &Row, at: &str) -> Result<(i64, Time)> {
     Ok((row.int("bucket").context("no bucket")?, row.time(at).context("no time")?))
 }

@@ -50,8 +50,8 @@ async fn act(client: &mut SimulatedClient) {
         client.call("order.start", &[], json!({"order_id": order, "total": total}), None).await;
         return;
     }
-    let place = client.random.below(TRANSITIONS.len() as u64) as usize;
-    let name = TRANSITIONS.get(place).copied().unwrap_or("pay");
+    let index = client.random.below(TRANSITIONS.len() as u64) as usize;
+    let name = TRANSITIONS.get(index).copied().unwrap_or("pay");
     let input = match name {
         "pay" => json!({"payment": client.name, "reason": "simulated"}),
         _ => json!({}),

@@ -41,9 +41,9 @@ impl RowReading {
             (RowReading::Fenced, row) => Some(row.clone()),
             (RowReading::Only(columns), row) => {
                 let table = row.table();
-                let shown = |(place, value): (usize, &Value)| {
-                    let name = table.columns().get(place).map_or("", |column| &column.name);
-                    let is_shown = place < table.key_len() || columns.iter().any(|column| column == name);
+                let shown = |(index, value): (usize, &Value)| {
+                    let name = table.columns().get(index).map_or("", |column| &column.name);
+                    let is_shown = index < table.key_len() || columns.iter().any(|column| column == name);
                     if is_shown { value.clone() } else { Value::Null }
                 };
                 let values = row.values().iter().enumerate().map(shown).collect();

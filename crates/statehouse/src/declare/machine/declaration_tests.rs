@@ -116,14 +116,14 @@ fn a_failed_conjunct_finds_its_rule() {
         let optional = inputs.clone().map(|input| Property { required: false, ..input });
         let given = crate::inputs::parse_inputs(&optional, given).unwrap();
         let values = RuleValues { inputs: Some(&given), ..RuleValues::default() };
-        for (place, rule) in rules.iter().enumerate() {
+        for (index, rule) in rules.iter().enumerate() {
             let checked = rule.clone().checked(&RuleColumns::from(&*def), &inputs).unwrap();
             let guard = checked.bind(&values);
             let found: Vec<usize> =
                 (0..rules.len()).filter(|other| refuse::could_bind(&rules[*other], &guard)).collect();
-            assert!(found.contains(&place), "{rule} binds to {guard}, found {found:?}");
-            if !given.is_empty() && place > 2 {
-                assert_eq!(found, [place], "{rule} binds to {guard}");
+            assert!(found.contains(&index), "{rule} binds to {guard}, found {found:?}");
+            if !given.is_empty() && index > 2 {
+                assert_eq!(found, [index], "{rule} binds to {guard}");
             }
         }
     }

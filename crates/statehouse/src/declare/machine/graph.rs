@@ -188,8 +188,8 @@ impl Graph {
     pub fn mermaid(&self) -> String {
         let mut arrows: BTreeMap<(usize, usize), Vec<String>> = BTreeMap::new();
         let rank = |state: &Option<DeclaredName>| {
-            let place = state.as_ref().and_then(|state| self.states.iter().position(|known| known == state));
-            place.map_or(0, |place| place + 1)
+            let index = state.as_ref().and_then(|state| self.states.iter().position(|known| known == state));
+            index.map_or(0, |index| index + 1)
         };
         for edge in &self.edges {
             let label = match edge.kind {
@@ -201,7 +201,7 @@ impl Graph {
                 labels.push(label);
             }
         }
-        let name = |rank: usize| match rank.checked_sub(1).and_then(|place| self.states.get(place)) {
+        let name = |rank: usize| match rank.checked_sub(1).and_then(|index| self.states.get(index)) {
             Some(state) => state.to_string(),
             None => "[*]".to_owned(),
         };

@@ -65,8 +65,8 @@ impl RuleSource for Scene<'_> {
         })
     }
 
-    fn key(&self, place: usize) -> Value {
-        self.key.get(place).cloned().unwrap_or(Value::Null)
+    fn key(&self, index: usize) -> Value {
+        self.key.get(index).cloned().unwrap_or(Value::Null)
     }
 
     fn bound(&self, name: &str) -> Value {

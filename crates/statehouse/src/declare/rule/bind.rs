@@ -53,8 +53,8 @@ impl RuleSource for RuleValues<'_> {
     fn claim(&self, name: &str) -> Value {
         member(self.claims, name)
     }
-    fn key(&self, place: usize) -> Value {
-        self.key.get(place).cloned().unwrap_or(Value::Null)
+    fn key(&self, index: usize) -> Value {
+        self.key.get(index).cloned().unwrap_or(Value::Null)
     }
     fn bound(&self, name: &str) -> Value {
         let found = self.binds.iter().find(|(bound, _)| *bound == name);
@@ -285,11 +285,11 @@ const SHOWN_CHARACTERS_MAX: usize = 80;
 impl fmt::Display for FailedLeaf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} does not hold", self.text)?;
-        for (place, (name, value)) in self.values.iter().enumerate() {
+        for (index, (name, value)) in self.values.iter().enumerate() {
             let shown = value.to_string();
             let cut: String = shown.chars().take(SHOWN_CHARACTERS_MAX).collect();
             let rest = if cut.len() < shown.len() { "…" } else { "" };
-            write!(f, "{}{name} is {cut}{rest}", if place == 0 { ": " } else { ", " })?;
+            write!(f, "{}{name} is {cut}{rest}", if index == 0 { ": " } else { ", " })?;
         }
         Ok(())
     }

@@ -298,13 +298,13 @@ fn check_list(
     let varies = |item: &Term| matches!(item, Term::Column(_) | Term::Coalesce(..) | Term::Now { .. });
     let mut terms = vec![term];
     terms.extend(list);
-    if let Some((place, item)) = terms.iter().enumerate().skip(1).find(|(_, item)| varies(item)) {
+    if let Some((index, item)) = terms.iter().enumerate().skip(1).find(|(_, item)| varies(item)) {
         if let Term::Column(name) = item {
-            column_kind(name, scope, place)?;
+            column_kind(name, scope, index)?;
         }
         let title = format!("`{item}` cannot be in a list");
         let advice = "a list has literals, inputs and claims; text is in single quotes";
-        return Err(LeafError::new(Some(place), title).advise(advice));
+        return Err(LeafError::new(Some(index), title).advise(advice));
     }
     let kind = unify(&mut terms, scope)?;
     let term = terms.remove(0);
@@ -327,35 +327,35 @@ enum Weight {
 /// The one type of the terms. Literals are put into its form.
 fn unify(terms: &mut [Term], scope: &RuleScope<'_>) -> Result<Type, LeafError> {
     let mut own = Vec::with_capacity(terms.len());
-    for (place, term) in terms.iter().enumerate() {
-        own.push(own_kind(term, scope, place)?);
+    for (index, term) in terms.iter().enumerate() {
+        own.push(own_kind(term, scope, index)?);
     }
     if own.iter().all(|(weight, _)| *weight == Weight::Literal) {
         let title = "compares constants with each other";
         return Err(LeafError::new(None, title).advise("name a column, an input or a claim"));
     }
     let mut anchor = (0, Weight::Open, Type::Text);
-    for (place, (weight, kind)) in own.iter().enumerate() {
+    for (index, (weight, kind)) in own.iter().enumerate() {
         if *weight > anchor.1 {
-            anchor = (place, *weight, *kind);
+            anchor = (index, *weight, *kind);
         }
     }
-    let (place, _, kind) = anchor;
-    let name = match terms.get(place) {
+    let (index, _, kind) = anchor;
+    let name = match terms.get(index) {
         Some(Term::Coalesce(column, _)) => Term::Column(column.clone()).to_string(),
         Some(term) => term.to_string(),
         None => String::new(),
     };
     if !kind.is_ordered() {
         let title = format!("`{name}` is {kind}, which has no order");
-        return Err(LeafError::new(Some(place), title).advise("only `is null` can be asked of it"));
+        return Err(LeafError::new(Some(index), title).advise("only `is null` can be asked of it"));
     }
-    for (place, (term, (weight, own))) in terms.iter_mut().zip(own).enumerate() {
+    for (index, (term, (weight, own))) in terms.iter_mut().zip(own).enumerate() {
         let widens = weight == Weight::Input && own == Type::Int && kind == Type::Float;
         if weight >= Weight::Input && own != kind && !widens {
-            return Err(LeafError::new(Some(place), format!("`{term}` is {own}, but `{name}` is {kind}")));
+            return Err(LeafError::new(Some(index), format!("`{term}` is {own}, but `{name}` is {kind}")));
         }
-        convert(term, kind).map_err(|error| error.within(place, &name))?;
+        convert(term, kind).map_err(|error| error.within(index, &name))?;
     }
     Ok(kind)
 }
@@ -369,10 +369,10 @@ enum LiteralError {
 }
 
 impl LiteralError {
-    fn within(self, place: usize, other: &str) -> LeafError {
-        let fail = |title: String| LeafError::new(Some(place), title);
+    fn within(self, index: usize, other: &str) -> LeafError {
+        let fail = |title: String| LeafError::new(Some(index), title);
         match self {
-            LiteralError::Null => null_compared(place),
+            LiteralError::Null => null_compared(index),
             LiteralError::WrongType(value, got, kind) => {
                 fail(format!("`{value}` is {got}, but `{other}` is {kind}"))
             }
@@ -384,8 +384,8 @@ impl LiteralError {
     }
 }
 
-fn null_compared(place: usize) -> LeafError {
-    LeafError::new(Some(place), "null cannot be compared").advise("ask `is null` or `is not null`")
+fn null_compared(index: usize) -> LeafError {
+    LeafError::new(Some(index), "null cannot be compared").advise("ask `is null` or `is not null`")
 }
 
 /// Puts the literal of a term into the form of a type.
@@ -412,10 +412,10 @@ fn convert(term: &mut Term, kind: Type) -> Result<(), LiteralError> {
 }
 
 /// What a term says about the type of its comparison.
-fn own_kind(term: &Term, scope: &RuleScope<'_>, place: usize) -> Result<(Weight, Type), LeafError> {
-    let fail = |title: String| Err(LeafError::new(Some(place), title));
+fn own_kind(term: &Term, scope: &RuleScope<'_>, index: usize) -> Result<(Weight, Type), LeafError> {
+    let fail = |title: String| Err(LeafError::new(Some(index), title));
     match term {
-        Term::Column(name) | Term::Coalesce(name, _) => Ok((Weight::Fixed, column_kind(name, scope, place)?)),
+        Term::Column(name) | Term::Coalesce(name, _) => Ok((Weight::Fixed, column_kind(name, scope, index)?)),
         Term::Now { plus_micros } if plus_micros.unsigned_abs() > NOW_OFFSET_MAX_MICROS => {
             fail(format!("`{term}` moves the clock by more than a century"))
         }
@@ -424,19 +424,19 @@ fn own_kind(term: &Term, scope: &RuleScope<'_>, place: usize) -> Result<(Weight,
             Some(kind) => Ok((Weight::Fixed, *kind)),
             None => fail(format!("the key has {} parts, so there is no `{term}`", scope.columns.key.len())),
         },
-        Term::Input(name) => match property(name, scope, place)?.form.kind() {
+        Term::Input(name) => match property(name, scope, index)?.form.kind() {
             Some(kind) => Ok((Weight::Input, kind)),
             None => fail(format!("`{term}` is not a single value, so it cannot be compared")),
         },
         Term::Value(value) => match value.kind() {
             Some(kind) => Ok((Weight::Literal, kind)),
-            None => Err(null_compared(place)),
+            None => Err(null_compared(index)),
         },
         Term::Claim(_) | Term::Bind(_) => Ok((Weight::Open, Type::Text)),
     }
 }
 
-fn column_kind(name: &str, scope: &RuleScope<'_>, place: usize) -> Result<Type, LeafError> {
+fn column_kind(name: &str, scope: &RuleScope<'_>, index: usize) -> Result<Type, LeafError> {
     scope.columns.kind_of(name).ok_or_else(|| {
         let title = format!("there is no column `{name}`");
         let input = scope.inputs.iter().any(|input| input.name == name);
@@ -445,15 +445,15 @@ fn column_kind(name: &str, scope: &RuleScope<'_>, place: usize) -> Result<Type, 
         } else {
             known("columns", name, &scope.columns.names())
         };
-        LeafError::new(Some(place), title).advise(advice)
+        LeafError::new(Some(index), title).advise(advice)
     })
 }
 
-fn property<'a>(name: &str, scope: &RuleScope<'a>, place: usize) -> Result<&'a Property, LeafError> {
+fn property<'a>(name: &str, scope: &RuleScope<'a>, index: usize) -> Result<&'a Property, LeafError> {
     scope.inputs.iter().find(|input| input.name == name).ok_or_else(|| {
         let names: Vec<&str> = scope.inputs.iter().map(|input| input.name.as_str()).collect();
         let title = format!("there is no input `{name}`");
-        LeafError::new(Some(place), title).advise(known("inputs", name, &names))
+        LeafError::new(Some(index), title).advise(known("inputs", name, &names))
     })
 }
 

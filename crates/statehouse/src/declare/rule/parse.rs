@@ -196,7 +196,7 @@ impl<'a> Parser<'a> {
             Ok(leaf) if is_negated => Ok(leaf.rule.negated()),
             Ok(leaf) => Ok(leaf.rule),
             Err(error) => {
-                let term = error.term.and_then(|place| spans.get(place)).cloned();
+                let term = error.term.and_then(|index| spans.get(index)).cloned();
                 Err(error.placed(term.unwrap_or(whole)))
             }
         }

@@ -73,7 +73,7 @@ fn inputs() -> Vec<Property> {
 }
 
 fn rule() -> impl Strategy<Value = Rule> {
-    let comparison = || (0..6_usize).prop_map(|place| Comparison::ALL[place]);
+    let comparison = || (0..6_usize).prop_map(|index| Comparison::ALL[index]);
     let number =
         || prop_oneof![Just(col("a")), Just(col("b")), Just(coalesce("a", 1)), Just(input("amount"))];
     let constant = || prop_oneof![(-1..2_i64).prop_map(Term::from), Just(input("amount"))];

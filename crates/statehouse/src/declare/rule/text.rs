@@ -68,8 +68,8 @@ fn write_list(f: &mut fmt::Formatter<'_>, list: &[Term]) -> fmt::Result {
 }
 
 fn write_parts(f: &mut fmt::Formatter<'_>, parts: &[Rule], word: &str) -> fmt::Result {
-    for (place, part) in parts.iter().enumerate() {
-        if place > 0 {
+    for (index, part) in parts.iter().enumerate() {
+        if index > 0 {
             write!(f, " {word} ")?;
         }
         match part {

@@ -48,23 +48,23 @@ pub(super) fn is_reserved(word: &str) -> bool {
 /// Takes the text apart. The last token is the end.
 pub(super) fn tokens(text: &str) -> Result<Vec<(RuleToken<'_>, Range<usize>)>, RuleError> {
     let mut tokens = Vec::new();
-    let mut place = 0;
+    let mut offset = 0;
     loop {
-        let rest = text.get(place..).unwrap_or_default();
+        let rest = text.get(offset..).unwrap_or_default();
         let trimmed = rest.trim_start();
-        place += rest.len() - trimmed.len();
+        offset += rest.len() - trimmed.len();
         if trimmed.is_empty() {
             tokens.push((RuleToken::End, text.len()..text.len()));
             return Ok(tokens);
         }
-        let (token, length) = token(trimmed, place)?;
-        tokens.push((token, place..place + length));
-        place += length;
+        let (token, length) = token(trimmed, offset)?;
+        tokens.push((token, offset..offset + length));
+        offset += length;
     }
 }
 
 /// The first token of a text that does not begin with a space, and its length.
-fn token(text: &str, place: usize) -> Result<(RuleToken<'_>, usize), RuleError> {
+fn token(text: &str, offset: usize) -> Result<(RuleToken<'_>, usize), RuleError> {
     let prefix = |length: usize| text.get(..length).unwrap_or_default();
     match text.chars().next() {
         Some(first) if first.is_ascii_alphabetic() || first == '_' => {
@@ -76,38 +76,38 @@ fn token(text: &str, place: usize) -> Result<(RuleToken<'_>, usize), RuleError> 
             Ok((RuleToken::Number(prefix(end)), end))
         }
         Some('\'') => {
-            let (content, end) = quoted(text, '\'', place, "a text literal")?;
+            let (content, end) = quoted(text, '\'', offset, "a text literal")?;
             Ok((RuleToken::Text(content), end))
         }
         Some('"') => {
-            let (content, end) = quoted(text, '"', place, "a quoted name")?;
+            let (content, end) = quoted(text, '"', offset, "a quoted name")?;
             Ok((RuleToken::Quoted(content), end))
         }
-        other => symbol(text, other, place),
+        other => symbol(text, other, offset),
     }
 }
 
-fn symbol(text: &str, first: Option<char>, place: usize) -> Result<(RuleToken<'_>, usize), RuleError> {
+fn symbol(text: &str, first: Option<char>, offset: usize) -> Result<(RuleToken<'_>, usize), RuleError> {
     if let Some((foreign, write)) = FOREIGN.iter().find(|(foreign, _)| text.starts_with(foreign)) {
         let title = format!("`{foreign}` is not a symbol of rules");
-        return Err(RuleError::at(place..place + foreign.len(), title).advise(format!("write `{write}`")));
+        return Err(RuleError::at(offset..offset + foreign.len(), title).advise(format!("write `{write}`")));
     }
     if let Some(symbol) = SYMBOLS.iter().find(|symbol| text.starts_with(**symbol)) {
         return Ok((RuleToken::Symbol(symbol), symbol.len()));
     }
     let first = first.unwrap_or_default();
     let title = format!("`{first}` is not a symbol of rules");
-    Err(RuleError::at(place..place + first.len_utf8(), title))
+    Err(RuleError::at(offset..offset + first.len_utf8(), title))
 }
 
 /// How much of the text is one number or duration; an exponent may have a sign.
 fn number_length(text: &str) -> usize {
     let mut before = ' ';
     let mut is_decimal = true;
-    for (place, letter) in text.char_indices() {
+    for (offset, letter) in text.char_indices() {
         let is_exponent_sign = matches!(letter, '+' | '-') && matches!(before, 'e' | 'E') && is_decimal;
         if !(letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_') || is_exponent_sign) {
-            return place;
+            return offset;
         }
         is_decimal &= letter.is_ascii_digit() || matches!(letter, '.' | 'e' | 'E' | '+' | '-');
         before = letter;
@@ -116,7 +116,7 @@ fn number_length(text: &str) -> usize {
 }
 
 /// The content of a quoted text, in which a doubled quote stands for one, and its length with the quotes.
-fn quoted(text: &str, quote: char, place: usize, what: &str) -> Result<(String, usize), RuleError> {
+fn quoted(text: &str, quote: char, offset: usize, what: &str) -> Result<(String, usize), RuleError> {
     let mut content = String::new();
     let mut letters = text.char_indices().skip(1).peekable();
     while let Some((at, letter)) = letters.next() {
@@ -129,5 +129,5 @@ fn quoted(text: &str, quote: char, place: usize, what: &str) -> Result<(String, 
         }
     }
     let title = format!("{what} is not closed");
-    Err(RuleError::at(place..place + text.len(), title).advise(format!("end it with {quote}")))
+    Err(RuleError::at(offset..offset + text.len(), title).advise(format!("end it with {quote}")))
 }

@@ -79,16 +79,16 @@ impl<'r, 'q> GroupRun<'r, 'q> {
         self.leader.queue.lock().known = self.known.take();
     }
 
-    fn member(&self, place: usize) -> Result<&GroupMember, Refusal> {
-        self.leader.group.get(place).ok_or_else(|| bug!("a group has no member {place}").into())
+    fn member(&self, index: usize) -> Result<&GroupMember, Refusal> {
+        self.leader.group.get(index).ok_or_else(|| bug!("a group has no member {index}").into())
     }
 
     /// Q2: plans that may yet apply a call of the group are resolved first.
     async fn resolve_doubts(&mut self) {
         let tenant = self.one.call.tenant.clone();
         let mut resolved: Vec<(String, Result<Resolution, StoreError>)> = Vec::new();
-        for place in self.leader.open() {
-            let Ok(member) = self.member(place) else { continue };
+        for index in self.leader.open() {
+            let Ok(member) = self.member(index) else { continue };
             let queued = &member.queued;
             let remembered = || self.house.unknown_outcomes.plan_of(&tenant, &queued.id);
             let Some(plan) = queued.doubt.clone().or_else(remembered) else { continue };
@@ -103,19 +103,19 @@ impl<'r, 'q> GroupRun<'r, 'q> {
                 }
             };
             if let Some(why) = why {
-                self.tell_unknown(place, &plan, &why);
+                self.tell_unknown(index, &plan, &why);
             }
         }
     }
 
     /// Tells a caller that its call may have been applied by a plan, or may yet be.
-    fn tell_unknown(&mut self, place: usize, plan: &str, why: &str) {
-        let Ok(member) = self.member(place) else { return };
+    fn tell_unknown(&mut self, index: usize, plan: &str, why: &str) {
+        let Ok(member) = self.member(index) else { return };
         let (id, is_given) = (member.queued.id.clone(), member.queued.is_given);
         if is_given {
             self.house.unknown_outcomes.add_within(&self.one.call.tenant, &id, plan);
         }
-        self.leader.settle(place, Err(StoreError::unknown(id, why).into()));
+        self.leader.settle(index, Err(StoreError::unknown(id, why).into()));
     }
 
     /// The state by which calls are judged.
@@ -140,8 +140,8 @@ impl<'r, 'q> GroupRun<'r, 'q> {
         let members = self.leader.open();
         let row = self.combiner.row(&state)?;
         let mut calls = Vec::with_capacity(members.len());
-        for place in &members {
-            let queued = &self.member(*place)?.queued;
+        for index in &members {
+            let queued = &self.member(*index)?.queued;
             let call = CombinedCall { call: &queued.call, id: &queued.id };
             calls.push(self.one.allowed(&queued.call, row, now_here).map(|()| call));
         }
@@ -171,12 +171,12 @@ impl<'r, 'q> GroupRun<'r, 'q> {
             self.known = None;
             return;
         }
-        for (place, call) in members.iter().zip(composed.calls) {
+        for (index, call) in members.iter().zip(composed.calls) {
             match call {
-                ComposedCall::Refused(refusal) => self.leader.settle(*place, Err(refusal)),
+                ComposedCall::Refused(refusal) => self.leader.settle(*index, Err(refusal)),
                 ComposedCall::Stored(..) => {
                     let bug = bug!("a combined call is stored by no plan");
-                    self.leader.settle(*place, Err(bug.into()));
+                    self.leader.settle(*index, Err(bug.into()));
                 }
             }
         }
@@ -192,8 +192,8 @@ impl<'r, 'q> GroupRun<'r, 'q> {
     ) -> Result<Plan, Refusal> {
         let PlanParts { subject, steps, event, related, .. } = parts;
         let (mut stored, mut ids) = (Vec::new(), Vec::new());
-        for (place, call) in members.iter().zip(&composed.calls) {
-            let queued = &self.member(*place)?.queued;
+        for (index, call) in members.iter().zip(&composed.calls) {
+            let queued = &self.member(*index)?.queued;
             if let ComposedCall::Stored(_, refusal) = call {
                 stored.push(queued);
                 ids.extend(refusal.is_none().then_some(queued.id.as_str()));
@@ -254,8 +254,8 @@ impl<'r, 'q> GroupRun<'r, 'q> {
     fn unknown(&mut self, committed: &CommittedGroup, why: &str) -> Result<(), Refusal> {
         self.leader.in_flight = None;
         self.known = None;
-        for place in &committed.members {
-            self.tell_unknown(*place, committed.plan.operation(), why);
+        for index in &committed.members {
+            self.tell_unknown(*index, committed.plan.operation(), why);
         }
         Ok(())
     }
@@ -279,12 +279,12 @@ impl<'r, 'q> GroupRun<'r, 'q> {
                 Err(error) => return self.unknown(committed, &error.to_string()),
             }
         }
-        for (place, call) in committed.members.iter().zip(&committed.composed.calls) {
+        for (index, call) in committed.members.iter().zip(&committed.composed.calls) {
             let result = match call {
                 ComposedCall::Refused(refusal) => Err(refusal.clone()),
                 ComposedCall::Stored(steps, _) => {
                     let receipt: Option<&Row> = rows.get(steps.start).and_then(Option::as_ref);
-                    let call = &self.member(*place)?.queued.call;
+                    let call = &self.member(*index)?.queued.call;
                     match receipt {
                         Some(receipt) => self.combiner.answer(call, receipt),
                         None => Err(bug!("the receipt of a combined call is missing").into()),
@@ -292,7 +292,7 @@ impl<'r, 'q> GroupRun<'r, 'q> {
                 }
             };
             let told = result.map(|answer| Answer { token: Some(token.clone()), ..answer });
-            self.leader.settle(*place, told);
+            self.leader.settle(*index, told);
         }
         Ok(())
     }
@@ -314,7 +314,7 @@ impl<'r, 'q> GroupRun<'r, 'q> {
         let owner = committed.composed.calls.iter().position(
             |call| matches!(call, ComposedCall::Stored(steps, _) if steps.start == step && reason == Reason::Present),
         );
-        let Some(place) = owner.and_then(|owner| committed.members.get(owner).copied()) else {
+        let Some(index) = owner.and_then(|owner| committed.members.get(owner).copied()) else {
             return self.conflict().await;
         };
         let receipt = match current {
@@ -329,13 +329,13 @@ impl<'r, 'q> GroupRun<'r, 'q> {
                 }
             }
         };
-        let queued = &self.member(place)?.queued;
+        let queued = &self.member(index)?.queued;
         let told = repeated(self.combiner, &queued.call, &queued.id, &receipt);
         let told = match told {
             Ok(answer) => self.with_token(answer, &receipt).await,
             Err(refusal) => Err(refusal),
         };
-        self.leader.settle(place, told);
+        self.leader.settle(index, told);
         Ok(())
     }
 

@@ -70,13 +70,13 @@ impl Reaction {
     }
 
     /// The operation id of the effect of an event (R2). The place in the record counts the events of one partition.
-    fn operation(&self, record: &Record, place: usize) -> String {
+    fn operation(&self, record: &Record, index: usize) -> String {
         let partition = record.position.map_or(0, |position| position.partition);
         let operation = match record.operation.len() > OPERATION_BYTES_MAX {
             true => digest(&record.operation),
             false => record.operation.clone(),
         };
-        format!("on.{}/{operation}/{partition}-{place}", self.name)
+        format!("on.{}/{operation}/{partition}-{index}", self.name)
     }
 
     /// Whether the effect of an event is done already (R2).
@@ -289,9 +289,9 @@ impl TemplateValues for EventValues<'_> {
             ("data", rest) => find(&self.event.data, rest).clone(),
             ("key", [part]) => {
                 let source = &self.reaction.source;
-                let place = source.key.iter().position(|(name, _)| name == part);
+                let index = source.key.iter().position(|(name, _)| name == part);
                 let key = source.parse_key(self.subject).ok();
-                key.zip(place).and_then(|(key, place)| Some(key.get(place)?.to_json())).unwrap_or_default()
+                key.zip(index).and_then(|(key, index)| Some(key.get(index)?.to_json())).unwrap_or_default()
             }
             ("row", [column, rest @ ..]) => self.column(column, rest),
             _ => Json::Null,

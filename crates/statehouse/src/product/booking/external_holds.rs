@@ -127,8 +127,8 @@ impl ExternalHolds for MemoryHolds {
         let end = self.clock.now().plus(span);
         let mut held = self.live();
         let is_others = |name: &String| held.get(name).is_some_and(|(other, _)| other != holder);
-        if let Some(place) = names.iter().position(is_others) {
-            return Ok(Err(place));
+        if let Some(index) = names.iter().position(is_others) {
+            return Ok(Err(index));
         }
         for name in names {
             held.entry(name.clone()).or_insert_with(|| (holder.to_owned(), end));

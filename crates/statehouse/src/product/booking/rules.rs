@@ -47,13 +47,13 @@ pub(super) fn choose(free: &[bool], count: usize, spread: usize) -> Option<Vec<b
         chosen.iter_mut().skip(*start).take(count).for_each(|one| *one = true);
         return Some(chosen);
     }
-    let singles: Vec<usize> = (0..free.len()).filter(|place| free.get(*place) == Some(&true)).collect();
+    let singles: Vec<usize> = (0..free.len()).filter(|index| free.get(*index) == Some(&true)).collect();
     if singles.len() < count {
         return None;
     }
     let first = spread % (singles.len() - count + 1).min(CHOICES);
-    for place in singles.iter().skip(first).take(count) {
-        if let Some(one) = chosen.get_mut(*place) {
+    for index in singles.iter().skip(first).take(count) {
+        if let Some(one) = chosen.get_mut(*index) {
             *one = true;
         }
     }

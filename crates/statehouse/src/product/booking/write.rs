@@ -160,8 +160,8 @@ impl BookingSpec {
             let names = self.hold_names(&call.tenant, units.iter().map(Row::key));
             match holds.acquire(&names, booking_id, self.hold_for).await? {
                 Ok(()) => {}
-                Err(place) if place < wanted.len() => {
-                    let unit = units.get(place).ok_or_else(|| bug!("unit {place} was not asked for"))?;
+                Err(index) if index < wanted.len() => {
+                    let unit = units.get(index).ok_or_else(|| bug!("unit {index} was not asked for"))?;
                     let what = self.what(unit.key());
                     return Err(Refusal::new(Code::Held, format!("{what} is held by another caller")));
                 }

@@ -49,14 +49,14 @@ type ListedFollowers = (Vec<i64>, Arc<Vec<ListItem>>);
 
 impl FollowerCache {
     /// The followers at a count that was read just now, if they were listed at the same.
-    fn at(&self, tenant: &Tenant, author: &Value, tally: &ShardedCount) -> Option<Arc<Vec<ListItem>>> {
+    fn at(&self, tenant: &Tenant, author: &Value, shards: &ShardedCount) -> Option<Arc<Vec<ListItem>>> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (stamp, items) = known.followers.get(&(tenant.clone(), key_text([author])))?;
-        (*stamp == tally.stamp()).then(|| items.clone())
+        (*stamp == shards.stamp()).then(|| items.clone())
     }
 
     /// Keeps followers that were listed after this count was read.
-    fn keep(&self, tenant: &Tenant, author: &Value, tally: &ShardedCount, items: &Arc<Vec<ListItem>>) {
+    fn keep(&self, tenant: &Tenant, author: &Value, shards: &ShardedCount, items: &Arc<Vec<ListItem>>) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if known.items + items.len() > REMEMBERED_MAX {
             known.followers.clear();
@@ -64,7 +64,7 @@ impl FollowerCache {
         }
         known.items += items.len() + 1;
         let key = (tenant.clone(), key_text([author]));
-        if let Some((_, before)) = known.followers.insert(key, (tally.stamp(), items.clone())) {
+        if let Some((_, before)) = known.followers.insert(key, (shards.stamp(), items.clone())) {
             known.items = known.items.saturating_sub(before.len() + 1);
         }
     }
@@ -76,12 +76,12 @@ impl FollowerCache {
     }
 
     /// Notes how many followers an author has.
-    pub(super) fn counted(&self, tenant: &Tenant, author: &Value, tally: &ShardedCount) {
+    pub(super) fn counted(&self, tenant: &Tenant, author: &Value, shards: &ShardedCount) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if known.counts.len() >= COUNTED_MAX {
             known.counts.clear();
         }
-        let count = usize::try_from(tally.sum()).unwrap_or(0);
+        let count = usize::try_from(shards.sum()).unwrap_or(0);
         known.counts.insert((tenant.clone(), key_text([author])), count);
     }
 }
@@ -114,7 +114,7 @@ impl<'d, 'f> PlanCapacity<'d, 'f> {
 /// Those who get the posts of an author.
 struct Audience<'p> {
     author: &'p Value,
-    tally: ShardedCount,
+    shards: ShardedCount,
 }
 
 impl FanOutContext<'_> {
@@ -129,12 +129,12 @@ impl FanOutContext<'_> {
         let (mut fitting, mut met, mut room) = (0, 0, STEPS_MAX);
         for (_, shown) in posts.iter().take(new) {
             let Some(number) = audiences.iter().position(|one| *one.author == shown.author) else { break };
-            let Some(Audience { tally, .. }) = audiences.get(number) else { break };
-            let followers = usize::try_from(tally.sum()).unwrap_or(0);
+            let Some(Audience { shards, .. }) = audiences.get(number) else { break };
+            let followers = usize::try_from(shards.sum()).unwrap_or(0);
             // The demand on an author's count is made once.
-            let demand = if number < met { 0 } else { tally.parts() };
+            let demand = if number < met { 0 } else { shards.parts() };
             let needed = STEPS_EACH + demand + followers;
-            if tally.sum() > self.feed.pull_above || needed > room {
+            if shards.sum() > self.feed.pull_above || needed > room {
                 break;
             }
             (fitting, met, room) = (fitting + 1, met.max(number + 1), room - needed);
@@ -148,7 +148,7 @@ impl FanOutContext<'_> {
             let (Some(audience), Some(Some(items))) = (audiences.get(number), followers.get(number)) else {
                 break;
             };
-            let demand = audience.tally.unchanged().take(if number < met { 0 } else { usize::MAX });
+            let demand = audience.shards.unchanged().take(if number < met { 0 } else { usize::MAX });
             let key = [self.generation.into(), change.source.as_str().into()];
             let entry = entry_step(&self.feed.entries, key, 0, change.order, change.content.as_ref());
             let (list, key) = self.listed(shown, PUSH);
@@ -195,9 +195,9 @@ impl FanOutContext<'_> {
         let new = entries.iter().take_while(|entry| entry.is_none()).count();
         let mut audiences = Vec::with_capacity(authors.len());
         for (author, parts) in authors {
-            let tally = ShardedCount::of(read.by_ref().take(parts))?;
-            feed.remembered.counted(tenant, author, &tally);
-            audiences.push(Audience { author, tally });
+            let shards = ShardedCount::of(read.by_ref().take(parts))?;
+            feed.remembered.counted(tenant, author, &shards);
+            audiences.push(Audience { author, shards });
         }
         Ok((new, audiences))
     }
@@ -210,9 +210,9 @@ impl FanOutContext<'_> {
         let tenant = self.reading.tenant;
         let reads: Vec<Pin<Box<dyn Future<Output = _> + Send + '_>>> = audiences
             .iter()
-            .map(|Audience { author, tally }| {
+            .map(|Audience { author, shards }| {
                 Box::pin(async move {
-                    if let Some(known) = self.feed.remembered.at(tenant, author, tally) {
+                    if let Some(known) = self.feed.remembered.at(tenant, author, shards) {
                         return Ok(Some(known));
                     }
                     let (items, next) = self.followers(author, STEPS_MAX, None).await?;
@@ -220,7 +220,7 @@ impl FanOutContext<'_> {
                         return Ok(None);
                     }
                     let items = Arc::new(items);
-                    self.feed.remembered.keep(tenant, author, tally, &items);
+                    self.feed.remembered.keep(tenant, author, shards, &items);
                     Ok(Some(items))
                 }) as _
             })

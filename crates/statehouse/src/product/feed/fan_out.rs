@@ -393,9 +393,9 @@ impl FanOutContext<'_> {
     async fn follower_count(&self, author: &Value) -> Result<ShardedCount, HandlerError> {
         let HandlerContext { store, tenant, .. } = *self.reading;
         let author = std::slice::from_ref(author);
-        let tally = self.feed.relation.inward.tally(store, tenant, author).await.map_err(unable)?;
-        author.iter().for_each(|author| self.feed.remembered.counted(tenant, author, &tally));
-        Ok(tally)
+        let shards = self.feed.relation.inward.sharded_count(store, tenant, author).await.map_err(unable)?;
+        author.iter().for_each(|author| self.feed.remembered.counted(tenant, author, &shards));
+        Ok(shards)
     }
 
     /// The work of telling readers to look into an author's list, unless all have been told.
@@ -428,7 +428,7 @@ impl FanOutContext<'_> {
         &self,
         work: &PostWork,
         shown: Option<&ShownPost>,
-        tally: Option<ShardedCount>,
+        shards: Option<ShardedCount>,
     ) -> Result<Option<Vec<Step>>, HandlerError> {
         // What is given after it was taken elsewhere, and what points, goes in pieces.
         let is_all = match work.phase {
@@ -440,12 +440,12 @@ impl FanOutContext<'_> {
         let is_calm = self.reading.refused < REFUSED_MAX;
         let Some(author) = work.author(shown).filter(|_| is_all && is_calm) else { return Ok(None) };
         // The count is read first: what comes between it and the list is refused as well.
-        let tally = match tally.filter(|_| work.phase == PostPhase::Deliver) {
-            Some(tally) => tally,
+        let shards = match shards.filter(|_| work.phase == PostPhase::Deliver) {
+            Some(shards) => shards,
             None => self.follower_count(author).await?,
         };
-        let room = STEPS_MAX.saturating_sub(tally.parts()) / work.steps_each();
-        if usize::try_from(tally.sum()).is_ok_and(|followers| followers > room) {
+        let room = STEPS_MAX.saturating_sub(shards.parts()) / work.steps_each();
+        if usize::try_from(shards.sum()).is_ok_and(|followers| followers > room) {
             return Ok(None);
         }
         let (items, next) = self.followers(author, room.max(1), None).await?;
@@ -453,7 +453,7 @@ impl FanOutContext<'_> {
             return Ok(None);
         }
         let rows = items.iter().flat_map(|item| self.steps_for(item, work, shown));
-        Ok(Some(tally.unchanged().chain(rows).collect()))
+        Ok(Some(shards.unchanged().chain(rows).collect()))
     }
 
     pub(super) async fn followers(

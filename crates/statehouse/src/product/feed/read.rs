@@ -210,17 +210,17 @@ fn shown(rows: Vec<Row>, viewer: Json, generation: i64) -> impl Iterator<Item = 
     let mut known: Option<(Arc<Table>, Vec<Option<usize>>)> = None;
     rows.into_iter().map(move |row| {
         if !known.as_ref().is_some_and(|(table, _)| Arc::ptr_eq(table, row.table())) {
-            let place = |(name, shown): (&String, &Json)| match shown {
+            let index = |(name, shown): (&String, &Json)| match shown {
                 Json::Null => row.table().position(name),
                 _ => None,
             };
-            known = Some((row.table().clone(), frame.iter().map(place).collect()));
+            known = Some((row.table().clone(), frame.iter().map(index).collect()));
         }
         let places = known.iter().flat_map(|(_, places)| places);
         let mut values = row.into_values();
         let mut body = frame.clone();
-        for (shown, place) in body.values_mut().zip(places) {
-            if let Some(value) = place.and_then(|place| values.get_mut(place)) {
+        for (shown, index) in body.values_mut().zip(places) {
+            if let Some(value) = index.and_then(|index| values.get_mut(index)) {
                 *shown = std::mem::replace(value, Value::Null).into_json();
             }
         }
@@ -240,8 +240,8 @@ mod tests {
             Table::named("rows").partition("place", Type::Int).required(POST, Type::Int).build().unwrap();
         let tenant = Tenant::new("acme").unwrap();
         let check = |posts: &[i64], expected: &[i64]| {
-            let row = |(place, post): (usize, &i64)| {
-                Row::new(table.clone(), tenant.clone(), vec![(place as i64).into(), (*post).into()], 1)
+            let row = |(index, post): (usize, &i64)| {
+                Row::new(table.clone(), tenant.clone(), vec![(index as i64).into(), (*post).into()], 1)
             };
             let mut rows: Vec<Row> = posts.iter().enumerate().map(row).collect();
             drop_repeated(&mut rows);

@@ -82,7 +82,7 @@ impl CellBalancer {
         let table = inventory.stock_def.table();
         let is_main = |step: &Step| step.table.name() == table.name();
         let main = match parts.steps.iter().position(is_main) {
-            Some(place) => parts.steps.remove(place),
+            Some(index) => parts.steps.remove(index),
             None => Step::update(table, stock.key().iter().cloned()),
         };
         let main = main.guard(statehouse_store::guard::column(DUE_AT).eq(Value::Time(due_at)));

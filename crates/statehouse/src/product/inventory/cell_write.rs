@@ -180,11 +180,11 @@ impl CellPlan<'_> {
         }
         let is_main =
             |step: &Step| step.table.name() == def.table().name() && step.key == key && step.writes();
-        let place = self.plan.steps.iter().position(is_main).unwrap_or_else(|| {
+        let index = self.plan.steps.iter().position(is_main).unwrap_or_else(|| {
             self.plan.steps.push(def.update(key.iter().cloned()).label(BALANCE));
             self.plan.steps.len() - 1
         });
-        let Some(step) = self.plan.steps.get_mut(place) else { return };
+        let Some(step) = self.plan.steps.get_mut(index) else { return };
         let at = statehouse_store::guard::now_plus(super::balance::BALANCE_AFTER);
         *step = def.set_due(step.clone(), self.tenant, &self.inventory.name, at);
         let worker = super::balance::worker_name(&self.inventory.name);

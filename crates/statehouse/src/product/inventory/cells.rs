@@ -83,9 +83,9 @@ pub(super) fn take(has: &[i64], quantity: i64) -> Vec<CellQuantity> {
 pub(super) fn split(quantity: i64, cells: usize, first: usize) -> Vec<CellQuantity> {
     let count = i64::try_from(cells.max(1)).unwrap_or(1);
     let (each, rest) = (quantity / count, quantity % count);
-    let share = |place: usize| {
-        let more = i64::from(i64::try_from(place).unwrap_or(0) < rest);
-        CellQuantity { cell: (first + place) % cells.max(1), quantity: each + more }
+    let share = |index: usize| {
+        let more = i64::from(i64::try_from(index).unwrap_or(0) < rest);
+        CellQuantity { cell: (first + index) % cells.max(1), quantity: each + more }
     };
     let mut shares: Vec<CellQuantity> = (0..cells).map(share).filter(|share| share.quantity > 0).collect();
     shares.sort_by_key(|share| share.cell);
@@ -102,8 +102,8 @@ pub(super) fn balance(has: &[i64]) -> Vec<CellQuantity> {
     let mut order: Vec<usize> = (0..has.len()).collect();
     order.sort_by_key(|cell| (std::cmp::Reverse(has.get(*cell).copied().unwrap_or(0)), *cell));
     let mut changes: Vec<CellQuantity> = Vec::new();
-    for (place, cell) in order.into_iter().enumerate() {
-        let more = i64::from(i64::try_from(place).unwrap_or(0) < rest);
+    for (index, cell) in order.into_iter().enumerate() {
+        let more = i64::from(i64::try_from(index).unwrap_or(0) < rest);
         let target = match (total < 0, cell) {
             (false, _) => each + more,
             (true, 0) => total,

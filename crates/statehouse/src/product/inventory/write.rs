@@ -306,10 +306,10 @@ impl WriteStock {
         let mut plan = PlanParts::new(key_text(&call.key), Vec::new(), event);
         let id = cx.ids.next();
         let told = told(call);
-        for (place, change) in changes.into_iter().enumerate() {
+        for (index, change) in changes.into_iter().enumerate() {
             let step = plan.steps.len();
             add_parts(&mut plan, &call.tenant, cx.clock.now(), [change.firing.into()])?;
-            if place == 0 {
+            if index == 0 {
                 expect(&mut plan, call, change.read);
                 let event = std::mem::replace(&mut plan.event, EventTemplate::named(""));
                 let event = told.iter().fold(event, |event, (name, value)| event.with(name, value.clone()));

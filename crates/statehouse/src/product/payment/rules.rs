@@ -224,7 +224,7 @@ fn has_card_number(digits: &[u32]) -> bool {
 }
 
 fn passes_luhn(digits: &[u32]) -> bool {
-    let weighted = digits.iter().rev().enumerate().map(|(place, digit)| match place % 2 {
+    let weighted = digits.iter().rev().enumerate().map(|(index, digit)| match index % 2 {
         1 if *digit > 4 => digit * 2 - 9,
         1 => digit * 2,
         _ => *digit,

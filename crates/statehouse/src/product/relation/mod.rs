@@ -189,7 +189,7 @@ impl RelationSpec {
 }
 
 /// Where an edge stands in its two lists; `None` if it is not there.
-fn places(row: &Row) -> Result<Option<[ListPosition; 2]>, StoreError> {
+fn positions(row: &Row) -> Result<Option<[ListPosition; 2]>, StoreError> {
     let Some(at) = row.get_optional_time(SINCE)? else { return Ok(None) };
     let place = |bucket: &str| Ok::<_, StoreError>(ListPosition { bucket: row.get_int(bucket)?, at });
     Ok(Some([place(OUT_BUCKET)?, place(IN_BUCKET)?]))

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use statehouse_store::guard::{column, is_null, now};
 use statehouse_store::{EventTemplate, Guard, Reason, Row, Step, Value};
 
-use super::{IN_BUCKET, OUT_BUCKET, RelationSpec, SINCE, UPDATED_AT, places};
+use super::{IN_BUCKET, OUT_BUCKET, RelationSpec, SINCE, UPDATED_AT, positions};
 use crate::action::{
     ActionContext, Answer, Call, Code, Expected, PlanParts, Prepare, Prepared, Refusal, RefusedStep, Verdict,
 };
@@ -33,8 +33,8 @@ impl RelationSpec {
     fn make(&self, call: &Call, cx: &ActionContext<'_>, fields: Vec<(&str, Value)>) -> Vec<Step> {
         let (from, to) = self.ends(&call.key);
         let since = cx.clock.now();
-        let outward = self.outward.place(&call.tenant, to, since);
-        let inward = self.inward.place(&call.tenant, from, since);
+        let outward = self.outward.position(&call.tenant, to, since);
+        let inward = self.inward.position(&call.tenant, from, since);
         let mut edge = Step::upsert(&self.table, call.key.iter().cloned())
             .label(EDGE)
             .guard(is_null(SINCE))
@@ -83,7 +83,7 @@ impl RelationSpec {
     async fn remove(&self, call: &Call, cx: &ActionContext<'_>) -> Result<Prepared, Refusal> {
         let row = self.row(call, cx).await?;
         self.check_expected(call, row.as_ref())?;
-        let found = row.as_ref().map_or(Ok(None), places)?;
+        let found = row.as_ref().map_or(Ok(None), positions)?;
         let Some([outward, inward]) = found else {
             let body = row.map_or_else(|| self.never(call), |row| self.shown(row.to_json()));
             return Ok(Prepared::Unchanged(Answer::row(body)));

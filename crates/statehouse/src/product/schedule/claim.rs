@@ -82,16 +82,16 @@ impl RangeStartCache {
     }
 
     /// Where a range began, until the next claim has got all that it wanted there.
-    fn take_fresh(&self, place: &RangeKey, uptime: Duration) -> Option<RangeStart> {
-        self.lock().remove(place).filter(|begun| uptime < begun.until)
+    fn take_fresh(&self, range: &RangeKey, uptime: Duration) -> Option<RangeStart> {
+        self.lock().remove(range).filter(|begun| uptime < begun.until)
     }
 
-    fn remember(&self, place: RangeKey, begun: RangeStart) {
+    fn remember(&self, range: RangeKey, begun: RangeStart) {
         let mut known = self.lock();
         if known.len() >= BEGUN_MAX {
             known.clear();
         }
-        known.insert(place, begun);
+        known.insert(range, begun);
     }
 }
 
@@ -154,12 +154,12 @@ impl ScheduleSpec {
         let ranges: Vec<QueueRange> = (0..self.priorities)
             .flat_map(|priority| {
                 (0..shards)
-                    .map(move |place| QueueRange { shard: first.wrapping_add(place) % shards, priority })
+                    .map(move |index| QueueRange { shard: first.wrapping_add(index) % shards, priority })
             })
             .collect();
         // If the first one gave enough lately, it is looked at alone, from where it began then: it may again.
-        let place = ranges.first().map(|range| RangeKey::of(want, *range));
-        let begun = place.as_ref().and_then(|place| self.begun.take_fresh(place, clock.uptime()));
+        let index = ranges.first().map(|range| RangeKey::of(want, *range));
+        let begun = index.as_ref().and_then(|index| self.begun.take_fresh(index, clock.uptime()));
         let (ahead, others) = ranges.split_at(usize::from(begun.is_some()));
         let (ahead, others) = (ahead.chunks(1), others.chunks(RANGES_MAX));
         let in_turn = ahead.map(|ahead| (ahead, begun)).chain(others.map(|others| (others, None)));
@@ -182,9 +182,9 @@ impl ScheduleSpec {
                 match first.filter(|row| row.tenant() == want.tenant).and_then(|row| row.time(RUN_AT)) {
                     Some(run_at) if run_at <= clock.now() => {
                         self.claim_range(store, clock, ids, want, (*range, run_at), &mut found).await?;
-                        if let Some(place) = place.clone().filter(|_| tried == 1 && found.is_full(want)) {
+                        if let Some(index) = index.clone().filter(|_| tried == 1 && found.is_full(want)) {
                             let until = begun.map_or(clock.uptime() + BEGUN_FOR, |begun| begun.until);
-                            self.begun.remember(place, RangeStart { at: run_at, until });
+                            self.begun.remember(index, RangeStart { at: run_at, until });
                         }
                     }
                     Some(later) => found.expect(later),

@@ -81,20 +81,20 @@ impl ScheduleSpec {
     }
 
     /// What it takes to stand at a place (L1, L2, L5).
-    pub(super) fn join_wait_list(&self, place: &LaneTicket, job_id: &str, when: &Expr) -> Vec<Step> {
-        if place.first {
-            let lane = Step::insert(&self.lanes, [place.order_key.as_str().into()]);
-            return vec![lane.set(RUNNING, 1).set(TAIL, place.seq)];
+    pub(super) fn join_wait_list(&self, ticket: &LaneTicket, job_id: &str, when: &Expr) -> Vec<Step> {
+        if ticket.first {
+            let lane = Step::insert(&self.lanes, [ticket.order_key.as_str().into()]);
+            return vec![lane.set(RUNNING, 1).set(TAIL, ticket.seq)];
         }
         // A lane that went and came again does not know the number, and would give it out to those behind.
         let lane =
-            Step::update(&self.lanes, [place.order_key.as_str().into()]).guard(column(TAIL).ge(place.seq));
-        if place.admitted {
+            Step::update(&self.lanes, [ticket.order_key.as_str().into()]).guard(column(TAIL).ge(ticket.seq));
+        if ticket.admitted {
             let room = column(RUNNING).lt(self.per_key).and(column(WAITING).eq(0));
             return vec![lane.guard(room).set(RUNNING, column(RUNNING).add(1))];
         }
         let full = column(RUNNING).ge(self.per_key).or(column(WAITING).gt(0));
-        let line = Step::insert(&self.lines, [place.order_key.as_str().into(), place.seq.into()]);
+        let line = Step::insert(&self.lines, [ticket.order_key.as_str().into(), ticket.seq.into()]);
         vec![
             lane.guard(full).set(WAITING, column(WAITING).add(1)),
             line.set(JOB_ID, job_id).set(NOT_BEFORE, when.clone()),

@@ -58,7 +58,7 @@ impl ScheduleSpec {
         tenant: &Tenant,
         job_id: &str,
         wanted: &JobInput,
-        place: Option<&LaneTicket>,
+        ticket: Option<&LaneTicket>,
     ) -> Vec<Step> {
         let mut step = Step::insert(&self.jobs, [job_id.into()])
             .set(QUEUE, wanted.queue.as_str())
@@ -80,8 +80,8 @@ impl ScheduleSpec {
         if let Some((definition_id, time)) = &wanted.made_by {
             step = step.set(DEFINITION_ID, definition_id.as_str()).set(EXECUTION_TIME, *time);
         }
-        let mut steps = vec![self.placed(step, tenant, job_id, &wanted.when, place)];
-        steps.extend(place.into_iter().flat_map(|place| self.join_wait_list(place, job_id, &wanted.when)));
+        let mut steps = vec![self.placed(step, tenant, job_id, &wanted.when, ticket)];
+        steps.extend(ticket.into_iter().flat_map(|ticket| self.join_wait_list(ticket, job_id, &wanted.when)));
         steps
     }
 
@@ -92,14 +92,14 @@ impl ScheduleSpec {
         tenant: &Tenant,
         job_id: &str,
         when: &Expr,
-        place: Option<&LaneTicket>,
+        ticket: Option<&LaneTicket>,
     ) -> Step {
         // A job without an order key never had a number.
-        let step = match place {
-            Some(place) => step.set(LINE_SEQ, place.seq),
+        let step = match ticket {
+            Some(ticket) => step.set(LINE_SEQ, ticket.seq),
             None => step,
         };
-        match place {
+        match ticket {
             Some(LaneTicket { admitted: false, .. }) => {
                 step.set(RUN_SHARD, Value::Null).set(RUN_AT, Value::Null)
             }
@@ -217,11 +217,11 @@ impl JobWrite {
         let wanted = JobInput::of(&call.input, schedule.priorities)?;
         let given = call.input.text(JOB_ID).map(str::to_owned);
         let job_id = given.unwrap_or_else(|| cx.ids.next());
-        let place = match &wanted.order_key {
+        let ticket = match &wanted.order_key {
             Some(key) => Some(schedule.take_ticket(cx.store, cx.ids, &call.tenant, key).await?),
             None => None,
         };
-        let mut steps = schedule.stored(&call.tenant, &job_id, &wanted, place.as_ref());
+        let mut steps = schedule.stored(&call.tenant, &job_id, &wanted, ticket.as_ref());
         if let Some(key) = &wanted.unique_key {
             let looks = cx.attempt > 0;
             steps.extend(schedule.claim_key(cx.store, &call.tenant, key, &job_id, looks).await?);
@@ -282,7 +282,7 @@ impl JobWrite {
             return Err(self.wrong_state(&row)?);
         }
         let when: Expr = now().into();
-        let place = match row.get_optional_text(ORDER_KEY)? {
+        let ticket = match row.get_optional_text(ORDER_KEY)? {
             Some(key) => Some(schedule.take_ticket(cx.store, cx.ids, &call.tenant, key).await?),
             None => None,
         };
@@ -296,11 +296,11 @@ impl JobWrite {
             .set(CLAIM_ID, Value::Null)
             .set(FINISHED_AT, Value::Null)
             .set(UPDATED_AT, now());
-        let step = due::clear(schedule.placed(step, &call.tenant, job_id, &when, place.as_ref()));
+        let step = due::clear(schedule.placed(step, &call.tenant, job_id, &when, ticket.as_ref()));
         let key = row.get_optional_text(UNIQUE_KEY)?;
         let step = if key.is_some() { step.set(UNIQUE_HELD, true) } else { step };
         let mut steps = vec![step];
-        steps.extend(place.iter().flat_map(|place| schedule.join_wait_list(place, job_id, &when)));
+        steps.extend(ticket.iter().flat_map(|ticket| schedule.join_wait_list(ticket, job_id, &when)));
         if let Some(key) = key {
             steps.extend(schedule.claim_key(cx.store, &call.tenant, key, job_id, true).await?);
         }

@@ -193,7 +193,7 @@ impl ThreadSpec {
 }
 
 /// Where a child stands in its parent's list while it is visible.
-fn place(row: &Row) -> Result<ListPosition, StoreError> {
+fn position(row: &Row) -> Result<ListPosition, StoreError> {
     Ok(ListPosition { bucket: row.get_int(BUCKET)?, at: row.get_time(POSTED_AT)? })
 }
 

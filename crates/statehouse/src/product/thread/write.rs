@@ -7,7 +7,7 @@ use statehouse_store::guard::{column, now};
 use statehouse_store::{EventTemplate, Guard, Reason, Row, Step, Value};
 
 use super::{
-    BUCKET, DIGEST, HIDDEN, POSTED_AT, REASON, REMOVED, STATUS, ThreadSpec, UPDATED_AT, VISIBLE, place,
+    BUCKET, DIGEST, HIDDEN, POSTED_AT, REASON, REMOVED, STATUS, ThreadSpec, UPDATED_AT, VISIBLE, position,
     rows_of,
 };
 use crate::action::{
@@ -53,18 +53,18 @@ impl ThreadSpec {
             return self.again(&row, &said);
         }
         let (parent, id) = self.parts(&key);
-        let place = self.listing.place(&call.tenant, id, cx.clock.now());
+        let position = self.listing.position(&call.tenant, id, cx.clock.now());
         let mut child = Step::insert(&self.table, key.iter().cloned())
             .label(CHILD)
             .set(STATUS, VISIBLE)
-            .set(POSTED_AT, place.at)
-            .set(BUCKET, place.bucket)
+            .set(POSTED_AT, position.at)
+            .set(BUCKET, position.bucket)
             .set(DIGEST, said)
             .set(UPDATED_AT, now());
         for (name, value) in fields {
             child = child.set(name, value);
         }
-        let listed = self.listing.put(&call.tenant, parent, id, place);
+        let listed = self.listing.put(&call.tenant, parent, id, position);
         let steps = std::iter::once(child).chain(listed).collect();
         let event = EventTemplate::named(format!("{}.appended", self.name)).with_row_of(0);
         Ok(PlanParts::new(key_text(&key), steps, event).into())
@@ -149,11 +149,11 @@ impl ThreadSpec {
             child = lost.fold(child, |child, field| child.set(&field.name, Value::Null));
         }
         let (parent, id) = self.parts(&call.key);
-        let place = place(&row)?;
+        let position = position(&row)?;
         let mut steps = vec![child];
         match (status, to) {
-            (VISIBLE, _) => steps.extend(self.listing.remove(&call.tenant, parent, id, place)),
-            (_, VISIBLE) => steps.extend(self.listing.put(&call.tenant, parent, id, place)),
+            (VISIBLE, _) => steps.extend(self.listing.remove(&call.tenant, parent, id, position)),
+            (_, VISIBLE) => steps.extend(self.listing.put(&call.tenant, parent, id, position)),
             _ => {}
         }
         Ok(self.change(call, steps, what))
@@ -168,7 +168,7 @@ impl ThreadSpec {
             vec![Step::delete(&self.table, key).guard(Guard::version(row.version())).label(CHILD)];
         if row.get_text(STATUS)? == VISIBLE {
             let (parent, id) = self.parts(&call.key);
-            steps.extend(self.listing.remove(&call.tenant, parent, id, place(&row)?));
+            steps.extend(self.listing.remove(&call.tenant, parent, id, position(&row)?));
         }
         erase::parts(&self.name, &row, steps, cx)
     }

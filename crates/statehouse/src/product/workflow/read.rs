@@ -282,7 +282,7 @@ fn allowed(workflow: &WorkflowSpec, one: &DeclaredTransition, row: &Row, now: Ti
 struct RowWithoutCall<'a>(&'a Row);
 
 impl crate::declare::rule::RuleSource for RowWithoutCall<'_> {
-    fn key(&self, place: usize) -> Value {
-        self.0.key().get(place).cloned().unwrap_or(Value::Null)
+    fn key(&self, index: usize) -> Value {
+        self.0.key().get(index).cloned().unwrap_or(Value::Null)
     }
 }

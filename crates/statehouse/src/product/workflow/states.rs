@@ -149,7 +149,7 @@ impl StateSet {
     /// States that no row can reach, each where it is first named; and what timers cannot do.
     pub fn problems(&self, edges: &[StateEdge], from: &Expanded) -> Vec<BlueprintProblem> {
         let mut problems = self.unreachable(edges, from);
-        for (place, state) in self.states.iter().enumerate() {
+        for (index, state) in self.states.iter().enumerate() {
             let timers: Vec<&StateEdge> = timers_of(state, edges, from).collect();
             if let [first, second, ..] = timers.as_slice() {
                 let span = second.after.as_ref().map_or(0..0, |(_, span)| span.clone());
@@ -159,7 +159,7 @@ impl StateSet {
                     .push(problem.advice("a row waits for one time: give one of them a state of its own"));
             }
             if let Some((chain, span)) = self.immediate_loop(state, edges, from)
-                && chain.iter().all(|other| self.rank(other) >= place)
+                && chain.iter().all(|other| self.rank(other) >= index)
             {
                 let title = format!(
                     "timers without a pause lead from {} and never end",

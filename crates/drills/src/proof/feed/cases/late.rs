@@ -307,8 +307,8 @@ impl Interceptor for Arc<TornRead> {
         if let (Some(early), Some(event)) = (early, event) {
             unattributed(event).await.map_err(|error| StoreError::unavailable(format!("{error:#}")))?;
             let late = inner.get(addresses, consistency).await?;
-            for (place, (row, late)) in rows.iter_mut().zip(late).enumerate() {
-                if place != early {
+            for (index, (row, late)) in rows.iter_mut().zip(late).enumerate() {
+                if index != early {
                     *row = late;
                 }
             }

@@ -163,7 +163,7 @@ pub(super) async fn a_parked_record_holds_up_each_of_its_keys(namespace: &dyn Te
     fixture.write("acme", b, 2).await?;
     batch(client, vec![update(b, 3), update(a, 3)]).await?;
     fixture.write("acme", b, 4).await?;
-    place(client.house.store().as_ref(), "acme", b, 4).await?;
+    position_of(client.house.store().as_ref(), "acme", b, 4).await?;
     let epoch = claim_as_me(client, &key).await?;
     let own = |more: Json| {
         let mut input = json!({"holder": "me", "epoch": epoch});
@@ -268,7 +268,7 @@ pub(super) async fn the_log_is_kept_for_a_group_that_never_claimed(
     same("the oldest, while it is unread", &oldest(store.as_ref(), partition).await?, &1)?;
     let commit = json!({"holder": "me", "epoch": epoch, "from": 0, "to": poll["through"]});
     client.done("audit.commit", &key, commit, None).await?;
-    let head = place(store.as_ref(), "acme", 1, 4).await?.1;
+    let head = position_of(store.as_ref(), "acme", 1, 4).await?.1;
     eventually_oldest(&fixture, partition, head).await
 }
 use crate::harness::case_check::skip_invariants;

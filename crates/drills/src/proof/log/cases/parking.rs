@@ -162,12 +162,12 @@ pub(super) async fn parking_that_changes_meanwhile_is_looked_at_again(
     loop {
         id += 1;
         fixture.write("acme", id, 5).await?;
-        if place(fixture.client.house.store().as_ref(), "acme", id, 5).await?.0 == partition {
+        if position_of(fixture.client.house.store().as_ref(), "acme", id, 5).await?.0 == partition {
             break;
         }
     }
     fixture.write("acme", 1, 6).await?;
-    place(fixture.client.house.store().as_ref(), "acme", 1, 6).await?;
+    position_of(fixture.client.house.store().as_ref(), "acme", 1, 6).await?;
     // The step has looked at what is parked, and is in the middle of the record before; then it is given up.
     let gate = fixture.handler.gate(5);
     let held = fixture.hold("first", partition).await?;

@@ -165,7 +165,7 @@ pub(super) async fn programs_park_and_settle_in_order(namespace: &dyn TestNamesp
     loop {
         id += 1;
         fixture.write("acme", id, 50).await?;
-        if place(client.house.store().as_ref(), "acme", id, 50).await?.0 == partition {
+        if position_of(client.house.store().as_ref(), "acme", id, 50).await?.0 == partition {
             break;
         }
     }
@@ -216,7 +216,7 @@ pub(super) async fn programs_park_and_settle_in_order(namespace: &dyn TestNamesp
     shows(&client.done("audit.read", &key, json!({}), None).await?, &json!({"parked": 0}))?;
     // The key is free again.
     fixture.write("acme", 1, 3).await?;
-    place(client.house.store().as_ref(), "acme", 1, 3).await?;
+    position_of(client.house.store().as_ref(), "acme", 1, 3).await?;
     let poll = client.done("audit.poll", &key, own(json!({})), None).await?.body;
     same("at last", &numbers(&poll), &vec![3])
 }

@@ -8,7 +8,7 @@ async fn parked(client: &TenantClient) -> Result<Vec<ParkedRecord>> {
     Ok(client.house.group("ordered").parked(&client.tenant).await?)
 }
 
-fn place(parked: &ParkedRecord) -> [statehouse_store::Value; 3] {
+fn parked_key(parked: &ParkedRecord) -> [statehouse_store::Value; 3] {
     let offset = i64::try_from(parked.offset).unwrap_or(0);
     [i64::from(parked.partition).into(), parked.subject.as_str().into(), offset.into()]
 }
@@ -38,7 +38,7 @@ pub(super) async fn a_refused_action_is_parked_and_retried(namespace: &dyn TestN
         same("what is listed", &listed.body[0]["record"]["events"][0]["name"], &json!("order.created"))?;
     }
     // In vain as long as there is no tally.
-    client.done("ordered.retry", &place(&found[0]), json!({}), None).await?;
+    client.done("ordered.retry", &parked_key(&found[0]), json!({}), None).await?;
     for tries in 0.. {
         client.drain_workers().await?;
         if parked(&client).await?[0].tries == 2 {
@@ -48,10 +48,10 @@ pub(super) async fn a_refused_action_is_parked_and_retried(namespace: &dyn TestN
         pause().await;
     }
     tally(&client, EMAILS[0]).await?;
-    client.done("ordered.retry", &place(&found[0]), json!({}), None).await?;
+    client.done("ordered.retry", &parked_key(&found[0]), json!({}), None).await?;
     until_parked(&client, 0).await?;
     same("the effect", &orders(&client, EMAILS[0]).await?, &json!(1))?;
-    client.refused("ordered.retry", &place(&found[0]), json!({}), None, Code::NotFound).await?;
+    client.refused("ordered.retry", &parked_key(&found[0]), json!({}), None, Code::NotFound).await?;
     client.drain_workers().await?;
     same("the effect", &orders(&client, EMAILS[0]).await?, &json!(1))
 }
@@ -103,9 +103,9 @@ pub(super) async fn a_refused_action_holds_up_its_key_alone(namespace: &dyn Test
     client.shows("tally", &["a".into()], &json!({"last": "3"})).await?;
     client.shows("tally", &["b".into()], &json!({"last": "2"})).await?;
     // The later event of the key is not retried before the older one.
-    client.refused("ordered.retry", &place(&found[1]), json!({}), None, Code::WrongState).await?;
+    client.refused("ordered.retry", &parked_key(&found[1]), json!({}), None, Code::WrongState).await?;
     client.done("tally.create", &[], json!({"email": "missing"}), None).await?;
-    client.done("ordered.retry", &place(&found[0]), json!({}), None).await?;
+    client.done("ordered.retry", &parked_key(&found[0]), json!({}), None).await?;
     until_parked(&client, 0).await?;
     client.shows("tally", &["missing".into()], &json!({"last": "2"})).await?;
     client.shows("tally", &["b".into()], &json!({"last": "3"})).await?;
@@ -120,10 +120,10 @@ pub(super) async fn what_is_parked_is_given_up_in_order(namespace: &dyn TestName
         client.done("order.patch", &[1.into()], json!({"email": email}), None).await?;
     }
     let found = until_parked(&client, 2).await?;
-    client.refused("ordered.discard", &place(&found[1]), json!({}), None, Code::WrongState).await?;
-    client.done("ordered.discard", &place(&found[0]), json!({}), None).await?;
-    client.refused("ordered.discard", &place(&found[0]), json!({}), None, Code::NotFound).await?;
-    client.done("ordered.retry", &place(&found[1]), json!({}), None).await?;
+    client.refused("ordered.discard", &parked_key(&found[1]), json!({}), None, Code::WrongState).await?;
+    client.done("ordered.discard", &parked_key(&found[0]), json!({}), None).await?;
+    client.refused("ordered.discard", &parked_key(&found[0]), json!({}), None, Code::NotFound).await?;
+    client.done("ordered.retry", &parked_key(&found[1]), json!({}), None).await?;
     until_parked(&client, 0).await?;
     client.shows("tally", &["b".into()], &json!({"last": "3"})).await?;
     invariants::check(&client.scope("ordered")).await

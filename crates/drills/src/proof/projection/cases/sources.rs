@@ -81,8 +81,8 @@ impl ViewExpectation {
         }
         let total = client.done(&format!("{}_total.read", self.view), &[], json!({}), None).await?;
         let sums = self.sum.iter().map(|name| format!("sum_{name}"));
-        for (place, name) in ["count".to_owned()].into_iter().chain(sums).enumerate() {
-            let sum: i64 = groups.values().filter_map(|numbers| numbers[place].as_i64()).sum();
+        for (index, name) in ["count".to_owned()].into_iter().chain(sums).enumerate() {
+            let sum: i64 = groups.values().filter_map(|numbers| numbers[index].as_i64()).sum();
             same(&format!("{name} of all groups of {}", self.view), &total.body[&name], &json!(sum))?;
         }
         Ok(())

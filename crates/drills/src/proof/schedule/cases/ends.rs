@@ -276,10 +276,10 @@ impl Interceptor for DamagedColumn {
         consistency: Consistency,
     ) -> Result<Vec<Option<Row>>, StoreError> {
         let damage = |row: Row| match row.table().position(self.column) {
-            Some(place) if row.table().name() == self.table => {
+            Some(index) if row.table().name() == self.table => {
                 let (table, tenant, version) = (row.table().clone(), row.tenant().clone(), row.version());
                 let mut values = row.into_values();
-                values.splice(place..=place, [self.content.clone()]);
+                values.splice(index..=index, [self.content.clone()]);
                 Row::new(table, tenant, values, version)
             }
             _ => row,

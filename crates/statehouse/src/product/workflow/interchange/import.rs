@@ -262,7 +262,7 @@ impl MachineReader<'_> {
             Some(Json::Array(actions)) => actions.clone(),
             Some(single) => vec![single.clone()],
         };
-        for (place, action) in actions.iter().enumerate() {
+        for (index, action) in actions.iter().enumerate() {
             let params = |name: &str| action.get("params").and_then(|params| params.get(name)).cloned();
             let text = |name: &str| params(name).and_then(|value| value.as_str().map(str::to_owned));
             let content = |name: &str| params(name).unwrap_or_default();
@@ -283,7 +283,7 @@ impl MachineReader<'_> {
                         "this action is the name of a function, which a blueprint does not have: write actions of the types \
                          `{SET}`, `{SEND}` and `{ENQUEUE}`, as `export` does"
                     );
-                    self.problem(&below(&path, &[&place.to_string()]), title);
+                    self.problem(&below(&path, &[&index.to_string()]), title);
                 }
             }
         }
